@@ -2,7 +2,7 @@
 
 Each option of the command line is a keyword of the same name, with `_` instead of `-`; `--set` is the keyword
 `settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. The `mistakes` of
-the error say what is wrong, where, and how to mend it; they name the options of the command line.
+the error give the fault, its place and a correction, with the names of the command line's options.
 
 Modules that only some of the functions need are imported in those functions, because their import takes as long as a
 small plan.
@@ -158,8 +158,8 @@ def plan_job(
     model, cluster: a shipped name or the path of a file.
     training: the path of a training document.
     pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
-    within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` holds in
-        any case.
+    within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` always
+        has.
     confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.
     top: most layouts in `plan.runners_up`, each of another kind.
     check: compare lower bounds with the optima of 64 configurations that the bounds ruled out.
@@ -299,7 +299,7 @@ def estimate_layout(
 ) -> Plan:
     """Price one layout without a search, `layout="tp=8,pp=4,mbs=1"`; `plan.fits` says whether it fits.
 
-    The rules of `planner.search.given` fill the values that a text leaves out; `plan.assumed` lists these values.
+    The rules of `planner.search.given` fill missing values; `plan.assumed` lists them.
 
     Other keywords are those of `plan_job`.
 
@@ -458,10 +458,10 @@ def calibrate_runs(
     """Learn corrections from measured runs, as `planner calibrate` does.
 
     runs: folders of `planner launch`, tables of runs (.csv), and logs of other programs.
-    plan: the plan of the logged runs, if no plan.json lies beside the logs.
+    plan: the plan of the logged runs; without it a plan.json in the folder of the logs.
 
-    Returns three things: the shipped calibration with the corrections of the runs added, the corrections learnt for
-    each device and engine, and notes on the parts of the files that were left out.
+    Returns the shipped calibration with the learnt corrections, the corrections for each device and engine, and notes
+    on unused parts of the files.
 
     Raises:
         InputError: the files hold no runs, or hold mistakes; the error lists all mistakes with file and line.
@@ -499,7 +499,7 @@ def _load(
     calibration: str | Path | None = None,
     **others: Any,
 ) -> Job:
-    """The job of these documents and keywords; the reporter lists the parts left out of an imported model."""
+    """The job of these documents and keywords; the reporter lists the unread parts of an imported model."""
     if isinstance(nodes, str | Sequence):
         hint = "one number, or the hosts of each pool by name; `planner.compare_sizes` compares many"
         raise InputError(f"{nodes!r} is no number of hosts", where="--nodes", hint=hint)
@@ -529,7 +529,7 @@ def _length(seq_len: int | str | None) -> int | None:
 
 
 def _plannable(job: Job, constraints: Constraints) -> Constraints:
-    """The user's constraints, and those that exclude layouts that no program of the engine can be configured to run.
+    """The user's constraints, and further ones that exclude layouts which no program of the engine can run.
 
     Raises:
         InputError: no program of the engine can be configured for the model or the training.

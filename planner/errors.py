@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """One thing that is wrong with the input: what, where, and how to fix it."""
+    """One mistake in the input, with its place and a hint."""
 
     message: str
     where: str = ""  # "file:line:column", or the command-line option

@@ -33,7 +33,7 @@ def check_fits(plan: Plan, *, force_unfit: bool = False, tell: Callable[[str], N
 
 
 def fit_words(plan: Plan) -> str:
-    """The memory that the worst stage needs, the memory that its device has, and the chance that it fits."""
+    """The memory that the worst stage needs, the memory of its device, and the chance that it fits."""
     stage = plan.worst_stage
     if stage.host is not None and not stage.host_fits:
         over = format_bytes(stage.missing_bytes)
@@ -54,7 +54,7 @@ def whole_bytes(plan: Plan, stage: StageMemory) -> float:
 
 
 def chance_words(chance: float) -> str:
-    """A chance in whole percent, rounded down; only a certain outcome is 0 or 100 %."""
+    """A chance in whole percent, rounded down; only certain outcomes are 0 or 100 %."""
     percent = int(chance * 100 + 1e-9)
     if percent == 0:
         return "<1%" if chance > 0 else "0%"

@@ -1,8 +1,8 @@
 """A layout, a point in the search space: its degrees, rules that need no cost, and the order of ranks.
 
-The order of ranks is defined only in this module: ranks are numbered over the axes (pp, dp, cp, tp) with tp
-fastest, so the ranks of a tensor-parallel group are neighbours and the pipeline crosses hosts. The cost model needs the
-order to know which link a group crosses, and the trainer needs it to build its DeviceMesh; both use this module.
+Only this module defines the order of ranks: they are numbered over the axes (pp, dp, cp, tp) with tp fastest. The ranks
+of a tensor-parallel group are therefore neighbours, and the pipeline crosses hosts. The cost model needs the order to
+know which link a group crosses, and the trainer needs it to build its DeviceMesh; both use this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DUALPIPE: Final = "dualpipe"
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave", "segment")
 _KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "pools")
 _LISTS: Final = ("layers_per_stage", "recompute", "pools")
-"""Keys with an entry for each chunk, or for each stage (`pools`); `3*11` is short for `11/11/11`."""
+"""Keys with one entry per chunk, or per stage (`pools`); `3*11` means `11/11/11`."""
 _KEY_OF: Final = {
     **dict.fromkeys(("tensor", "tensor_parallel", "tensor_model_parallel", "tensor_parallel_degree"), "tp"),
     **dict.fromkeys(("pipeline", "pipeline_parallel", "pipeline_model_parallel", "pipeline_parallel_degree"), "pp"),
@@ -46,7 +46,7 @@ _KEY_OF: Final = {
     **dict.fromkeys(("sequence_parallel", "sequence"), "sp"),
     **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "checkpointing"), "recompute"),
 }
-"""Names that other programs use for a layout's keys, without `_size` at their end, and the key of each name."""
+"""Other programs' names of a layout's keys, without `_size` at the end, with our key."""
 _ACCUMULATION: Final = ("gas", "ga", "grad_accum", "gradient_accumulation_steps", "accumulation")
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
@@ -54,12 +54,12 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 NOT_PRICED: Final = "not priced"
-"""The rule of a key of a foreign file that is on, and that changes no figure of the forecast."""
+"""The rule for a foreign file's key that has a value but changes no figure of the forecast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """A value that the user did not give: its key, the value that was assumed, and the rule that chose this value."""
+    """A value that the user did not give: its key, the assumed value, and the rule that chose it."""
 
     key: str
     value: str
@@ -71,7 +71,7 @@ class Assumed:
 
 
 class LayerDegrees(Protocol):
-    """Values that set a device's share of one layer and microbatch: numbers, or arrays that broadcast."""
+    """Values that determine a device's share of one layer and microbatch: numbers, or arrays that broadcast."""
 
     @property
     def tp(self) -> Number: ...  # noqa: D102
@@ -113,11 +113,11 @@ class Layout:
     """How a training step is divided among the devices.
 
     `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
-    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. `pools` names
-    the pool of a mixed cluster on which each stage runs. The stages of one pool are neighbours, and the first device of
-    the pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in
-    each scale-up domain, if a domain has several hosts and the layout spans more than one domain. In every other case
-    `segment` is 0, which means all hosts of a domain.
+    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. On a mixed
+    cluster, `pools` names the pool of each stage. The stages of one pool are neighbours, and the first device of the
+    pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in each
+    scale-up domain. It is 0, which means all hosts of a domain, if a domain has only one host or the layout has only
+    one domain.
     """
 
     tp: int = 1
@@ -205,7 +205,7 @@ def chunks_per_stage(schedule: Schedule) -> int:
 
 
 def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
-    """The stage that holds a chunk: chunk % pp; a V-shaped schedule runs down the stages and back up. Broadcasts.
+    """The stage that holds a chunk: chunk % pp, or in a V-shaped schedule first forwards, then backwards.
 
     Source: Narayanan et al. (SC 2021), section 2.2.2; Qi et al. (2023), ZB-V.
     """
@@ -213,7 +213,7 @@ def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
 
 
 def head_stage(layout: Degrees) -> Number:
-    """The stage that holds the end of the model: the first one of a V-shaped schedule, else the last. Broadcasts."""
+    """The stage that holds the end of the model: the first one of a V-shaped schedule, else the last one."""
     return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
 
 
@@ -228,7 +228,7 @@ def offloads_activations(layout: Degrees) -> bool:
 
 
 def of_chunks(of_stages: tuple[Any, ...], interleave: int, schedule: Schedule) -> tuple[Any, ...]:
-    """Values given for each stage, listed for each chunk in model order."""
+    """Values of stages, repeated for each chunk in model order."""
     pp = len(of_stages)
     return tuple(of_stages[int(stage_of_chunk(schedule, pp, chunk))] for chunk in range(pp * interleave))
 
@@ -392,7 +392,7 @@ def parse_layout(
 
 
 def _as_v(given: Mapping[str, str], number: Mapping[str, int], option: str) -> tuple[dict[str, str], dict[str, int]]:
-    """`schedule=dualpipe` as a V: each rank holds stages r and pp - 1 - r of one of two replicas of the model.
+    """`schedule=dualpipe` as two V schedules: each rank holds stages r and pp - 1 - r of one of two model replicas.
 
     Source: DeepSeek, DualPipe (README), DualPipeV ("cut in half").
     """

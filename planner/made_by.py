@@ -41,7 +41,7 @@ def with_shipped_corrections(job: Job) -> Job:
 
 
 def with_corrections(job: Job, corrections: Calibration) -> Job:
-    """The job with a calibration's corrections for its devices and engine, and with the calibration's evidence."""
+    """The job with a calibration's corrections for its devices and engine, and with its evidence."""
     entries, evidence, spread = _of(job, corrections)
     common = ("model", "training", "engine", "risk", "headroom", "allow_tp_across_nodes", "allow_offload")
     kept = {name: getattr(job, name) for name in common}
@@ -49,7 +49,10 @@ def with_corrections(job: Job, corrections: Calibration) -> Job:
 
 
 def with_corrections_of_any_engine(job: Job) -> Job | None:
-    """The job with the corrections fitted to runs of all engines; None for own corrections or several pools."""
+    """The job with the corrections fitted to all engines together.
+
+    None with the user's own corrections, or several pools.
+    """
     if len(job.pools) > 1 or job.pools[0].calibration != _of(job, shipped_calibration())[0][0]:
         return None
     anybody = job.engine.model_copy(update={"name": ""})
@@ -58,14 +61,20 @@ def with_corrections_of_any_engine(job: Job) -> Job | None:
 
 
 def _of(job: Job, corrections: Calibration) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...], Spread]:
-    """Corrections for each pool, evidence and its spread; a mixed cluster has no evidence: no run is published."""
+    """Corrections for each pool, the evidence, and its spread.
+
+    A mixed cluster has no evidence, because no runs on one are published.
+    """
     entries = calibrations_of(job.cluster, job.model, job.training, job.engine, corrections)
     return entries, corrections.evidence if len(job.cluster.pools) == 1 else (), corrections.spread
 
 
 @cache
 def _digest(calibration: Literal["shipped", "own"]) -> str:
-    """Hash of version and formulas, and of shipped corrections if used; the same in a wheel and in a checkout."""
+    """Hash of version and formulas, and of the shipped corrections if they are used.
+
+    A wheel and a checkout have the same hash.
+    """
     package, found = Path(str(files("planner"))), hashlib.sha256(__version__.encode())
     paths = {path for pattern in _FORMULAS for path in package.glob(pattern)}
     if calibration == "shipped":

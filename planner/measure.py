@@ -1,8 +1,8 @@
 """Computes a device and a cluster document from curves that the trainer's program timed on this machine.
 
 The detected document of the machine is the start, and measured values replace its values. A GPU keeps the memory, peaks
-and bandwidths of its data sheet, and efficiencies state the share of them that was reached. A CPU has no data sheet:
-its peak and bandwidths are the best measured values.
+and bandwidths of its data sheet, and the measurements become efficiencies. A CPU has no data sheet: its peak and
+bandwidths are the best measured values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProbeFailed(PlannerError):
 
 
 def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
-    """Measurements to request from the trainer's program: the model's products, and sizes where curves bend."""
+    """Measurements to request from the trainer's program: the model's products, and sizes at which the curves bend."""
     gpu = kind == "cuda"
     tokens, square = ((4096, 16384), 8192) if gpu else ((256, 1024), 512)
     hidden, heads = model.hidden_size, model.num_heads
@@ -160,7 +160,10 @@ def _total(rows: Iterable[Mapping[str, float]], key: str) -> float:
 
 
 def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
-    """Depth at which products reach half of their rate: corrected by it, rates of square products scatter least."""
+    """Depth at which products reach half of their rate.
+
+    With it, the corrected rates of square products scatter least.
+    """
     sides = max((row["m"], row["n"]) for row in rows if row["m"] == row["n"]) if rows else (0, 0)
     same = [row for row in rows if (row["m"], row["n"]) == sides]
 
@@ -173,7 +176,7 @@ def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
 def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
     """The link with its bandwidth and latency measured by the largest and smallest messages.
 
-    The messages are those of groups that cross this link and no link above it.
+    Only messages of groups that cross this link, and no link above this link, count.
     """
     rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
     if not rows:

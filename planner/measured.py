@@ -18,7 +18,7 @@ _TOTAL: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """One quantity of the plan beside its measurement.
+    """One quantity of the plan, and its measurement.
 
     stage: pipeline stage of a memory line; None for times.
     unit: either `bytes` or `seconds`.

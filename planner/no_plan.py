@@ -30,11 +30,11 @@ _OTHER_DOCUMENTS: Final = {
     "total_seconds": "statistics of a search; give the plan that `-o` wrote beside them",
     "$schema": "a JSON schema",
 }
-"""A key by which another kind of JSON document is recognized, and the text for this kind."""
+"""Keys that identify other kinds of JSON documents, and the text for each kind."""
 
 
 def no_plan(data: Any, name: str) -> InputError:
-    """The error for a JSON document that is not a plan of this format; it names the kind of document by its keys."""
+    """The error for a JSON document that is not a plan of this format; its keys tell the kind of document."""
     if not isinstance(data, dict):
         return InputError(f"{name} is not a plan: a JSON {type(data).__name__}", hint=HOW_TO_GET_ONE)
     known = next((words for key, words in _OTHER_DOCUMENTS.items() if key in data), None)
@@ -88,7 +88,7 @@ def _unless(usual: Any, value: Any) -> Any:
 
 
 def _names(model: dict[str, Any], cluster: dict[str, Any]) -> Iterator[str]:
-    """Names of shipped models and clusters; for a document of the user, the file that probably held it."""
+    """Names of shipped models and clusters; for a user's document, the file that probably contained it."""
     for data, shipped, word in ((model, model_names(), "MODEL"), (cluster, cluster_names(), "CLUSTER")):
         name = str(data.get("name", word))
         yield name if name in shipped else f"{name}.yaml"
@@ -106,7 +106,7 @@ def _sizes(cluster: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _settings(model: dict[str, Any], cluster: dict[str, Any], training: dict[str, Any]) -> Iterator[str]:
-    """Values of a document that differ from its defaults, or from the shipped document of the same name."""
+    """Values of a document that differ from its defaults, or from the shipped document with its name."""
     options = {"sequence_length", "global_batch_size", "precision"}
     usual = TrainingSpec(sequence_length=1, global_batch_size=1).model_dump(mode="json")
     yield from _changes("training", {key: training.get(key) for key in usual if key not in options}, usual)

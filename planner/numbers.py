@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 Number: TypeAlias = Any
 """`float | NDArray[Any]`: an int or float, or an array of them that broadcasts against the others.
 
-One formula prices one layout (numbers) or a hundred thousand layouts (arrays). For mypy the type is Any: with the
-union, mypy reports more than two hundred places where only one of the two types can occur (`prices.layer[index]`,
-`int(degrees.tp)`) or where NumPy itself returns Any. The name `Number` is for readers.
+One formula prices one layout (numbers) or a hundred thousand layouts (arrays). For mypy the type is Any. With the
+union, mypy reports more than two hundred places in which only one of the two types can occur (`prices.layer[index]`,
+`int(degrees.tp)`), or in which NumPy itself returns Any. The name `Number` is for readers.
 """
 
 Flag: TypeAlias = Any

@@ -52,9 +52,9 @@ _NO_SPREAD: Final = Spread()
 class RunnerUp:
     """A layout that lost against the plan's layout, and the reason.
 
-    reason: the lines of the ledger in which the layout loses and saves most.
-    differs: how it differs from the plan.
-    near_tie: whether forecasts are too inaccurate to tell which of the two layouts is faster.
+    reason: the ledger lines in which the layout loses and saves most.
+    differs: the keys in which it differs from the plan.
+    near_tie: whether the forecasts are too inaccurate to decide which layout is faster.
     """
 
     layout: Layout
@@ -69,7 +69,7 @@ class RunnerUp:
 class Minimum:
     """The proven minimum of the objective, which is the plan's own layout or a less simple one.
 
-    above: how much worse the plan is than this minimum by the objective, as a share.
+    above: share by which the plan is worse than this minimum, by the objective.
     reason: what the plan gains in exchange, in words; empty if the plan is the minimum.
     """
 
@@ -91,8 +91,7 @@ class Plan:
     from `memory_spread`. A layout that the user gave has no certificate.
     proved_by: version that made the certificate, if the plan was priced again with other formulas.
     assumed: values that the user's layout left out.
-    minimum: the best layout by the objective, with which the recommended, simpler layout is compared; None without a
-        search.
+    minimum: the best layout by the objective, for comparison with the simpler plan; None without a search.
     """
 
     model: ModelSpec

@@ -1,4 +1,4 @@
-"""Parts of a plan beside its layout and ledger: the user's options, the proof, and the version that priced it."""
+"""Parts of a plan besides its layout and ledger: the user's options, the proof, and the version of the planner."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ class MadeBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLabel:
-    """How an engine's name changes a forecast, beyond the contents of the engine's profile.
+    """Difference between a forecast with the engine's own corrections and one with the corrections of all engines.
 
-    share: how much longer the step is than with the corrections fitted to the runs of all engines; below 0 it is
-        shorter.
-    num_runs: published runs of the engine on the device, from which the difference was fitted.
+    share: how much longer the step is with the engine's own corrections; negative if it is shorter.
+    num_runs: published runs of the engine on the device, to which its corrections were fitted.
     """
 
     share: float
@@ -40,9 +39,9 @@ class EngineLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """Options of the user beside the documents.
+    """Options of the user that are not in the documents.
 
-    risk: the plan had to fit with a chance of 1 - risk.
+    risk: accepted chance that the plan does not fit.
     headroom: share of device memory that is left free; None if the chance sets the limit.
     confidence: required chance of meeting the deadline; None if the forecast alone decides.
     pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given.
@@ -84,11 +83,11 @@ class Keys:
 class SimplestProof:
     """Proof that a plan is the simplest layout near the optimum, and the fastest of equally simple layouts.
 
-    within: how far above the optimum the layouts may be, as a share.
+    within: share by which the layouts may exceed the optimum.
 
     keys: keys of the plan, found by both methods.
     seconds: step time of the plan, found by the dynamic program.
-    num_decided, num_columns: configurations and columns left to the integer programs after keys and lower bounds.
+    num_decided, num_columns: configurations and columns that keys and lower bounds left to the integer programs.
     """
 
     within: float
@@ -108,8 +107,8 @@ class Certificate:
     dynamic_program_seconds: the optimum found by the second method; None if the second method did not run.
     num_refused_by_rule: configurations of degrees that a rule forbids, by rule.
     num_pruned: legal configurations that were ruled out, by reason.
-    num_decided: configurations given to the integer program, which are all with lower bounds up to its optimum.
-    num_bounds_checked: ruled-out configurations that were solved nevertheless, to check the bounds.
+    num_decided: configurations in the integer program: all whose lower bounds do not exceed its optimum.
+    num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds.
     simplest: proof that the plan is the simplest layout within a share of that optimum; None if only the optimum was
         asked for.
     """
@@ -154,7 +153,7 @@ class LearningRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChoice:
-    """How the global batch size was chosen: the range left open, the sizes tried, and advice on the batch."""
+    """How the global batch size was chosen: the user's range, the tried sizes, and advice on the batch."""
 
     chosen: int
     least: int

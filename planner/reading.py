@@ -1,7 +1,7 @@
 """Reads plans and checks them: the layout by the rules for its documents, and the figures by pricing the plan again.
 
-A plan that was made with other formulas gets new prices. A proof cannot be repeated by pricing, so the plan names the
-version that proved it.
+A plan that was made with other formulas gets new prices. Pricing cannot repeat a proof, so the plan names the version
+that proved it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _SAME: Final = 1e-9
-"""Relative difference below which two figures count as the same, for example from two machines."""
+"""Relative difference below which two figures count as equal, for example from two machines."""
 
 _MOST_NAMED: Final = 4
 _NOT_PRICED: Final = (
@@ -151,7 +151,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
 
 
 def _news(plan: Plan, now: Plan) -> str:
-    """A sentence saying that another version made the plan, with the step times of that version and of this version."""
+    """A sentence that another version made the plan, with the step times of that version and of this version."""
     others = "" if plan.made_by.planner_version != now.made_by.planner_version else " and other formulas"
     said, says = format_seconds(plan.step_seconds), format_seconds(now.step_seconds)
     fits = "" if plan.verdict == now.verdict else f", and that it {now.verdict}"
@@ -160,7 +160,7 @@ def _news(plan: Plan, now: Plan) -> str:
 
 
 def _differences(said: Any, priced: Any, path: str = "") -> Iterator[str]:
-    """Sentences about the figures of a plan document that differ from those of another."""
+    """Sentences about the figures in which two plan documents differ."""
     if isinstance(said, dict) and isinstance(priced, dict):
         for key in said:
             if path or key not in _NOT_PRICED:

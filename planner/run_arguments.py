@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 OF_OTHER_PROGRAMS: Final = frozenset({"data", "tokenizer", "weights"})
-"""Fields that programs other than the planner's own trainer take too."""
+"""Fields that are also options of programs other than the planner's own trainer."""
 
 
 def _option(text: str, metavar: str = "", read: Callable[[str], Any] = str) -> dict[str, Any]:

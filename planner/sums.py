@@ -15,7 +15,7 @@ T = TypeVar("T")
 def sum_of(values: Iterable[T]) -> T:
     """The sum of numbers or arrays from left to right, rounded after each addition; 0 if there are none.
 
-    Python's own `sum` does the same up to 3.11; since 3.12 it compensates the rounding of floats. Documents have to be
-    equal byte for byte under every version, so floats in documents are summed here; `sum` is fine for whole numbers.
+    Python's own `sum` does the same up to 3.11; since 3.12 it compensates the rounding of floats. Documents must be
+    equal byte for byte under every version, so this function sums their floats. For whole numbers `sum` is enough.
     """
     return reduce(operator.add, values, 0)  # type: ignore[return-value]

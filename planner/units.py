@@ -41,7 +41,7 @@ KINDS: Final = {kind: kind.replace("_", " ") for kind in UNITS} | {"usd_per_hour
 
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
 _LONGEST: Final = 400
-"""Longest text, in characters, that is read as a quantity: matching time grows with the square of the length."""
+"""Longest text, in characters, that is read as a quantity, because matching takes time quadratic in the length."""
 
 
 _LENGTH: Final = re.compile(r"([0-9]{1,12})\s*([kK]?)")

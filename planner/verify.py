@@ -1,8 +1,8 @@
 """Runs one rank's step on fake tensors and compares the memory that it uses with the plan's ledger.
 
 A program of the trainer counts the bytes. `planner.trainer.rehearse` runs the trainer's own step. `rehearse_accelerate`
-runs the step of transformers under Accelerate's FSDP2, from the files that `planner emit` writes. Neither program uses
-the formulas.
+runs the step of transformers under Accelerate's FSDP2, from the files that `planner emit` writes. The two programs do
+not use the planner's formulas.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WITHIN: Final = 0.03
 """Relative difference below which count and ledger agree."""
 
 SLACK_BYTES: Final = 2**26  # 64 MiB
-"""Absolute difference below which they agree too: 3 % of a model of a few megabytes is negligible on any GPU."""
+"""Absolute difference below which they also agree: 3 % of a model of a few megabytes is negligible on any GPU."""
 
 
 _COUNTED: Final = ("torch", "accelerate")
-"""Programs whose steps can be counted, by the names that engine profiles emit."""
+"""Programs whose steps can be counted, under their names in engine profiles."""
 
 
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
@@ -94,12 +94,13 @@ def planned_bytes(plan: Plan, rank: int) -> dict[LineName, float]:
 
 
 def verify(plan: Plan, rank: int | None = None) -> Verification:
-    """Count the bytes that `rank` holds; None means the first rank of the stage that decides whether the plan fits.
+    """Count the bytes that `rank` holds; None means the first rank of the plan's worst stage.
 
     Raises:
-        InputError: no step of the plan's engine can be counted, or the plan has no such rank, or a program refuses it.
-        EnvironmentProblem: what the program imports is missing, or no room for temporary files.
-        RehearsalFailed: the step broke off.
+        InputError: steps of the plan's engine cannot be counted, the plan has no such rank, or a program refuses the
+            plan.
+        EnvironmentProblem: a library of the program is missing, or there is no space for temporary files.
+        RehearsalFailed: the step failed.
     """
     program = next((each for each in plan.engine.emits if each in _COUNTED), None)
     if program is None:

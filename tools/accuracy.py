@@ -76,10 +76,10 @@ PEER_SOURCES: Final = {
     "tprimat": ("71 / 87 / 136", "89 / 114 / 169", "15 / 27 / 23"),
     "hf-ultrascale": ("43 / 110 / 303", "59 / 142 / 326", "48 / 112 / 243"),
 }
-"""SimuMax 4dcaae5, Calculon caa4b11 and llm-analysis d841e40, with a constant for each GPU fitted in their favour."""
+"""SimuMax 4dcaae5, Calculon caa4b11 and llm-analysis d841e40; each has a constant per GPU fitted in its favour."""
 
 PEER_PAIRS: Final = {"aleph-alpha-layouts": (80, 85, 84), "hf-ultrascale": (84, 77, 77), "internevo": (81, 52, 81)}
-"""Pairs in the right order, in percent, for the same three programs."""
+"""Percentage of pairs in the right order, for the same three programs."""
 
 PEERS = """Each was run on the rows of a source that it can price, with a constant for each GPU fitted on the same rows,
 so in its favour; ours is held out. A run of each was checked against the figures that it publishes."""
@@ -96,7 +96,10 @@ Over the sources of the first table of runs (776 rows):
 
 
 class Scored(NamedTuple):
-    """A table of runs with held-out and in-sample forecasts; fitted: in-sample measured over predicted, (samples,)."""
+    """A table of runs with held-out and in-sample forecasts.
+
+    fitted: in-sample measured over predicted, (samples,).
+    """
 
     held: HeldOut
     runs: dict[str, Run]
@@ -138,7 +141,7 @@ def three(values: Iterable[float]) -> str:
 
 
 def by_source(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool_]) -> str:
-    """The figures of each source, averaged over the sources.
+    """Each source's figures, averaged over all sources.
 
     Sources with few runs count only if no other source has runs.
     """
@@ -183,7 +186,7 @@ def worst(scored: Scored) -> list[str]:
 
 
 def interval_score(found: Band, ratio: float) -> float:
-    """Width of the band and ten times the miss outside it, in log time.
+    """Interval score of a band in log time: its width, plus ten times the distance of a run outside the band.
 
     Source: Gneiting and Raftery, Strictly proper scoring rules (JASA 2007), section 6.2, for a band of 80 %.
     """
@@ -192,7 +195,7 @@ def interval_score(found: Band, ratio: float) -> float:
 
 
 def bands(scored: Scored) -> list[str]:
-    """Coverage, width and interval score of the bands: of all runs, then of each source, least covered first."""
+    """Coverage, width and interval score of the bands: of all runs, then of each source, the least covered first."""
     found = held_out_bands(scored.samples, scored.held.ratios)
     members = defaultdict(list)
     for sample, band, ratio in zip(scored.samples, found, scored.held.ratios, strict=True):
@@ -256,7 +259,7 @@ _SAID: Final = re.compile(
 
 
 def constants() -> list[str]:
-    """Sentences of the code, and lines of profiles and devices, that call a constant assumed or chosen."""
+    """Sentences in the code, and lines in profiles and devices, that call a constant assumed or chosen."""
     lines = ["| where | what was said |", "|---|---|"]
     for path in sorted(ROOT.glob("planner/cost/**/*.py")):
         lines += [_said(path, said) for said in _SAID.findall(path.read_text(encoding="utf-8"))]
@@ -275,7 +278,7 @@ def _said(path: Path, text: str) -> str:
 
 
 def memory(found: Iterable[Figure]) -> list[str]:
-    """Figures of memory, and of runs that ran out of it."""
+    """Memory figures, and figures of runs that ran out of memory."""
     return ["| what | rows | value |", "|---|---|---|", *(f"| {f.name} | {f.num_rows} | {f.value} |" for f in found)]
 
 

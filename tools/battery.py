@@ -1,10 +1,10 @@
-"""What the planner withstands, row by row (`make battery`): a report that goes on where it stopped.
+"""Tests of robustness with random cases, row by row (`make battery`): a report that continues where it stopped.
 
-Each row has an id, a goal and cases that are numbered: case N is drawn from the seed N, so that anybody can repeat it.
-What has run is kept in build/battery/ROW.json, and docs/reliability.md gets a table of it. A row without a result there
-keeps the line of the page, which an earlier run wrote, or says `not run`.
+Each row has an id, a goal and numbered cases. The number of a case is its seed, so that anybody can repeat it.
+build/battery/ROW.json stores the results, and docs/reliability.md gets a table of them. A row without stored results
+keeps its line on the page, which an earlier run wrote, or says `not run`.
 
-`make battery ROWS=B1,B5 COUNT=2000` runs so many further cases of these rows; without COUNT, all up to the goal.
+`make battery ROWS=B1,B5 COUNT=2000` runs 2,000 further cases of these rows; without COUNT, all cases up to the goal.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SECONDS_BETWEEN_WRITES = 20.0
 class Row:
     """A row of the table.
 
-    cases: "module:function" of tools; the function takes a range of case numbers and yields for each what is wrong, or
-    an empty text.
+    cases: "module:function" of tools; the function takes a range of case numbers and yields each case's fault, or an
+    empty text.
     """
 
     id: str
@@ -91,7 +91,7 @@ ROWS = (
 
 
 def read_state(row: Row) -> dict[str, Any]:
-    """What has run of a row: count, faults, the first of them in words, seconds, date and commit."""
+    """Results of a row: count, faults, the text of the first fault, seconds, date and commit."""
     path = STATE / f"{row.id}.json"
     if path.exists():
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def read_state(row: Row) -> dict[str, Any]:
 
 
 def write_state(row: Row, state: dict[str, Any]) -> None:
-    """Keep what has run of a row; a kill leaves the file before."""
+    """Store the results of a row; if the process is killed, the previous file stays."""
     STATE.mkdir(parents=True, exist_ok=True)
     draft = STATE / f".{row.id}.tmp"
     draft.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
@@ -108,13 +108,13 @@ def write_state(row: Row, state: dict[str, Any]) -> None:
 
 
 def cases_of(row: Row, numbers: range) -> Iterator[str]:
-    """What each case says, an empty text where nothing is wrong."""
+    """The fault of each case; an empty text if there is none."""
     module, _, function = row.cases.partition(":")
     yield from getattr(import_module(module), function)(numbers)
 
 
 def run_row(row: Row, count: int | None) -> None:
-    """Run the cases that are left, or `count` further ones, and keep the result from time to time."""
+    """Run the remaining cases, or `count` further ones, and store the results at intervals."""
     state = read_state(row)
     first = state["count"]
     last = max(row.goal, first) if count is None else first + count
@@ -127,7 +127,7 @@ def run_row(row: Row, count: int | None) -> None:
 
 
 def run_cases(row: Row, state: dict[str, Any], numbers: range) -> None:
-    """Run cases and enter what they say into the state, which is kept from time to time."""
+    """Run cases and add their results to the state, which is stored at intervals."""
     began = written = time.monotonic()
     before = state["seconds"]
     for number, fault in zip(numbers, cases_of(row, numbers), strict=True):
@@ -148,7 +148,7 @@ _COMMIT: list[str] = []
 
 
 def commit() -> str:
-    """The short name of the commit, with + where files differ from it; an empty text outside a repository."""
+    """The short name of the commit, with + if files differ from it; empty outside a repository."""
     if not _COMMIT:
         words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=9", "--dirty=+"]
         _COMMIT.append(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
@@ -165,7 +165,7 @@ def line_of(row: Row, state: dict[str, Any]) -> str:
 
 
 def table(page: str) -> str:
-    """The table; a row that has not run here keeps its line of the page."""
+    """The table; a row without results on this machine keeps its line of the page."""
     kept = {name: line for line, name in re.findall(r"^(\| ([A-C][0-9]+) \|.*)$", page, flags=re.MULTILINE)}
     lines = ["| | What | Cases | Faults | Date, commit | Command |", "|---|---|---:|---:|---|---|"]
     for row in ROWS:

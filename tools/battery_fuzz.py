@@ -1,8 +1,9 @@
 """Random inputs for every reader, in this process: a reader must return the document or raise a `PlannerError`.
 
-The number of a case is the seed that draws a reader, one of its documents, and one to four edits of the document's
-characters, lines or values. A case fails in four ways: an exception other than `PlannerError` escapes, a message has
-characters that no terminal should receive, the case takes more than 2 s of processor time, or it needs more than 1 GiB.
+The number of a case is its seed. The seed selects a reader, one of its documents, and one to four edits of the
+document's characters, lines or values. A case fails in four ways: an exception other than `PlannerError` escapes, a
+message has characters that no terminal should receive, the case takes more than 2 s of processor time, or it needs more
+than 1 GiB.
 """
 
 from __future__ import annotations
@@ -450,7 +451,7 @@ READERS: tuple[tuple[Callable[[random.Random, Path], Any], int], ...] = (
 
 
 def check(number: int, folder: Path) -> str:
-    """The fault of case `number` in words; an empty text where the reader behaves correctly."""
+    """The fault of case `number` in words; empty if the reader behaves correctly."""
     rng = random.Random(number)  # noqa: S311 - no secret
     (reader,) = rng.choices([each for each, _ in READERS], [share for _, share in READERS])
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)

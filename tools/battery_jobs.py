@@ -1,4 +1,4 @@
-"""Commands at random as processes: jobs, interrupts, hash seeds, secrets and scripts."""
+"""Random commands as processes: jobs, interrupts, hash seeds, secrets and scripts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _command(rng: random.Random) -> list[str]:
 
 
 def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tuple[int, ...] = (0, 2, 3)) -> str:
-    """What is wrong with the end of a command."""
+    """The fault in how a command ended."""
     if done.returncode in codes and "Traceback" not in done.stderr:
         return ""
     last = (done.stderr.strip().splitlines() or [""])[-1]
@@ -85,7 +85,7 @@ def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tu
 
 
 def random_jobs(numbers: range) -> Iterator[str]:
-    """Exit codes of results and of mistakes, and never a traceback."""
+    """Random jobs, which must end with the exit code of a result or of a mistake, and without a traceback."""
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
             words = _command(random.Random(f"job {number}"))  # noqa: S311 - no secret
@@ -96,7 +96,7 @@ def random_jobs(numbers: range) -> Iterator[str]:
 
 
 def interrupts(numbers: range) -> Iterator[str]:
-    """SIGINT or SIGTERM after a random time: 130 or 143, or what it would have ended with; nothing is left behind."""
+    """SIGINT or SIGTERM after a random time: the exit code must be 130, 143 or the command's own; no files remain."""
     for number in numbers:
         rng = random.Random(f"interrupt {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
@@ -130,7 +130,7 @@ def interrupts(numbers: range) -> Iterator[str]:
 
 
 def hash_seeds(numbers: range) -> Iterator[str]:
-    """The same document under another PYTHONHASHSEED, and under each other Python at hand."""
+    """The same document must result under another PYTHONHASHSEED, and under every other available Python."""
     pythons = [sys.executable, *other_pythons()]
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
@@ -153,12 +153,12 @@ def hash_seeds(numbers: range) -> Iterator[str]:
 
 
 def other_pythons() -> list[str]:
-    """Interpreters named in BATTERY_PYTHONS, with colons between: other versions of Python or of NumPy."""
+    """Interpreters named in BATTERY_PYTHONS, separated by colons: other versions of Python or of NumPy."""
     return [each for each in os.environ.get("BATTERY_PYTHONS", "").split(os.pathsep) if each]
 
 
 def secrets(numbers: range) -> Iterator[str]:
-    """A planted secret stands in no output and in no file."""
+    """A planted secret must not appear in any output or file."""
     for number in numbers:
         rng = random.Random(f"secret {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +181,7 @@ def secrets(numbers: range) -> Iterator[str]:
 
 
 def scripts(numbers: range) -> Iterator[str]:
-    """Emitted scripts pass `bash -n` and shellcheck."""
+    """Emitted scripts must pass `bash -n` and shellcheck."""
     for number in numbers:
         rng = random.Random(f"script {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder:

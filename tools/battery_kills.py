@@ -1,8 +1,8 @@
 """Kills, signals, full disks and damaged checkpoints in real runs, compared with an undisturbed run.
 
 The runs train tiny models on CPU ranks of this machine and are started by `planner launch`. Runs that need a fault
-inside a rank are jobs of tests/trainer/workers.py. Two runs are equal if the losses and gradient norms of each step and
-the weights have equal bits.
+inside a rank are jobs of tests/trainer/workers.py. Two runs are equal if the losses and gradient norms of all steps,
+and the weights, have equal bits.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Run:
     def launch(
         self, number: int, *, within: Sequence[str] = (), keep: tuple[int, ...] = (), **variables: str
     ) -> subprocess.Popen[bytes]:
-        """The same, started by other words, with these descriptors left open and these variables set."""
+        """Start the launcher of a host with other words, open descriptors and environment variables."""
         place = ["--node-rank", str(number)] if self.kind.hosts > 1 else []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         words = [*within, *self._words, *place]
@@ -226,7 +226,7 @@ def random_kills(numbers: range) -> Iterator[str]:
 
 
 def told(attempt: Callable[[], str]) -> str:
-    """What an attempt says, or the error that it ended with, where a run or this machine is the cause."""
+    """The output of an attempt, or the error that ended it, if the run or this machine caused the error."""
     try:
         return attempt()
     except (TimeoutError, subprocess.TimeoutExpired, RuntimeError, OSError) as error:
@@ -250,7 +250,7 @@ def _killed_run(kind: Kind, rng: random.Random, kills: int) -> str:
 
 
 def ended(run: Run, wanted: Any) -> str:
-    """Wait until a run is done; what is unlike `calm_bits`, or left behind."""
+    """Wait until a run is done; returns its difference from `calm_bits`, or what it left behind."""
     codes = run.wait()
     if any(codes):
         return f"ended with {codes}: {run.messages[-300:]!r}"

@@ -1,9 +1,9 @@
-"""Slow and dead links between two hosts: each is a network namespace, and this process is the cable between them.
+"""Slow and dead links between two hosts; each host is a network namespace, and this process is the cable between them.
 
-A host has one interface, a TUN device; every packet that leaves it is read here, and written to the other host's
-device later, never, or at the rate that the link has. Rendezvous, stores and the pairs of gloo all take this way, and
-TCP finds what it finds on a link: retransmissions and silence, no closed connections. `unshare` and `ip` make the
-namespaces, as any user where the system allows it.
+A host has one network interface, a TUN device. This process reads every packet that leaves the device. Then this
+process writes the packet to the other host's device, later, at the rate of the link, or never. Rendezvous, stores and
+gloo's connections all use this path, and TCP sees only what happens on a real link: retransmissions and silence, but no
+closed connections. `unshare` and `ip` make the namespaces; where the system permits it, no privileges are needed.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ DEVICE = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PACKET_BYTES = 9000
 SECONDS_QUEUED = 0.5
-"""What would wait longer for its turn on the link is dropped, as a switch does when its memory is full."""
+"""Packets that would wait longer for their turn on the link are dropped, as in a switch with full buffers."""
 
 TWO_HOSTS = Kind(layout="dp=2,zero=1,mbs=2", hosts=2, ranks=2)
 STEPS = 60
 SAVE = ("--checkpoint-every", "5")
 AT_ONCE = 8
-"""Cases at a time: most of a case is waiting."""
+"""Number of cases at a time; most of the time a case only waits."""
 
 NOTICED_SECONDS = 330.0
-"""Five minutes, the trainer's limit for a collective, and half of one until the launcher says that it starts again."""
+"""Five minutes, the trainer's limit for a collective, and half a minute until the launcher reports a restart."""
 
 ENDED_SECONDS = 3600.0
-"""A collective's limit, and three rendezvous of ten minutes; with room."""
+"""The limit of a collective and three rendezvous of ten minutes, with a margin."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Way:
 
 
 class Link:
-    """Two hosts and what is between them; ways[n] is the direction that begins at host n."""
+    """Two hosts and the link between them; ways[n] is the direction that begins at host n."""
 
     def __init__(self, rng: random.Random) -> None:
         self.ways = (Way(), Way())
@@ -74,13 +74,13 @@ class Link:
         self._thread.start()
 
     def set(self, *, lost: float = 0.0, delay: float = 0.0, rate: float = 1e12, of: tuple[int, ...] = (0, 1)) -> None:
-        """What happens to packets from now on: lost is a share, delay in seconds, rate in bytes per second."""
+        """Set the treatment of future packets: share of lost packets, delay in seconds, rate in bytes per second."""
         for number in of:
             way = self.ways[number]
             way.lost, way.delay, way.bytes_per_second = lost, delay, rate
 
     def attach(self, number: int, device: int) -> None:
-        """Host `number` has this TUN device; one that starts again has a new one."""
+        """Give host `number` this TUN device; a restarted host has a new device."""
         self._loop.call_soon_threadsafe(self._attach, number, device)
 
     def _attach(self, number: int, device: int) -> None:
@@ -92,7 +92,7 @@ class Link:
         self._loop.add_reader(device, self._carry, number)
 
     def _carry(self, number: int) -> None:
-        """Take the packets that host `number` has sent, and hand each over when its time has come."""
+        """Read the packets that host `number` has sent, and deliver each when its time has come."""
         way, device = self.ways[number], self._devices[number]
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -118,7 +118,7 @@ class Link:
                 os.write(device, packet)
 
     def close(self) -> None:
-        """Cut it for good."""
+        """Cut the link for good."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -127,7 +127,7 @@ class Link:
 
 
 class LinkedRun(Run):
-    """A run on two hosts that see each other over a link only; the folder of the run is the storage they share."""
+    """A run on two hosts that see each other only over a link; the folder of the run is their shared storage."""
 
     address = ADDRESSES[0]
 
@@ -136,7 +136,7 @@ class LinkedRun(Run):
         super().__init__(TWO_HOSTS, folder, name, steps, *options)
 
     def start(self, number: int = 0) -> subprocess.Popen[bytes]:
-        """The launcher of a host, in a namespace of its own that is on the link before it begins."""
+        """The launcher of a host, in its own namespace, which is connected to the link before the launcher begins."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             unshare = ["unshare", "--user", "--map-root-user", "--net", "--uts"]
@@ -153,7 +153,7 @@ class LinkedRun(Run):
 
 
 def enter_host(number: int, sock: socket.socket, command: list[str]) -> None:
-    """Become host `number`: in the namespace of this process, make its device, hand it over, and run the command."""
+    """Become host `number`: in this process's namespace, make its device, pass the device on, and run the command."""
     name, (own, other) = f"host-{number}", (ADDRESSES[number], ADDRESSES[1 - number])
     socket.sethostname(name)
     device = os.open("/dev/net/tun", os.O_RDWR)
@@ -175,7 +175,7 @@ def enter_host(number: int, sock: socket.socket, command: list[str]) -> None:
 
 
 def links(numbers: range) -> Iterator[str]:
-    """Five kinds in turn; what is drawn are moments, rates and which of the directions fail."""
+    """Five kinds of faults, one after another, at random moments and rates, in random directions."""
     wanted = calm_bits(TWO_HOSTS, STEPS, *SAVE)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from pool.map(lambda number: told(lambda: _case(number, wanted)), numbers)
@@ -200,13 +200,13 @@ def _case(number: int, wanted: object) -> str:
 
 
 def _slow(link: Link, run: LinkedRun, rng: random.Random) -> str:
-    """Delayed, throttled, and at times with lost packets, from the start: only slower."""
+    """Delay and throttle the link from the start, sometimes with lost packets: the run only becomes slower."""
     link.set(delay=rng.uniform(0.001, 0.02), rate=rng.uniform(2e6, 2e7), lost=rng.choice((0.0, 0.0, 0.01)))
     return _not_started_again(run)
 
 
 def _interrupted(link: Link, run: LinkedRun, rng: random.Random) -> str:
-    """Dead for less than a minute: TCP sends again, and the run goes on where it was."""
+    """Interrupt the link for less than a minute: TCP sends again, and the run continues."""
     _cut(link, run, rng)
     time.sleep(rng.uniform(5, 45))
     link.set()
@@ -214,7 +214,7 @@ def _interrupted(link: Link, run: LinkedRun, rng: random.Random) -> str:
 
 
 def _interrupted_at_the_start(link: Link, run: LinkedRun, rng: random.Random) -> str:
-    """Dead while the hosts meet, and back before they give up."""
+    """Interrupt the link while the hosts meet, and restore it before they give up."""
     time.sleep(rng.uniform(0, 8))
     link.set(lost=1.0, of=_directions(rng))
     time.sleep(rng.uniform(5, 60))
@@ -223,7 +223,7 @@ def _interrupted_at_the_start(link: Link, run: LinkedRun, rng: random.Random) ->
 
 
 def _dead_for_a_while(link: Link, run: LinkedRun, rng: random.Random) -> str:
-    """Dead until the ranks give up: the run starts again, and meets when the link is back."""
+    """Interrupt the link until the ranks give up: the run restarts when the link is back."""
     _cut(link, run, rng)
     wait_for(lambda: "starting again" in run.messages, NOTICED_SECONDS)
     time.sleep(rng.uniform(0, 60))
@@ -232,7 +232,7 @@ def _dead_for_a_while(link: Link, run: LinkedRun, rng: random.Random) -> str:
 
 
 def _dead_for_good(link: Link, run: LinkedRun, rng: random.Random) -> str:
-    """Both launchers end with exit code 6; the next run goes on from the newest checkpoint."""
+    """Cut the link for good: both launchers exit with 6, and the next run continues from the newest checkpoint."""
     if rng.random() < 0.5:
         _cut(link, run, rng)
     else:
@@ -242,7 +242,7 @@ def _dead_for_good(link: Link, run: LinkedRun, rng: random.Random) -> str:
 
 
 def _lost_host(link: Link, run: LinkedRun, rng: random.Random) -> str:
-    """Host 0 is gone with its link: host 1 waits ten minutes for the next attempt, and ends with exit code 5."""
+    """Remove host 0 with its link: host 1 waits ten minutes for the next attempt, and ends with exit code 5."""
     if rng.random() < 0.5:
         _cut(link, run, rng)
     else:
@@ -256,7 +256,7 @@ CASES = (_slow, _interrupted, _interrupted_at_the_start, _dead_for_a_while, _dea
 
 
 def _cut(link: Link, run: LinkedRun, rng: random.Random) -> None:
-    """Let the link die at a random step, in one direction or in both."""
+    """Cut the link at a random step, in one direction or in both."""
     goal = rng.randint(6, STEPS - 10)
     wait_for(lambda: run.steps_done() >= goal)
     link.set(lost=1.0, of=_directions(rng))
@@ -272,7 +272,7 @@ def _not_started_again(run: LinkedRun) -> str:
 
 
 def _both_end(link: Link, run: LinkedRun, wanted: list[int]) -> str:
-    """Wait for both launchers, look at what they left, mend the link, and start both again."""
+    """Wait for both launchers, check their output, restore the link, and start both again."""
     before = run.checkpoints()
     began, codes = time.monotonic(), run.wait(ENDED_SECONDS)
     print(f"ended after {time.monotonic() - began:.0f} s with {codes}", flush=True)

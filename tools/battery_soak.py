@@ -1,7 +1,8 @@
-"""An hour of kills beside an hour without: what leaks is seen in time, and losses stay equal bit by bit.
+"""An hour with kills beside an hour without: leaks show over time, and losses must stay equal bit by bit.
 
-Two runs of one plan go side by side. The calm one keeps its processes for the whole time, so that a slow leak of a rank
-adds up; the other loses a rank, or torchrun's agent, at random, so that a leak of each new start adds up.
+Two runs of one plan run side by side. The undisturbed run keeps its processes for the whole time, so that a rank's slow
+leak adds up. The other run loses a rank, or torchrun's agent, at random moments, so that a leak at each new start adds
+up.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 WARM_UP_SECONDS = 30.0
 GROWTH = 0.05
 PARTS = 5
-"""The first of so many parts of the time is compared with the last one."""
+"""The time is divided into this number of parts, of which the first is compared with the last."""
 
 STEPS = 10_000_000
 SAVE = ("--checkpoint-every", "20")
@@ -43,7 +44,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(slots=True)
 class Seen:
-    """Of the processes that had a role one after the other: seconds, resident bytes, open descriptors."""
+    """Observations of the processes with one role, one after another: seconds, resident bytes, open descriptors."""
 
     times: list[float] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
@@ -52,7 +53,7 @@ class Seen:
     def part(self, number: int) -> tuple[float, int]:
         """Median of the resident bytes and least number of descriptors; files that are open for a moment do not count.
 
-        number: of the parts that have equally many looks.
+        number: index of a part; all parts have equally many observations.
         """
         looks = len(self.times)
         within = slice(looks * number // PARTS, looks * (number + 1) // PARTS)
@@ -60,7 +61,7 @@ class Seen:
 
     @property
     def grows(self) -> bool:
-        """Whether memory is larger at the end than at the start by more than it may, or any descriptor was kept."""
+        """Whether memory grew by more than the allowed amount, or a descriptor stayed open."""
         (before, files_before), (after, files_after) = self.part(0), self.part(PARTS - 1)
         return after > before * (1 + GROWTH) or files_after > files_before
 
@@ -73,7 +74,7 @@ class Seen:
 
 
 class SoakedRun(Run):
-    """A run without end whose processes are looked at; its temporary files have a folder of their own."""
+    """A run without end whose processes are observed; its temporary files have a folder of their own."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.temporary = folder / f"{name}-temporary"
@@ -92,7 +93,7 @@ class SoakedRun(Run):
         return [int(each) for each in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
     def roles(self) -> dict[int, str]:
-        """Process -> what it is, where the run has all of them."""
+        """The role of each process of the run, by process number; empty until all processes have started."""
         agents, ranks = self.agents(), self.ranks()
         hearts = sorted((self.output / "heartbeats").glob("rank-*"))
         named = {int(path.read_text(encoding="utf-8").split()[1]): path.name for path in hearts}
@@ -101,7 +102,7 @@ class SoakedRun(Run):
         return found if len(found) == 2 + self.kind.ranks else {}
 
     def look(self, now: float, warm_up: float) -> None:
-        """Note memory and descriptors of the processes that have been there for the warm-up."""
+        """Record memory and descriptors of the processes that are older than the warm-up."""
         with contextlib.suppress(OSError, ValueError, IndexError):  # they end, or begin, as we look
             for process, role in self.roles().items():
                 if now - self._born.setdefault(process, now) < warm_up:
@@ -114,7 +115,7 @@ class SoakedRun(Run):
                 seen.open_files.append(descriptors)
 
     def stop(self) -> int:
-        """Ask for the end, as a batch system does."""
+        """Ask the run to end, as a batch system does."""
         self.launchers[0].send_signal(signal.SIGTERM)
         return self.launchers[0].wait(timeout=120)
 
@@ -125,7 +126,10 @@ class SoakedRun(Run):
 
 
 def soaks(numbers: range, *, seconds: float = SECONDS, between_kills: float = SECONDS_BETWEEN_KILLS) -> Iterator[str]:
-    """A soak of so many seconds for each number; between_kills is the mean, counted from the first new checkpoint."""
+    """A soak of this many seconds for each number.
+
+    between_kills: mean seconds between kills, counted from the first new checkpoint.
+    """
     for number in numbers:
         rng = random.Random(f"soak {number}")  # noqa: S311 - no secret
         yield told(lambda rng=rng: _soak(rng, seconds, between_kills))  # type: ignore[misc]
@@ -148,7 +152,7 @@ def _soak(rng: random.Random, seconds: float, between_kills: float) -> str:
 def _kill_and_look(
     calm: SoakedRun, killed: SoakedRun, rng: random.Random, end: float, between_kills: float, warm_up: float
 ) -> int:
-    """Number of kills until the end; a kill follows a checkpoint that is newer than the kill before."""
+    """Number of kills until the end; each kill waits for a checkpoint that is newer than the previous kill."""
     kills, newest, due = 0, -1, float("inf")
     while (now := time.monotonic()) < end:
         for run in (calm, killed):
@@ -168,7 +172,7 @@ def _kill_and_look(
 
 
 def _judged(calm: SoakedRun, killed: SoakedRun, kills: int, seconds: float) -> str:
-    """What is wrong; prints the figures."""
+    """The fault of a soak, in words; prints the figures."""
     faults = []
     for run in (calm, killed):
         looked_at = {role: seen for role, seen in sorted(run.seen.items()) if len(seen.times) >= PARTS}

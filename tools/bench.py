@@ -1,6 +1,6 @@
-"""Measure the commands against their targets (`make bench`): a report with the machine it was made on.
+"""Measure the commands against their targets (`make bench`): a report that names the machine.
 
-The times are CPU seconds, because other work on the machine hardly changes these but changes wall seconds.
+Times are CPU seconds, because other work on the machine hardly changes them, unlike wall seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TARGETS: tuple[tuple[str, float, float | None], ...] = (
 def measure(arguments: str) -> tuple[float, float]:
     """CPU seconds and peak resident bytes of one run, solver processes included.
 
-    The run is the only child of a fresh process, so that the peak is its own and not the peak of an earlier run.
+    The run is the only child of a new process, so that the peak is not that of an earlier run.
     """
     program = (
         "import resource, subprocess, sys\n"
@@ -66,7 +66,7 @@ def measure(arguments: str) -> tuple[float, float]:
 
 
 def machine() -> str:
-    """Cores, processor and load of the machine, on which the numbers depend."""
+    """Cores, processor and load of the machine, which determine the numbers."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""Measures the gain of each bound: CPU seconds of `search` with and without the bound (`bench_search.py --without`).
+"""Measure the gain of each bound: CPU seconds of `search` with and without the bound (`bench_search.py --without`).
 
 A bound is switched off by a replacement function that rules nothing out, in a separate process.
 """
@@ -57,7 +57,7 @@ def _all(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
 
 
 def _nothing(*_: Any) -> None:
-    """Replaces a step that only lowers the cutoff."""
+    """A replacement for a step that only lowers the cutoff."""
 
 
 def _before_memory(job: Any, degrees: Any, least: Any, *_: Any) -> Any:
@@ -113,7 +113,7 @@ def _used() -> float:
 
 
 def _answer(name: str) -> tuple[float, ...]:
-    """Seconds of the optimum; where no layout fits, seconds with each remedy, and bytes of the least peak."""
+    """Seconds of the optimum; if no layout fits, the seconds with each remedy, and the bytes of the least peak."""
     model, cluster, gpus, sequence, batch, engine = JOBS[name]
     job = load_job(
         model=model,
@@ -143,7 +143,7 @@ def _run(name: str, without: str | None, limit: int, answer: Connection) -> None
 
 
 def measure(name: str, without: str | None, limit: int) -> tuple[float, tuple[float, ...] | None]:
-    """CPU seconds of one search, its solver's included, and the answer; None where the search did not end in time.
+    """CPU seconds of one search, its solver's included, and the answer; None if the search did not end in time.
 
     Raises:
         RuntimeError: the search failed.

@@ -1,4 +1,4 @@
-"""Measures the time of the search by devices and by layers, and the time of each solving method alone.
+"""Measure the time of the search by devices and by layers, and the time of each solving method alone.
 
 `python tools/bench_search.py --without NAME` measures the gain of a bound; `--list` prints the names of the bounds.
 """

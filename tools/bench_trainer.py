@@ -1,7 +1,7 @@
 """The trainer on this machine: against a plain loop, and the planner's layout against all others (`make bench`).
 
-Compared programs run in turns, and ratios are medians over the turns, so that other work on the machine affects all of
-them alike. On a busy machine the CPU seconds of the slowest rank mean more than the wall seconds.
+Compared programs run alternately, and ratios are medians over these repetitions, so that other work on the machine
+affects all programs equally. On a busy machine the CPU seconds of the slowest rank mean more than the wall seconds.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def overhead(plan: Plan) -> list[tuple[float, float]]:
 
 
 def overhead_table() -> Table:
-    """The time of the trainer's step over that of a plain loop, on one core."""
+    """The time of the trainer's step divided by a plain loop's, on one core."""
     table = Table(
         "model", "mbs", "wall", "CPU", "target", title=f"trainer / plain loop, one process, median of {TURNS - 1} pairs"
     )

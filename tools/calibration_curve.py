@@ -1,12 +1,12 @@
-"""Measures, on the published runs, how much a few runs of a cluster improve the forecasts of its other layouts.
+"""Measure, on the published runs, how much a few runs of a cluster improve the forecasts of its other layouts.
 
     python tools/calibration_curve.py [PRICED.pickle]
 
-A cluster is a source, a device, the devices of a node and the line rate, with at least 20 rows. Rows are forecast by
-a fit without any run of their source. Then k rows of the cluster, drawn 20 times by seed, correct the forecasts of the
-other rows, with `planner.accuracy.learn`. The prior is fitted to clusters of other sources. The output is the median
-error of the other rows, its mean over the clusters, and the share of the other rows inside the band. With a file name,
-prices are stored in this file and read again.
+A cluster means rows with the same source, device, devices per node and line rate; only clusters with at least 20 rows
+count. Rows are forecast by a fit without any run of their source. Then k random rows of the cluster (20 draws by seed)
+correct the forecasts of the other rows, with `planner.accuracy.learn`. The prior is fitted to clusters of other
+sources. The output is the median error of the other rows, its mean over the clusters, and the share of the other rows
+inside the band. With a file name, prices are stored in this file and read again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ CHUNK: Final = 32
 
 
 class Priced(NamedTuple):
-    """A priced row with its slopes; cluster: source, device, devices of a node, line rate in GB/s."""
+    """A priced row with its slopes.
+
+    cluster: source, device, devices of a node, and line rate in GB/s.
+    """
 
     sample: Sample
     cluster: tuple[str, str, int, float]
@@ -60,7 +63,10 @@ class Priced(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Slopes, (rows, factors), and held-out log errors, (rows,); for a prior, only rows that a fit may use."""
+    """Slopes, (rows, factors), and held-out log errors, (rows,), of a cluster.
+
+    For a prior, they include only rows that a fit may use.
+    """
 
     slopes: NDArray[np.float64]
     errors: NDArray[np.float64]
@@ -119,7 +125,7 @@ def prior_without(clusters: dict[tuple[str, str, int, float], Cluster], source: 
 
 
 def curve(cluster: Cluster, prior: Prior) -> list[tuple[float, float]]:
-    """For each k, the median error of the other rows and their share inside the band, as means over the draws."""
+    """For each k, the other rows' median error and share inside the band, averaged over the draws."""
     found = []
     for k in KS:
         drawn = []

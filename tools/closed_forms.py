@@ -1,7 +1,7 @@
 """Compare the formulas of planner/cost with the numbers that papers print for the same quantities (`make accuracy`).
 
-Most of these numbers are formula values themselves, so agreement shows that a formula is implemented as published. It
-is no evidence of how close the formula comes to a measurement.
+Most of these numbers come from formulas themselves, so agreement shows only that a formula is implemented as published.
+Agreement does not show how close the formula is to a measurement.
 """
 
 from __future__ import annotations

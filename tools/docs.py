@@ -1,12 +1,13 @@
-"""Regenerate what the documents quote: command output, the command reference, the formulas, the schemas.
+"""Regenerate the quotes of the documents: command output, the command reference, the formulas, the schemas.
 
-`make docs` rewrites the files, `make docs-check` fails with the difference if anything would change. In a Markdown file
+`make docs` rewrites the files. `make docs-check` shows the difference and fails if anything would change. In a Markdown
+file,
 
-- the block after `<!-- command: planner ... -->` is replaced by the real output of that command (a pipe may cut it),
-  and so is that after `<!-- command: python NAME -->`, of a program that the page shows,
-- the block after `<!-- docstring: planner/... -->` by the docstring of that module,
-- what stands between `<!-- fields: NAME -->` and `<!-- fields: end -->` by the keys of that document's schema,
-- the block after `<!-- file: NAME -->` is a file that the commands of the page find in their folder.
+- the block after `<!-- command: planner ... -->` becomes the output of that command, which a pipe may shorten,
+- the block after `<!-- command: python NAME -->` becomes the output of a program that the page shows,
+- the block after `<!-- docstring: planner/... -->` becomes the docstring of that module,
+- the text between `<!-- fields: NAME -->` and `<!-- fields: end -->` becomes the keys of that document's schema,
+- the block after `<!-- file: NAME -->` is a file that the page's commands find in their folder.
 
 The commands of one page run in one empty folder, in their order, so a later one may read what an earlier one wrote.
 """
@@ -78,7 +79,7 @@ def fill_blocks(text: str, run: Callable[[str], str]) -> str:
 
 
 def fill_docstrings(text: str) -> str:
-    """Replace every quoted docstring by that of its module."""
+    """Replace every quoted docstring by the module's present docstring."""
 
     def fill(match: re.Match[str]) -> str:
         module = ast.parse((ROOT / match["path"]).read_text(encoding="utf-8"))
@@ -88,7 +89,7 @@ def fill_docstrings(text: str) -> str:
 
 
 def fill_fields(text: str) -> str:
-    """Replace every table of keys by those of the document's schema."""
+    """Replace every table of keys by the keys of the document's schema."""
     found = document_schemas() if FIELDS.search(text) else {}
     return FIELDS.sub(
         lambda match: (
@@ -99,9 +100,9 @@ def fill_fields(text: str) -> str:
 
 
 def key_tables(schema: dict[str, Any], heading: str) -> str:
-    """The keys of a document (or of each form that it may have), then those of the documents inside it, as tables.
+    """Tables of the keys of a document, or of each of its forms, and then of the documents inside it.
 
-    heading: where the document's own table stands, for a document that may hold one of its own kind.
+    heading: heading of the document's own table, for a document that may contain another of its kind.
     """
     inner = dict(sorted(schema.get("$defs", {}).items()))
     forms = [form["$ref"].rpartition("/")[2] for form in schema.get("anyOf", ())]
@@ -112,7 +113,10 @@ def key_tables(schema: dict[str, Any], heading: str) -> str:
 
 
 def key_table(schema: dict[str, Any]) -> str:
-    """Keys, what they take and their meaning: that of the field, else that of the docstring."""
+    """The table of a document's keys, their values and meanings.
+
+    A meaning comes from the field, or from the docstring.
+    """
     keys = schema.get("properties", {})
     intro, explained = read_docstring(schema.get("description", ""), set(keys))
     lines = [f"\n{intro}\n", "| key | takes | default | meaning |", "|---|---|---|---|"]
@@ -126,7 +130,7 @@ def key_table(schema: dict[str, Any]) -> str:
 
 
 def read_docstring(text: str, keys: set[str]) -> tuple[str, dict[str, str]]:
-    """What a docstring says at large, and what it says of each key (`key: ...`, also after a full stop)."""
+    """The general part of a docstring, and the part about each key (`key: ...`, also after a full stop)."""
     names = "|".join(sorted(keys, key=len, reverse=True)) or "$^"
     pieces = re.split(rf"(?:^|(?<=[.;] )|(?<=\n))((?:{names})(?:, (?:{names}))*): ", text)
     explained = {
@@ -138,13 +142,13 @@ def read_docstring(text: str, keys: set[str]) -> tuple[str, dict[str, str]]:
 
 
 def own_description(field: dict[str, Any]) -> str:
-    """A field's description, where it is more than its unit."""
+    """A field's description, if it is more than its unit."""
     text = str(field.get("description", ""))
     return "" if text.startswith("a number and a unit") else text
 
 
 def taken(field: dict[str, Any]) -> str:
-    """What a key takes, in words."""
+    """The values that a key takes, in words."""
     if "anyOf" in field:
         return " or ".join(taken(each) for each in field["anyOf"] if each.get("type") != "null")
     if "$ref" in field:
@@ -217,7 +221,7 @@ def schemas(folder: Path) -> dict[Path, str]:
 
 
 def filled(path: Path) -> str:
-    """A document with everything that it quotes as it is now."""
+    """A document with all its quotes renewed."""
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         write_files(text, Path(folder))
@@ -225,7 +229,7 @@ def filled(path: Path) -> str:
 
 
 def quoting_documents() -> dict[Path, str]:
-    """The documents that quote something, filled."""
+    """The documents that quote something, with their quotes renewed."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     quoting = [path for path in paths if "make docs`" not in path.read_text(encoding="utf-8").partition("\n## ")[0]]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -233,7 +237,7 @@ def quoting_documents() -> dict[Path, str]:
 
 
 def generate() -> dict[Path, str]:
-    """Every generated file and what it should contain."""
+    """Every generated file with its wanted content."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = schemas(Path(folder)) | quoting_documents()
     wanted[ROOT / "docs" / "cli.md"] = command_reference()
@@ -242,14 +246,14 @@ def generate() -> dict[Path, str]:
 
 
 def difference(path: Path, new: str) -> str:
-    """What would change in a file, as a unified diff; empty if nothing."""
+    """The changes to a file as a unified diff; empty if there are none."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     name = str(path.relative_to(ROOT))
     return "".join(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, f"{name} (now)"))
 
 
 def main() -> int:
-    """Write what changed, or with --check only show it; returns the exit code."""
+    """Write the changes, or with --check only show them; returns the exit code."""
     parser = argparse.ArgumentParser(description="Regenerate what the documents quote.")
     parser.add_argument("--check", action="store_true", help="fail if anything would change")
     check = parser.parse_args().check

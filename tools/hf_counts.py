@@ -4,11 +4,11 @@
 
     python tools/hf_counts.py tests/published/hub_configs.json
 
-writes the parameter counts of the modules that transformers builds from the checkpoints' configurations in the file.
-The first command writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, the
-default configuration and the total and active parameter counts of its module. It also writes the counts after changes
-of the configuration, one change at a time. This program needs torch and transformers; the test that reads the file
-needs neither package.
+The second command writes the parameter counts of the modules that transformers builds from the checkpoints'
+configurations in the file. The first command writes, for each type of MODEL_FOR_CAUSAL_LM_MAPPING and
+MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, the default configuration and the total and active parameter counts of its module.
+The first command also writes the counts after single changes of the configuration. This program needs torch and
+transformers; the test that reads the file needs neither package.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def built(mapping: Any, config: Any) -> Any:
 
 
 def counted(module: Any) -> dict[str, int]:
-    """Parameters in total, and active ones: without the routed experts to which a token is not sent."""
+    """Total parameters, and active ones, without the routed experts that the router does not choose for a token."""
     parameters = dict(module.named_parameters())
     total = sum(each.numel() for each in parameters.values())
     return {"num_params": total, "num_active_params": total - sum(_idle(module, name) for name in parameters)}
@@ -206,7 +206,7 @@ def changes(values: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: C901 - a l
 def cases(mapping: Any, name: str) -> dict[str, Any]:
     """The record of one type: its default configuration, and the counts of it and of each changed configuration.
 
-    follows: keys whose default follows from other keys.
+    follows: keys whose default depends on other keys.
     """
     needed = NEEDED.get(name, {})
     kind = CONFIG_MAPPING[name]

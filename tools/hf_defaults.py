@@ -2,9 +2,9 @@
 
     python tools/hf_defaults.py
 
-reads tests/published/huggingface_types.json (tools/hf_counts.py). For each type it keeps the keys that the type's row
-reads and that may be missing, without sizes that a file must state. follows: keys that the library computes from other
-keys; a file must state such a key or express it in another way.
+The command reads tests/published/huggingface_types.json, which tools/hf_counts.py writes. For each type it keeps the
+optional keys that the type's row reads, except sizes that a file must state. `follows` lists keys that the library
+computes from other keys; a file must state such a key or express it in another way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generates mutants for `tools/mutate.py`: small changes of a Python file that a test should notice."""
+"""Generate mutants for `tools/mutate.py`: small changes of a Python file that a test should notice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Mutant:
     function: qualified name of the function around the change; None for code that runs at import, such as default
     values.
     lines: lines of the statement around the change, or of the function that runs later; None for a module.
-    code: the source line, stripped. change: the expression, "before -> after".
+    code: the source line, stripped.
+    change: the expression, "before -> after".
     removed, added: the statement before and after, shortened to the text around the change.
     """
 
@@ -74,7 +75,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """A node with its replacements; the node is `field` of `parent`, at `index` where the field is a list."""
+    """A node with its replacements; the node is `field` of `parent`, at `index` if the field is a list."""
 
     parent: ast.AST
     field: str
@@ -136,7 +137,7 @@ def _mutant(path: str, source: str, tree: ast.Module, site: _Site) -> Mutant | N
 
 
 def _difference(before: str, after: str) -> tuple[str, str]:
-    """The first line that differs, before and after the change, shortened to the text around the difference."""
+    """The first line that differs, before and after the change, shortened around the difference."""
     old, new = next(pair for pair in zip(before.splitlines(), after.splitlines(), strict=False) if pair[0] != pair[1])
     place = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     cut = slice(max(0, place - CONTEXT), place + CONTEXT)
@@ -186,7 +187,7 @@ def _header(node: ast.stmt) -> range:
 
 
 def _is_left_alone(node: ast.AST) -> bool:
-    """Whether no test should notice a change of the node: a docstring, import, __all__, type, error text, invariant."""
+    """Whether no test can notice a change of the node: docstrings, imports, types, error texts, invariants."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Assign):
@@ -215,7 +216,7 @@ def _replacements(node: ast.AST, *, condition: bool) -> Iterator[ast.AST]:
 
 
 def _other_statements(node: ast.stmt) -> Iterator[ast.stmt]:
-    """Replacements of a statement: no statement at all, or another assignment."""
+    """Replacements of a statement: an empty statement, or another assignment."""
     if isinstance(node, ast.AugAssign):
         yield from (_changed(node, op=other()) for other in OPERATORS.get(type(node.op), ()))
     call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)

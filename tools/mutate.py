@@ -1,11 +1,11 @@
 """Change the code at random and see whether a test notices (`make mutate`): a report, never a gate.
 
 Mutants are drawn by a seed from the folders of AREAS. The tests that execute the changed statement run in a copy of the
-tree, fast ones first, until one fails. Which test executes which line is recorded once (`--record`, a quarter of an
-hour on one idle core) and kept in build/mutate; changed tests are recorded again by themselves.
+tree, fast ones first, until one fails. `--record` records once which test executes which line (a quarter of an hour on
+one idle core), in build/mutate; changed tests are recorded again automatically.
 
-A mutant that no test can notice, because the program means the same with it, stands with its reason in
-mutants-equivalent.yaml and is set apart.
+A mutant that no test can notice, because the program still does the same, is listed with its reason in
+mutants-equivalent.yaml and reported separately.
 """
 
 from __future__ import annotations
@@ -206,9 +206,11 @@ def reason_of(mutant: Mutant, claims: list[dict[str, str]]) -> str | None:
 
 
 def within(tests: list[str], known: Record, seconds: float) -> list[str]:
-    """The first tests that together take at most `seconds`, at least one; all but the first few in the order of files.
+    """The first tests that together take at most `seconds`, but at least one.
 
-    So tests of one file, which share fixtures, run one after the other.
+    All except the first few are in the order of files.
+
+    Tests of one file, which share fixtures, therefore run one after another.
     """
     chosen: list[str] = []
     for test in tests:

@@ -1,8 +1,8 @@
 """The pytest plugin of `tools/mutate.py`: it records the lines that each test executes, or runs a chosen list.
 
-With MUTATE_RECORD=FOLDER it writes the lines that each test executes (coverage.sqlite, one context a test) and the
-seconds of each test that passed (tests.json). With MUTATE_TESTS=FILE it runs the tests that the file lists, in
-that order. With MUTATE_TASKS=FILE it judges mutants, see `Judge`.
+With MUTATE_RECORD=FOLDER it writes the lines that each test executes (coverage.sqlite, one context per test) and the
+seconds of each test that passed (tests.json). With MUTATE_TESTS=FILE it runs the tests that the file lists, in that
+order. With MUTATE_TASKS=FILE it judges mutants, see `Judge`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Function) -> Generator[None, Any, Any]:
-        """Run a test after clearing the caches of functions in its own file tree."""
+        """Run a test after clearing the function caches in its own file tree."""
         _forget()
         self.fixtures[item.nodeid] = item.fixturenames
         self.test = item.nodeid
@@ -119,7 +119,7 @@ class Judge:
     """Collects all tests once, and runs the tests of each mutant in a child process with the mutant's code.
 
     A task is {path, function, source, tests, stamp}; the answer to it is a line "MUTANT verdict test" on the terminal,
-    `unsure` where the code cannot be replaced in a process that has imported it.
+    `unsure` if the code cannot be replaced in a process that has imported it.
     """
 
     def __init__(self, tasks: list[dict[str, Any]]) -> None:
@@ -163,7 +163,7 @@ class Judge:
 def _replaced(live: list[FunctionType], module: CodeType, name: str) -> bool:
     """Give the module's code to functions of this name and to functions nested in them.
 
-    The result is False where this is impossible.
+    The result is False if this is impossible.
     """
     codes, todo = defaultdict[str, list[CodeType]](list), [module]
     while todo:

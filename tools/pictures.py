@@ -1,4 +1,4 @@
-"""Take the pictures of docs/images again: the page of `planner explain --html` in a headless Chromium."""
+"""Take the pictures of docs/images: the page of `planner explain --html` in a headless Chromium."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 1000
 
 
 def browser_of_the_tests(profile: Path) -> Any:
-    """A headless Chromium, driven as the tests of the page drive it."""
+    """A headless Chromium, controlled as in the tests of the page."""
     path = ROOT / "tests" / "explain" / "page" / "conftest.py"
     spec = importlib.util.spec_from_file_location("page_conftest", path)
     assert spec is not None

@@ -1,13 +1,15 @@
-"""What the recommendation costs over the proven minimum, on the jobs of published runs (`make plans`): a report.
+"""Report the cost of the recommendation compared with the proven minimum, on the jobs of published runs (`make plans`).
 
     python tools/plans.py [TABLE] [--source NAME ...] [--every N]
     python tools/plans.py --ten
 
-Each job of the table is planned once, whatever layout its rows ran. Printed are what the choice costs and what it has
-for that, job by job where it differs from the minimum; how full the fullest device of a plan is; how many plans have
-idle devices or deep interleaving, and for how many of them a search that forbids it finds a layout that is as good;
-and, for rows of the makers of a program or a device, which are tuned, the price of their layout against the plan's, by
-our model.
+Each job of the table is planned once, whatever layouts its rows ran. The report has
+
+- the cost and the gain of each choice that differs from the minimum,
+- the memory of each plan's fullest device,
+- the number of plans with idle devices or deep interleaving, and how many of them a search without this feature
+  matches,
+- for tuned rows of a program's or device's maker, the price of their layout compared with the plan's, by our model.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ VENDORS: Final = (
     "nemotron4-15b",
     "mbridge-cards",
 )
-"""Sources whose layouts were chosen for speed by the makers of the program or of the devices."""
+"""Sources in which the makers of the program or of the devices chose the layouts for speed."""
 NEAR: Final = 0.03  # a vendor's layout is as good as the plan if its price is higher by at most this share
 FULL: Final = 0.97
 TEN: Final = (
@@ -73,12 +75,12 @@ TEN: Final = (
     ("DeepSeek-V3, 2,048 H800", "deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360),
     ("DeepSeek-V3, 1,024 GB200", "deepseek-v3", "gb200-nvl72", "megatron", 256, 4096, 8192),
 )
-"""Name, model, cluster, engine, hosts, sequence length and global batch of the jobs with a comment."""
+"""Name, model, cluster, engine, hosts, sequence length and global batch of jobs with a comment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A distinct job, the rows that ran it, and its plan; None where no layout is legal or fits."""
+    """A distinct job, the rows that ran it, and its plan; None if no layout is legal or fits."""
 
     job: Job
     rows: tuple[tuple[Run, Setup], ...]
@@ -92,13 +94,13 @@ class Planned:
 
     @property
     def filled(self) -> float:
-        """Forecast memory of the plan's fullest stage, as a share of the whole memory of a device."""
+        """Forecast memory of the plan's fullest stage, as a share of a device's whole memory."""
         assert self.plan is not None
         return max(stage.total_bytes for stage in self.plan.memory) / self.job.pools[0].whole_memory_bytes
 
 
 def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup], ...]]]:
-    """Jobs that differ in a document, with their rows; rows that cannot be priced are left out."""
+    """Jobs that differ in a document, with their rows; rows without a price are left out."""
     found: dict[tuple[str, ...], list[tuple[Run, Setup]]] = {}
     for run in runs:
         setup = job_of(run)
@@ -112,8 +114,8 @@ def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup
 def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
     """The job with its plan, as `planner plan` makes it.
 
-    Tensor parallelism stays inside the scale-up domain unless a row crosses it, whose user lifted the rule then. Prices
-    of published layouts have the rule lifted throughout.
+    Tensor parallelism stays inside the scale-up domain, unless a row of the job crosses it. Published layouts are
+    always priced without this rule.
     """
     crosses = any(setup.layout.tp > job.cluster.scale_up_devices for _, setup in rows)
     job = replace(job, allow_tp_across_nodes=crosses)
@@ -125,7 +127,7 @@ def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
 
 
 class _LeavesIdle(Condition):
-    """The condition that a layout leaves devices idle, for which the command line has no word."""
+    """The condition that a layout leaves devices idle; the command line has no word for it."""
 
     is_numeric = True
 
@@ -134,9 +136,9 @@ class _LeavesIdle(Condition):
 
 
 def needless(each: Planned) -> tuple[str, ...]:
-    """Features of a plan that are needless: a new search finds a layout without the feature that is as good.
+    """Needless features of a plan: a new search finds a layout without the feature that is as good.
 
-    As good means: in the window, and no worse in all earlier keys.
+    As good means within the window, and not worse in any earlier key.
     """
     plan = each.plan
     assert plan is not None
@@ -166,7 +168,7 @@ def needless(each: Planned) -> tuple[str, ...]:
 
 
 def costs(found: Sequence[Planned]) -> Table:
-    """The cost of the choice over the minimum, for all jobs that have a plan."""
+    """The cost of the choices compared with the minima, over all jobs with a plan."""
     plans = [each.plan for each in found if each.plan is not None]
     above = [plan.minimum.above for plan in plans if plan.minimum is not None]
     fills = [each.filled for each in found if each.plan is not None]

@@ -1,10 +1,10 @@
 """Let the programs' own parsers read the files of `planner emit`, in one pinned environment for each program.
 
-`python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` where it is missing and runs the tests of that
-program in `tests/emit/real`. An environment sees the packages of the interpreter that runs this, so that torch and the
-planner are not installed again. Sources that are in no package are named by variables, and tests without them skip with
-a message: MEGATRON_LM and TORCHTITAN are checkouts of Megatron-LM and of torchtitan's newest source, TRAINJOB_CRD is
-the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer.
+`python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` if it is missing, and runs the tests of that
+program in `tests/emit/real`. An environment sees the packages of the present interpreter, so that torch and the planner
+are not installed again. Environment variables name sources that are in no package; without them, their tests are
+skipped with a message: MEGATRON_LM and TORCHTITAN are checkouts of Megatron-LM and of torchtitan's newest source,
+TRAINJOB_CRD is the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = ROOT / ".real-parsers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parser:
-    """Packages to install besides the planner's own, and the tests to run, with the words that select them.
+    """Packages to install in addition to the planner's own, and the tests to run, with pytest's words that select them.
 
     options: options of pip; by default packages are installed without dependencies.
     """
@@ -78,7 +78,7 @@ PARSERS: dict[str, Parser] = {
 
 
 def environment(name: str) -> Path:
-    """The interpreter of an environment, built where it is missing."""
+    """The interpreter of an environment, which is built if it is missing."""
     folder, parser = FOLDER / name, PARSERS[name]
     python = folder / "bin" / "python"
     done = folder / "packages.txt"

@@ -1,6 +1,6 @@
 """Create the virtual environment and install the planner with pinned dependencies (`make setup`).
 
-It runs on the interpreter of the machine with only the standard library. A torch of at least 2.11 that the environment
+The program needs only the machine's interpreter and the standard library. A torch of at least 2.11 that the environment
 already has is kept, because the user chooses the build that fits the machine's driver.
 """
 
@@ -21,7 +21,7 @@ ASK_TORCH = "import importlib.metadata as m; t = m.distribution('torch'); print(
 
 
 def is_new_enough(version: str) -> bool:
-    """Whether a torch version such as "2.13.0+cpu" is one to keep."""
+    """Whether a torch version such as "2.13.0+cpu" is new enough to keep."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return match is not None and (int(match[1]), int(match[2])) >= LEAST_TORCH
 
@@ -56,7 +56,7 @@ def create(venv: Path) -> Path:
 
 
 def constraints(*, keep_torch: bool) -> str:
-    """The pinned versions; without those of torch and its own dependencies where a torch is kept."""
+    """The pinned versions, without those of torch and its own dependencies if the present torch is kept."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     return text.partition(TORCH_SECTION)[0] if keep_torch else text
 

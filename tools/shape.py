@@ -1,6 +1,6 @@
 """Report the length of functions and files, compared with well-known codebases (`make shape`).
 
-It is a report for a reviewer, never a gate, because people meet a limit by splitting and padding code.
+The report is for reviewers and sets no limit, because people meet a limit by splitting and padding code.
 
 Only lines with code count: no blank lines, no comments, no docstrings.
 """
@@ -38,7 +38,7 @@ Function = tuple[int, str]  # lines of code, "file:line name"
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
-    """Lines of all strings that are a statement of their own."""
+    """Number of lines in strings that are statements of their own."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -113,7 +113,7 @@ def comparison(functions: list[Function], tests_per_line: float) -> Table:
 
 
 def imports_between_parts(package: Path) -> tuple[int, int]:
-    """The number of a package's top modules, and of its imports from a module to another sub-package or the top."""
+    """The number of a package's top-level modules, and of its imports that cross from one sub-package to another."""
     name = ".".join(package.relative_to(ROOT).parts)
     pairs = set()
     for path in package.rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Compares the cost model with vTrain's measured iterations and all-reduces, if these tables are available.
+"""Compare the cost model with vTrain's measured iterations and all-reduces, if these tables are available.
 
     python tools/vtrain.py [FOLDER]
 
@@ -67,7 +67,7 @@ def samples_of(rows: Sequence[dict[str, str]]) -> list[Sample]:
 
 
 def regrets(rows: Sequence[dict[str, str]], ratios: dict[int, float]) -> NDArray[np.float64]:
-    """Regret in percent of the layout with the best prediction, for each job with at least three layouts."""
+    """Regret in percent of the layout with the best forecast, for each job with at least three layouts."""
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for number, ratio in ratios.items():
         row, measured = rows[number], float(rows[number]["step_ms"])
@@ -78,7 +78,7 @@ def regrets(rows: Sequence[dict[str, str]], ratios: dict[int, float]) -> NDArray
 
 
 def table_of(title: str, rows: Sequence[dict[str, str]], keys: Sequence[str]) -> Table:
-    """Errors without a fold and with folds by each of `keys`, and the regret of each."""
+    """Errors by each of `keys`, fitted to all rows and held out, with the regret of each."""
     samples = samples_of(rows)
     table = Table("fitted on", "n", "median %", "mean %", "p90 %", "jobs", "mean regret %", "worst %", title=title)
 

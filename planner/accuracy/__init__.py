@@ -1,1 +1,1 @@
-"""Predicted against measured: published runs, read from a table, priced and compared."""
+"""Forecasts compared with measurements: published runs from a table, priced and compared."""

@@ -1,13 +1,13 @@
-"""Fits the shipped calibration, and measures its errors on held-out sources.
+"""Fit the shipped calibration, and measure its errors on held-out sources.
 
     python -m planner.accuracy.calibrate RUNS.csv planner/calibration.json
 
 The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
-device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they move
-only where runs require it. A combination without measured runs has the factors of its parts (a mixed model, as in
-Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Each pair of device and
-engine also has the share of peak that fused attention reaches. No constant belongs to a single model. The evidence for
-error bands comes from folds that hold whole sources out.
+device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1 unless many
+runs contradict. A combination without measured runs uses the factors of its parts. This is a mixed model (Gelman and
+Hill 2007, chapter 12), with the penalties that forecast whole sources best. Each pair of device and engine also has the
+share of peak that fused attention reaches. No constant belongs to a single model. The evidence for error bands comes
+from folds that hold out whole sources.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from planner.accuracy.runs import Run
 
 UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5")
-"""Sources kept for validation: no constant is fitted on them (docs/decisions.md, 63)."""
+"""Sources for validation only: no constant is fitted on them (docs/decisions.md, 63)."""
 
 UNFITTED_ENGINES: Final = ("megatron-2021", "megatron-2022")
-"""Engines whose runs are all in the unfitted sources, so they have no fitted factor."""
+"""Engines without a fitted factor, because all their runs are in the unfitted sources."""
 
 _SHARES: Final = (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
 _PRICED_SHARES: Final = (0.15, 0.35, 0.7)
@@ -66,10 +66,10 @@ _TERMS: Final = (
 """The keys of each group of factors, from the most to the least specific."""
 
 _PENALTY: Final = {1: 3.0, 2: 4.5, 4: 7.5}
-"""Weight of a squared log factor, in runs, by the number of keys that the factor combines."""
+"""Weight of a squared log factor, in runs, for each number of keys that the factor combines."""
 
 _NOISE: Final = 0.05
-"""Log errors above this count by their absolute value, not their square: published runs have outliers."""
+"""Limit of log errors: above it they count by absolute value, not square, because published runs have outliers."""
 
 _SWEEPS: Final = 24
 _FOLDS: Final = 5
@@ -77,9 +77,9 @@ _FOLDS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A measured run in the form that the fit reads: step seconds at each attention share and a few slowdowns.
+    """A measured run as input of the fit: its step seconds at each attention share and at a few slowdowns.
 
-    seconds: shape (shares, slowdowns), linear in the slowdown between `_SLOWDOWNS`.
+    seconds: array of shape (shares, slowdowns); between `_SLOWDOWNS` it is linear in the slowdown.
     """
 
     run: str
@@ -106,7 +106,7 @@ _Group = tuple[tuple[str, ...], tuple[str | bool, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    """Log factors of every group in the samples, and the position in _SHARES for every pair of device and engine."""
+    """Log factors of every group of the samples, and for every pair of device and engine a position in _SHARES."""
 
     intercept: float
     factors: dict[_Group, float]
@@ -122,7 +122,10 @@ class _Fit:
 
 
 def _at(seconds: NDArray[np.float64], slowdown: Any) -> tuple[Any, Any]:
-    """Seconds and their slope at a slowdown; seconds: (..., slowdowns), extended beyond the ends."""
+    """Seconds, and their slope, at a slowdown.
+
+    seconds: array of shape (..., slowdowns), extrapolated outside `_SLOWDOWNS`.
+    """
     slopes = np.diff(seconds) / np.diff(_SLOWDOWNS)
     place = np.clip(np.searchsorted(_SLOWDOWNS, slowdown) - 1, 0, len(_SLOWDOWNS) - 2)[..., None]
     slope = np.take_along_axis(slopes, place, -1)[..., 0]
@@ -166,7 +169,7 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
 def _over_shares(setup: Setup, slowdown: float, priced: Sequence[float]) -> NDArray[np.float64]:
     """Step seconds at each attention share.
 
-    The time of attention is inverse to its share, so a few prices determine the prices at all shares.
+    Attention's time is inversely proportional to its share, so a few prices determine all others.
     """
     entries = [CalibrationEntry(slowdown=slowdown, attention=share) for share in priced]
     seconds = [step_seconds(replace(setup, job=replace(setup.job, calibration=entry))) for entry in entries]
@@ -178,7 +181,7 @@ def _fitted(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def _fit(samples: Sequence[Sample]) -> _Fit:
-    """Factors and shares of least penalised |log(measured / predicted)|, by reweighted least squares.
+    """The factors and shares that minimise the penalised |log(measured / predicted)|, by reweighted least squares.
 
     Each sweep linearises the logarithm of the prediction. Every third sweep also chooses the attention shares again.
 
@@ -230,7 +233,7 @@ def _best_shares(members: dict[tuple[str | bool, ...], list[int]], errors: NDArr
 
 
 def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[np.float64]:
-    """Measured over predicted seconds of each sample, by a fit without any sample of its fold; shape (samples,)."""
+    """Measured over predicted seconds of each sample, from a fit without its fold; shape (samples,)."""
     ratios = np.empty(len(samples))
     for fold in set(folds):
         fit = _fit([s for s, own in zip(samples, folds, strict=True) if own != fold])
@@ -241,13 +244,13 @@ def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[
 
 
 def fitted_ratios(samples: Sequence[Sample]) -> NDArray[np.float64]:
-    """Measured over predicted seconds of each sample, by a fit of all samples (in-sample); shape (samples,)."""
+    """Measured over predicted seconds of each sample, from a fit of all samples (in-sample); shape (samples,)."""
     fit = _fit(samples)
     return np.array([sample.measured_seconds / fit.predicted(sample) for sample in samples])
 
 
 def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Calibration:
-    """The calibration of all samples, with evidence from folds that hold whole sources out."""
+    """The calibration from all samples, with evidence from folds that hold out whole sources."""
     fit = _fit(samples)
     entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
     for term in _TERMS:
@@ -277,7 +280,7 @@ def source_folds(samples: Iterable[Sample]) -> list[int]:
 
 
 def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple[Evidence, ...]:
-    """Held-out ratios, sorted, of each kind of run in each source."""
+    """Sorted held-out ratios of each kind of run in each source."""
     kinds = defaultdict(list)
     for sample, ratio in zip(samples, ratios, strict=True):
         kinds[sample.source, tuple(sample.kind.items())].append(round(float(ratio), 4))
@@ -296,7 +299,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """The calibration as JSON with one entry on each line, so that a changed entry changes one line."""
+    """The calibration as JSON with one entry per line, so that a change of an entry changes one line."""
     lists = []
     for name, members in calibration.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(members, dict):

@@ -1,4 +1,4 @@
-"""The figures by which a change of the cost model is judged; each row is predicted by a fit without its source."""
+"""The figures that judge a change of the cost model; each row is forecast by a fit without its source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from planner.accuracy.runs import Run
 
 LARGEST: Final = "hf-ultrascale"
-"""The source reported separately, because it has a quarter of all rows, on a network that no other source has."""
+"""A source that is reported separately: it has a quarter of all rows, on a network that no other source has."""
 
 _FEW: Final = 4
 _MANY: Final = 20
@@ -48,8 +48,8 @@ FITS: Final = 1 - RISK
 class HeldOut:
     """Every row of a table, priced once, and forecasts by fits without the row's source.
 
-    rows: all rows; for rows in the fit, the prediction is the held-out one. ratios: measured over predicted seconds of
-    each sample.
+    rows: all rows; rows of the fit have held-out predictions.
+    ratios: measured over predicted seconds of each sample.
     """
 
     rows: tuple[Row, ...]
@@ -88,7 +88,7 @@ def _priced(runs: Sequence[Run]) -> list[_Priced]:
 
 
 def held_out_bands(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> list[Band]:
-    """The band of each sample, from the evidence of other sources and a spread chosen on them."""
+    """The band of each sample, from the evidence of other sources and from the spread chosen for these sources."""
     bands: dict[int, Band] = {}
     folds = source_folds(samples)
     for fold in set(folds):
@@ -102,13 +102,13 @@ def held_out_bands(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> li
 
 
 def sizes(ratios: Sequence[float] | NDArray[np.float64]) -> tuple[float, float, float]:
-    """Median, mean and 90th percentile of |ratio - 1| in percent; the percentile is rounded down to a row's value."""
+    """Median, mean and 90th percentile of |ratio - 1| in percent; the percentile is always the value of some row."""
     errors = 100 * np.abs(np.asarray(ratios) - 1)
     return float(np.median(errors)), float(errors.mean()), float(np.quantile(errors, 0.9, method="lower"))
 
 
 class Figure(NamedTuple):
-    """One line of the table; `aim` is the value that a change should reach."""
+    """One line of the table; `aim` is the value that a change should approach."""
 
     name: str
     num_rows: int
@@ -122,7 +122,7 @@ def figures(held: HeldOut) -> list[Figure]:
 
 
 def memory_figures(held: HeldOut) -> list[Figure]:
-    """Errors by counter, the bands of peaks, and the verdicts on runs that ran out of memory."""
+    """Errors by counter, bands of peaks, and verdicts on runs that ran out of memory."""
     return [*_memory(held), *_outcomes(held)]
 
 
@@ -197,7 +197,7 @@ def _memory(held: HeldOut) -> list[Figure]:
 
 
 def _memory_bands(held: HeldOut) -> list[Figure]:
-    """The share of runs inside the band of their peak from other sources, and the band's verdicts on known outcomes."""
+    """The share of runs inside the band from other sources, and verdicts on known outcomes."""
     runs = memory_runs(held.rows)
     inside: dict[str, list[bool]] = defaultdict(list)
     chances: list[tuple[float, bool]] = []
@@ -229,7 +229,7 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
 def _reliability(chances: Sequence[tuple[float, bool]]) -> list[Figure]:
     """For each verdict, the number of runs that ran out of memory.
 
-    chances: for each run, its chance of fitting, and whether it ran out of memory.
+    chances: pairs of a run's chance of fitting and whether it ran out of memory.
     """
     lines = [
         ("fits, 95 % and more", FITS, 2.0, "<= 8 %"),

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Errors of the rows that share a value: median, mean and 90th percentile of the absolute error.
+    """Errors of the rows with one value of a key: median, mean and 90th percentile of the absolute error.
 
     ratio: median of measured over predicted, which shows the direction of the errors.
-    null_median: median error of the null model on the rows that it can predict; None if it can predict no row.
+    null_median: median error of the null model on the rows that it can predict; None if there are none.
     """
 
     by: str
@@ -62,7 +62,7 @@ def _setup(row: Row) -> Any:
 
 
 def time_groups(rows: Sequence[Row], null: Mapping[int, float]) -> tuple[Group, ...]:
-    """Errors of tokens per second, by every key, without rows that have no prediction.
+    """Errors of tokens per second by every key, for rows that have a prediction.
 
     null: index of a row -> seconds that the null model predicts.
     """
@@ -81,7 +81,7 @@ def _null_error(row: Row, predicted: float | None) -> float | None:
 
 
 def memory_groups(rows: Iterable[Row]) -> tuple[Group, ...]:
-    """Errors of the memory, by the counter of the measurement, and by source; the ratio is measured over predicted."""
+    """Errors of the memory, by the counter of the measurement and by source; the ratio is measured over predicted."""
     keys: dict[str, Callable[[Row], str]] = {
         "memory": lambda row: row.run.mem_class or "not stated",
         "memory source": lambda row: f"{row.run.source_set} {row.run.mem_class}".strip(),

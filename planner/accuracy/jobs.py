@@ -1,7 +1,7 @@
-"""Turns a row of a table into the input that `planner explain` would need: documents, options, and a partial layout.
+"""Turn a row of a table into input for `planner explain`: documents, options, and an incomplete layout.
 
-Keys that the row leaves out of its layout are filled by the rules of planner/search/given.py, as for `--layout`. All
-other missing values are chosen in this module, and each choice is listed.
+The rules of planner/search/given.py fill the layout's missing keys, as for `--layout`. This module chooses all other
+missing values, and lists each choice.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Question:
     """A row as command-line input: two documents, options of a workload, and a layout.
 
     options: keywords of `planner.specs.load.load_job`, each an option of the command line.
-    share: batch of the row over the priced batch, below 1 where the microbatches were rounded up to whole ones. The
-    step of the row takes this share of the priced step.
-    assumed: values that the row leaves out or states only approximately, without keys of the layout.
+    share: the row's batch divided by the priced batch, which is larger if microbatches were rounded up to whole ones.
+    The row's step takes this share of the priced step.
+    assumed: values (except keys of the layout) that the row leaves out or states only approximately.
     unknown_framework: no engine profile describes the row's program.
     """
 
@@ -82,8 +82,8 @@ class Setup:
 def job_of(run: Run) -> Setup | Unsupported:
     """The job and the layout of a row, or the reason why the row cannot be priced.
 
-    The row's cells win; aliases.yaml and gpus.yaml add values that no column has. The function never raises, because a
-    published row is not the user's mistake.
+    The row's cells take precedence; aliases.yaml and gpus.yaml add values that no column has. The function never
+    raises, because a published row is not the user's mistake.
     """
     try:
         return setup_of(question_of(run))
@@ -95,7 +95,7 @@ def setup_of(question: Question) -> Setup:
     """The job and the layout of a question, read as by the command line.
 
     Raises:
-        UnpricedRun: the command line would refuse the question, with its reason.
+        UnpricedRun: the command line would refuse the question; the error has the reason.
     """
     try:
         job = uniform_job(load_job(model=question.model, cluster=question.cluster, **question.options))
@@ -158,9 +158,10 @@ def question_of(run: Run) -> Question:
 
 
 def _with_knobs(run: Run) -> Run:
-    """The run with the cells that its source states outside its table.
+    """The run with cells that its source states outside its table.
 
-    A cell of the row itself wins, except over `corrections`: cells that a table inferred and its source contradicts.
+    A cell of the row itself takes precedence, except over `corrections`: cells that a table inferred and its source
+    contradicts.
     """
     known = knowledge("aliases")
     cells = known["knobs"].get(run.source_set, {}).get(normalized(run.model), {})
@@ -177,10 +178,11 @@ def _with_knobs(run: Run) -> Run:
 def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[EngineSpec, bool]:
     """The engine profile for a row's framework, and whether the framework is unknown.
 
-    An unknown framework is priced with the nearest profile: FSDP's where weights are sharded, else Megatron's. The same
-    holds for a framework described only as similar to Megatron. Megatron-LM without fused attention is the code of
-    2021, or of 2022 where the source is the paper of that year or the run has sequence parallelism, which was added
-    then. Plain FSDP has no tensor, pipeline or context parallelism, so rows with these use torch's composition.
+    An unknown framework is priced with the nearest profile: FSDP's if weights are sharded, else Megatron's. A framework
+    described only as similar to Megatron is also unknown. Megatron-LM without fused attention means the code of 2021.
+    If the source is the paper of 2022, or the run has sequence parallelism, which was added in 2022, it means the code
+    of that year. Plain FSDP has no tensor, pipeline or context parallelism, so rows with these axes use torch's
+    composition.
     """
     words, entry = run.framework.lower(), _framework(run)
     is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
@@ -210,7 +212,7 @@ def _engine(name: str) -> EngineSpec:
 def _missing_abilities(
     engine: EngineSpec, model: ModelSpec, layout: Mapping[str, Any], settings: Mapping[str, str]
 ) -> list[Assumed]:
-    """Settings that add to the profile the abilities that the row shows its program to have."""
+    """Settings that give the profile the abilities that the row's program obviously has."""
     can = engine.can
     piped = layout["pp"] > 1
     zeros = engine.pipeline.zero_stages if piped else can.zero_stages
@@ -251,11 +253,11 @@ def _listed(value: Any) -> str:
 _NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", "grpo", "ppo", "dpo", "eval", "distill")
 _ADAPTERS: Final = ("lora", "peft", "adapter")
 _FUSED_HEAD: Final = ("liger", "fused linear", "linear cross", "linear-cross", "cut cross", "cut-cross")
-"""Words for a kernel that fuses the output head and the loss, and so stores no logits."""
+"""Words for a kernel that fuses the output head and the loss, and therefore stores no logits."""
 
 
 def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
-    """Settings besides the options: of the training document, and of the engine if the row states more."""
+    """Settings in addition to the options: of the training document, and of the engine if the row states more."""
     words = f"{run.flags} {run.notes}".lower()
     task = run.task.lower()
     if any(word in task for word in _NO_TRAINING):
@@ -289,7 +291,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
 
 
 def _graphs(run: Run) -> str:
-    """The part of the run that CUDA graphs capture: whole steps, or layers; graphs of a router alone are ignored."""
+    """The part of the run that CUDA graphs capture: whole steps, or layers; graphs of only the router are ignored."""
     stated = run.cuda_graphs.lower()
     if not stated:
         stated = "local" if re.search(r"cuda.?graph", run.flags.lower()) else "none"
@@ -300,7 +302,7 @@ def _graphs(run: Run) -> str:
 
 
 def _adapters(words: str, assumed: list[Assumed]) -> dict[str, str]:
-    """Adapters of the stated rank, else of 8, which is the default of peft and of NeMo's recipes."""
+    """Adapters of the stated rank, or of rank 8, the default of peft and of NeMo's recipes."""
     rank = re.search(r"(?:rank|dim|\br)\s*[=:]?\s*(\d{1,4})\b", words)
     if rank is None:
         assumed.append(Assumed(key="training.lora_rank", value="8", rule="the default of peft and of NeMo's recipes"))
@@ -327,7 +329,7 @@ _LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")
 
 
 def _precision(run: Run) -> Precision:
-    """The precision by its class, else by its words; 16 bits are fp16 if the row says so or the GPU has no bf16."""
+    """The precision by its class, or by its words; 16 bits mean fp16 if the row says so or the GPU has no bf16."""
     words, kind = run.precision.lower(), run.precision_class.lower()
     for low in _LOW:
         if kind == low or (not kind and (low in words or low.replace("fp", "float") in words)):
@@ -341,7 +343,7 @@ def _precision(run: Run) -> Precision:
 
 
 def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed]) -> Run:
-    """The row with a microbatch size; a blank size is filled for libraries that make one microbatch for each stage."""
+    """The row with a microbatch size; some libraries make one microbatch per stage, which fills a blank cell."""
     entry, ranks = _framework(run), degrees["dp"] * degrees["pp"]
     if run.microbatch or run.mbs or degrees["pp"] == 1 or not run.gbs or run.gbs % ranks:
         return run
@@ -353,9 +355,9 @@ def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed
 
 
 def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, float]:
-    """Sequences per step in whole microbatches, and the ratio of the row's own batch to it.
+    """Sequences per step in whole microbatches, and the row's own batch divided by this number.
 
-    A run that ran out of memory did so in its first microbatch, so its row needs no batch.
+    A run that ran out of memory failed in its first microbatch, so its row needs no batch.
     """
     batch = run.gbs or _accumulated_batch(run, dp, mbs)
     if not batch and run.oom:
@@ -382,7 +384,10 @@ def _accumulated_batch(run: Run, dp: int, mbs: int) -> int | None:
 
 
 def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
-    """tp, pp, cp and dp; the number of GPUs decides where it contradicts the stated dp, as with expert-dp columns."""
+    """The degrees tp, pp, cp and dp.
+
+    If the stated dp contradicts the number of GPUs, as in expert-dp columns, the GPUs count.
+    """
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
     if max(tp, cp) > _LARGEST_DEGREE or pp > _LARGEST_PIPELINE:
         raise UnpricedRun(f"tp {tp}, pp {pp}, cp {cp}")
@@ -404,7 +409,7 @@ def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
 def _layout(
     run: Run, model: ModelSpec, engine: EngineSpec, degrees: Mapping[str, int], assumed: list[Assumed]
 ) -> dict[str, Any]:
-    """The keys of the layout that the row states; other keys are left out."""
+    """The layout keys that the row states; other keys are left out."""
     tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
     found: dict[str, Any] = dict(degrees)
     if model.moe is not None:
@@ -430,7 +435,10 @@ def _layout(
 
 
 def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
-    """Degrees of expert and, where stated, expert tensor parallelism; both divide the ranks tp * cp * dp."""
+    """Degrees of expert parallelism and, if stated, of expert tensor parallelism.
+
+    Both divide the ranks tp * cp * dp.
+    """
     ep = run.ep or 1
     assert model.moe is not None
     if ranks % (ep * (run.etp or 1)) or model.moe.num_experts % ep:
@@ -453,7 +461,7 @@ _SCHEDULES: Final = {
 
 
 def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
-    """Schedule, chunks of a stage and their layers, as far as the row states them; empty without a pipeline."""
+    """Schedule, chunks of a stage and their layers, where the row states them; empty without a pipeline."""
     if pp > model.num_layers:
         raise UnpricedRun(f"{pp} pipeline stages for {model.num_layers} layers")
     if pp == 1:
@@ -486,7 +494,7 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
 
 
 def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> list[int]:
-    """Layers of each chunk as the recipe lists them; a chunk with only the loss gets a layer of the chunk before it."""
+    """Layers of each chunk as in the recipe's list; a chunk with only the loss gets a layer of the previous chunk."""
     split = [int(part) for part in run.pipeline_layout.split("|") if part.strip().isdigit()]
     if not split or sum(split) != model.num_layers or len(split) % pp:
         raise UnpricedRun(f"pipeline layout {printable(run.pipeline_layout, 40)} of {model.num_layers} layers")
@@ -521,7 +529,7 @@ def _zero(run: Run) -> int | None:
 
 
 def _hsdp(run: Run, dp: int) -> int:
-    """Replicas of the sharded group; `hsdp (shard 8 in node ...)` shards over 8 ranks."""
+    """Number of replicas of the sharded group; the text `hsdp (shard 8 in node ...)` means 8 ranks per group."""
     words = f"{run.zero} {run.flags}".lower()
     if "hsdp" not in words and "hybrid_shard" not in words:
         return 1

@@ -1,4 +1,4 @@
-"""Reads the YAML files beside this module, which add values that tables leave out, and compares names."""
+"""Read the YAML files beside this module, which add values that tables leave out, and compare names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class UnpricedRun(Exception):
-    """A row that cannot be priced; the text of the exception is the reason shown to the user."""
+    """A row that cannot be priced; the exception's text is the reason for the user."""
 
 
 @cache

@@ -1,11 +1,11 @@
-"""Learns corrections from a user's own runs: a Bayesian fit with the shipped calibration as its prior.
+"""Learn corrections from a user's own runs: a Bayesian fit with the shipped calibration as its prior.
 
 Each pair of device and engine has a factor for each cause of step time: compute, memory traffic, the host, the
-innermost link, the outer links, fused attention. The slope of a run for a factor is the growth of its log step time
-with the log of this factor. The log errors of the runs are regressed on these slopes. The prior of a factor is 1,
-within the spread of this factor over clusters of published runs (empirical Bayes). The share of this spread that the
-user's cluster has, and the scatter of its runs, are averaged over (as in Raftery, Madigan and Hoeting, JASA 1997). Few
-runs therefore change the factors little, and many runs determine them.
+innermost link, the outer links, fused attention. The slope of a run for a factor is the derivative of its log step time
+by the log of this factor. The fit regresses the log errors of the runs on these slopes. The prior of a factor has the
+mean 1, and the spread that this factor has over clusters of published runs (empirical Bayes). Two unknowns are averaged
+over: the user's cluster's share of this spread, and the scatter of its runs (as in Raftery, Madigan and Hoeting, JASA
+1997). Few runs therefore change the factors little, and many runs determine them.
 """
 
 from __future__ import annotations
@@ -34,27 +34,33 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
 
 FACTORS: Final = ("slowdown", "scale_up", "network", "memory", "host", "attention")
-"""The learnt factors of time; all but the last are fields of a calibration entry with the same name."""
+"""The learnt factors of time; each except the last is a field of a calibration entry with the same name."""
 
 _SHARES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""Possible shares of the variance of published clusters that the user's cluster has; all are equally likely."""
+"""Possible shares of the variance between published clusters for the user's cluster; all are equally likely."""
 
 _SCATTERS: Final = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-"""Possible ratios of the scatter of this cluster's runs to that of published clusters; all are equally likely."""
+"""Possible ratios of the scatter of this cluster's runs to the scatter in published clusters.
+
+All are equally likely.
+"""
 
 _OUTLIER: Final = 3.0
-"""Distance from the fit, in scatters, at which the influence of a run stops growing."""
+"""Distance from the fit, in scatters, beyond which a run's influence stops growing."""
 
 _LARGEST_ERROR: Final = 0.4
-"""Limit of a log error: of its distance from the median at the start of a fit, and from 0 in a prior."""
+"""Limit of a log error: measured from the median at the start of a fit, and from 0 in a prior."""
 
 _MOST_RUNS: Final = 12
-"""The largest number of runs as which a cluster counts when the prior is learnt."""
+"""Largest number of runs that one cluster counts as, when the prior is learnt."""
 
 EIGHT_OF_TEN: Final = 1.0
-"""Standard deviations within which 8 of 10 future runs are: errors have a sharper peak than the normal distribution.
+"""Number of standard deviations that contain 8 of 10 future runs.
 
-With sources held out, 89, 84, 81 and 75 % of a cluster's other rows are within them after 1, 3, 5 and 10 rows of it.
+Errors have a sharper peak than a normal distribution.
+
+With sources held out, this range contains 89, 84, 81 and 75 % of a cluster's other rows after learning from 1, 3, 5 and
+10 of its rows.
 """
 
 _MOST: Final = math.log(20.0)
@@ -65,10 +71,10 @@ _CLOSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """The distribution assumed before any run of a cluster is known.
+    """The assumed distribution before any run of a cluster is known.
 
-    spreads: standard deviations of the log factors, in the order of `FACTORS`. scatter: standard deviation of a run's
-    log error around the prediction by its cluster's factors.
+    spreads: standard deviations of the log factors, in the order of `FACTORS`.
+    scatter: standard deviation of a run's log error around the prediction with its cluster's factors.
     """
 
     spreads: tuple[float, ...]
@@ -81,9 +87,10 @@ PRIOR: Final = Prior(spreads=(0.16, 2.2, 0.61, 0.93, 0.18, 0.48), scatter=0.085)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A measured run, with the job and the layout that price it by the shipped calibration.
+    """A measured run, with its job (under the shipped calibration) and its layout.
 
-    where: the file, and the line of a table, for messages. share: the run's step as a share of the priced step.
+    where: the file, and the line of a table, for messages.
+    share: the run's step as a share of the priced step.
     """
 
     where: str
@@ -99,13 +106,13 @@ class Observation:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """The device and the engine, for which a correction is learnt."""
+        """The device and the engine, for which one correction is learnt."""
         return self.job.cluster.device.name, self.job.engine.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecasts:
-    """Step seconds of one run: measured, and forecast before learning, after it, and from the other runs alone."""
+    """Step seconds of one run: measured, and forecast before learning, after learning, and from the other runs only."""
 
     where: str
     measured: float
@@ -116,7 +123,7 @@ class Forecasts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """The correction of one device and engine, and the forecasts with it of the runs from which it was learnt."""
+    """The correction of one device and engine, and the forecasts of the runs from which it was learnt."""
 
     device: str
     engine: str
@@ -126,14 +133,22 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
-    """The posterior of the factors. logs: log factors, (factors,). covariance: of `logs`. scatter: of a future run."""
+    """The posterior of the factors.
+
+    logs: log factors, (factors,).
+    covariance: covariance of `logs`.
+    scatter: scatter of a future run.
+    """
 
     logs: NDArray[np.float64]
     covariance: NDArray[np.float64]
     scatter: float
 
     def spread(self, slopes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Standard deviation of the log error of future runs with these slopes, (runs,); slopes: (runs, factors)."""
+        """Standard deviation of the log error of future runs with these slopes, (runs,).
+
+        slopes: (runs, factors).
+        """
         found: NDArray[np.float64] = np.sqrt(
             np.einsum("rf,fg,rg->r", slopes, self.covariance, slopes) + self.scatter**2
         )
@@ -141,12 +156,13 @@ class Posterior:
 
 
 def posterior(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: Prior = PRIOR) -> Posterior:
-    """The posterior of the log factors, where log errors are the slopes times the log factors, plus scatter.
+    """The posterior of the log factors, in the model: log errors are slopes times log factors, plus scatter.
 
-    slopes: growth of the log forecast with each log factor, (runs, factors). errors: log(measured / forecast), (runs,).
+    slopes: derivatives of the log forecast by each log factor, (runs, factors).
+    errors: log(measured / forecast), (runs,).
 
-    Source: conjugate Bayesian linear regression (Gelman et al., Bayesian Data Analysis, 3rd edition, section 14.2);
-    the scales of prior and scatter are averaged over by their marginal likelihood; Huber (1964) for outliers.
+    Source: conjugate Bayesian linear regression (Gelman et al., Bayesian Data Analysis, 3rd edition, section 14.2); the
+    scales of prior and scatter are averaged over by their marginal likelihood; Huber (1964) for outliers.
     """
     middle = float(np.median(errors)) if len(errors) else 0.0
     found = _averaged(slopes, np.clip(errors, middle - _LARGEST_ERROR, middle + _LARGEST_ERROR), prior)
@@ -179,10 +195,10 @@ def _averaged(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: P
 
 
 def prior_of(clusters: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Prior:
-    """The prior of greatest likelihood for the runs of many clusters.
+    """The prior with the greatest likelihood for the runs of many clusters.
 
-    clusters: slopes and log errors of each cluster's runs. A cluster's runs count as at most `_MOST_RUNS` runs, and the
-    absolute value of a log error as at most `_LARGEST_ERROR`.
+    clusters: slopes and log errors of each cluster's runs. A cluster's runs count as at most `_MOST_RUNS` runs, and a
+    log error as at most `_LARGEST_ERROR`.
 
     Source: expectation maximisation for variance components (Dempster, Rubin and Tsutakawa, JASA 1981).
     """
@@ -202,14 +218,14 @@ def prior_of(clusters: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 def slopes_of(job: PoolJob, layout: Layout) -> NDArray[np.float64]:
-    """Growth of the log step seconds with each log factor, (factors,), by pricing with each factor a tenth larger."""
+    """Derivatives of the log step seconds by each log factor, (factors,), from prices with a factor a tenth larger."""
     before = _log_seconds(job, layout)
     steps = np.eye(len(FACTORS)) * _STEP
     return np.array([(_log_seconds(with_factors(job, each), layout) - before) / _STEP for each in steps])
 
 
 def with_factors(job: PoolJob, logs: NDArray[np.float64]) -> PoolJob:
-    """The job with its calibration multiplied by the factors of these logarithms."""
+    """The job with its calibration multiplied by these factors, given as logarithms."""
     return replace(job, calibration=job.calibration.model_copy(update=_fields(job, logs, over=job.calibration)))
 
 
@@ -242,7 +258,7 @@ def learn(observations: Sequence[Observation]) -> tuple[Learnt, ...]:
 
 
 def learn_calibration(observations: Sequence[Observation]) -> tuple[Calibration, tuple[Learnt, ...]]:
-    """The shipped calibration with the learnt entries in front, which are found first and multiply the shipped ones.
+    """The shipped calibration with the learnt entries in front; they are found first, and multiply the shipped ones.
 
     Raises:
         InputError: `observations` is empty.
@@ -253,7 +269,7 @@ def learn_calibration(observations: Sequence[Observation]) -> tuple[Calibration,
 
 
 def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt:
-    """The correction of one device and engine by Gauss-Newton, with slopes at the shipped and at the learnt factors."""
+    """The correction of one device and engine by Gauss-Newton: slopes at the shipped, then at the learnt factors."""
     measured = np.log([run.measured_seconds for run in runs])
     logs = np.zeros(len(FACTORS))
     before = predicted = _predicted(runs, logs)

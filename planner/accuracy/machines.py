@@ -1,4 +1,4 @@
-"""Builds the cluster of a run from its GPU's name, the host size and the network's bandwidth."""
+"""Build the cluster of a run from its GPU's name, the host size and the network's bandwidth."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _LARGEST_WORLD = 10_000_000
 def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
     """The cluster of `num_devices` devices; the last host, or the only one, may have fewer devices than a full host.
 
-    The row's own cells win: host size, and network bandwidth per device and direction. The NVLink of a device is that
-    of the shipped cluster with the device, and a network that the row names is that of its shipped cluster.
+    The row's own cells take precedence: host size, and network bandwidth per device and direction. NVLink comes from
+    the shipped cluster with the device, and a network that the row names from the shipped cluster with this network.
 
     Raises:
         UnpricedRun: no device file describes the GPU, or no cluster has this size.
@@ -72,7 +72,7 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
 
 
 def _network(run: Run, stated: float, line_rate: float, num_hosts: int) -> dict[str, Any]:
-    """The link's bandwidth as stated; where the run measured it between hosts, the line rate is kept besides."""
+    """The link with its stated bandwidth; if this was measured between hosts, the line rate is kept as well."""
     if "measured in the run" not in run.interconnect or stated >= line_rate or num_hosts < 2:
         return {"bandwidth": stated}
     return {"bandwidth": line_rate, "measured_bandwidth": stated, "measured_hosts": num_hosts}

@@ -1,4 +1,4 @@
-"""Evidence of published runs about predicted peaks: figures of three counters, and runs that ran out of memory."""
+"""Evidence of published runs about predicted peaks: values of three counters, and runs that ran out of memory."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ _COUNTERS: Final[tuple[Counter, ...]] = (*_MEASURED, "needed")
 _LOCATIONS: Final = np.arange(-0.8, 0.801, 0.01)
 _SCALES: Final = np.geomspace(0.01, 0.8, 45)
 _MOST: Final = 5.0
-"""The largest number of runs as which a source counts, because its runs have similar errors. Assumed."""
+"""Largest number of runs that one source counts as, because its runs have similar errors. Assumed."""
 _BIAS: Final = 0.03
-"""Standard deviation of the log location of all engines together. Assumed, because the ledger's sums of tensors are
-within 3 % of the allocated bytes. More sources with figures of the device's counter would settle it.
+"""Standard deviation of the log location of all engines together.
+
+Assumed, because the ledger's sums of tensors are within 3 % of the allocated bytes. More sources that report the
+device's counter would replace the assumption.
 """
 _SCATTER: Final = (0.08, 0.25)
-"""Standard deviations of one engine about all engines: of locations, and of the logarithms of scales.
+"""Standard deviations of single engines around all engines: of locations, and of the logarithms of scales.
 
-Assumed from the distances between the locations of the engines with figures. Nearly every engine has only one source,
-so the data do not determine them.
+Assumed from the distances between the locations of the measured engines. Nearly every engine has only one source, so
+the data do not determine these deviations.
 """
 _WIDER: Final = (1.0, 4.0)
 _INSIDE: Final = 0.8
@@ -50,7 +52,7 @@ _FACTORS: Final = np.arange(*_WIDER, 0.1)
 class MemoryRun:
     """The logarithm of measured over predicted bytes of one run, or a bound of this logarithm.
 
-    kind: `exact`; `above`: the value exceeds the bound, as the run ran out of memory; `below`: the run did not.
+    kind: `exact` for a value; for a bound, `above` if the run ran out of memory and needs more, `below` if it fitted.
     """
 
     source: str
@@ -61,11 +63,10 @@ class MemoryRun:
 
 
 def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
-    """Figures and bounds of each row; rows that assume their recompute have none.
+    """Values and bounds of each row; rows that assume their recompute have none.
 
-    A figure of the allocator's tensors also gives a figure of the run's need, with the predicted runtime added. For
-    other rows, the device's memory is an upper bound of the need if they ran, and a lower bound if they ran out of
-    memory.
+    A value of the allocator's tensors also gives a value of the run's need, with the predicted runtime added. For other
+    rows, the device's memory bounds the need: from above if the run succeeded, from below if it ran out of memory.
     """
     found = []
     for row in rows:
@@ -89,18 +90,18 @@ def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
 
 
 def assumes_recompute(row: Row) -> bool:
-    """Whether the row leaves open if activations are recomputed."""
+    """Whether the row does not state if activations are recomputed."""
     return row.setup is not None and any(
         str(getattr(each, "key", each)).startswith("recompute") for each in row.setup.assumed
     )
 
 
 def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
-    """Location and scale for each counter that has figures: of each engine, then of all engines.
+    """Location and scale of each measured counter: of each engine, then of all engines.
 
-    The values of an engine are shrunk towards those of all engines. Runs that ran out of memory and runs that did not
-    give bounds of the figure of the device's counter (a censored likelihood, as in Tobin, Econometrica 1958). Scales
-    are widened until the bands and the chances of fitting are right for sources that were not in the fit.
+    The values of an engine are shrunk towards those of all engines. Whether a run ran out of memory gives a bound of
+    its need (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until the bands and the chances
+    of fitting are right for sources outside the fit.
     """
     wider, wider_chances = _wider_bands(runs), _wider_chances(runs)
     return tuple(
@@ -110,7 +111,7 @@ def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
 
 
 def _wider_bands(runs: Sequence[MemoryRun]) -> float:
-    """The factor of scales with which bands from other sources hold 8 of 10 figures; all sources count equally."""
+    """The factor on scales with which bands from other sources contain 8 of 10 values; all sources count equally."""
     edges = []
     figures = [run for run in runs if run.kind == "exact" and run.counter != "needed"]
     for source in sorted({run.source for run in figures}):
@@ -129,10 +130,10 @@ def _wider_bands(runs: Sequence[MemoryRun]) -> float:
 
 
 def _wider_chances(runs: Sequence[MemoryRun]) -> float:
-    """The factor of scales with which a chance of 95 % is right for each source that was not in the fit.
+    """The factor on scales with which a chance of 95 % is right for each source outside the fit.
 
-    It is right for a source if at most 5 % of the runs with at least this chance ran out of memory. Only sources with
-    enough of these runs are checked.
+    The chance is right for a source if at most 5 % of its runs with at least this chance ran out of memory. Only
+    sources with enough of these runs are checked.
     """
     factors = [_WIDER[0]]
     needed = [run for run in runs if run.counter == "needed"]
@@ -189,7 +190,7 @@ def _spread(counter: Counter, engine: str | None, best: tuple[float, float], num
 
 
 def _best(runs: Sequence[MemoryRun], penalty: NDArray[np.float64]) -> tuple[float, float]:
-    """The location and the scale of greatest likelihood on a grid; penalty: (locations, scales)."""
+    """The location and the scale with the greatest likelihood on a grid; penalty: (locations, scales)."""
     sizes: dict[str, int] = defaultdict(int)
     for run in runs:
         sizes[run.source] += 1

@@ -1,4 +1,4 @@
-"""Builds the model of a run from the row's own shape and from the known values of its name."""
+"""Build the model of a run from the row's own shape and from the known values of its name."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _SHAPE: Final = {
 def model_of(run: Run) -> ModelSpec:
     """The model document of a row.
 
-    Layers, widths and vocabulary are the row's own, so that a truncated or widened model is priced as it ran. A blank
-    cell has the shipped model's value where the row names a shipped model. Head size, latent attention, windows and
-    biases have no column; aliases.yaml has them.
+    Layers, widths and vocabulary are the row's own, so that a truncated or widened model is priced as it ran. If the
+    row names a shipped model, its values fill blank cells. Head size, latent attention, windows and biases have no
+    column; aliases.yaml has them.
 
     Raises:
         UnpricedRun: the row does not state the shape, or no model can have the shape.
@@ -74,7 +74,7 @@ def _is_gated(family: Mapping[str, Any]) -> bool:
 
 
 def _shape(run: Run, name: str) -> dict[str, int]:
-    """Counts and widths: the row's own, else the shipped model's."""
+    """Counts and widths: the row's own, or the shipped model's."""
     own: dict[str, int | None] = {field: getattr(run, column) for field, column in _SHAPE.items()}
     own["num_kv_heads"] = own["num_kv_heads"] or own["num_heads"]
     if not own["ffn_hidden_size"] and own["hidden_size"] and run.moe_ffn:

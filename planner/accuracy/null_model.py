@@ -1,4 +1,4 @@
-"""The null model, a forecast to beat: every GPU reaches the median rate of its kind, whatever the layout."""
+"""The null model, a forecast that ours must beat: every GPU reaches the median rate of its kind, for any layout."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class _Rated(NamedTuple):
 def null_seconds(rows: Sequence[Row]) -> dict[int, float]:
     """Index of a row -> seconds that the null model predicts, for rows that were priced.
 
-    The rate is the median of (device, precision class, experts or not) over the rows of other sources, so that no
-    row is predicted from its own sweep; a row whose kind no other source measured has no null prediction.
+    The rate is the median of the rows with the same device, precision class and experts in other sources, so that no
+    row is predicted from its own sweep. If no other source measured such rows, there is no null prediction.
     """
     kinds: dict[tuple[str, str, bool], list[_Rated]] = defaultdict(list)
     for index, row in enumerate(rows):

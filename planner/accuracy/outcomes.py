@@ -1,4 +1,4 @@
-"""Counts right and wrong verdicts of fitting, on published runs that ran out of memory and runs that did not."""
+"""Count right and wrong verdicts of fitting, on published runs that did or did not run out of memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """Verdicts on published runs.
+    """Verdicts on published runs; "may not fit" counts as right for both kinds of runs.
 
-    num_oom: runs that ran out of memory; for `caught` of them the verdict is not "fits". num_ran: runs that were
-    measured; for `false_alarms` of them the verdict is "does not fit". The verdict "may not fit" counts as right in
-    both cases.
+    num_oom: number of runs that ran out of memory.
+    caught: number of these runs with another verdict than "fits".
+    num_ran: number of runs that were measured.
+    false_alarms: number of these runs with the verdict "does not fit".
     """
 
     num_oom: int

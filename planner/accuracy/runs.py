@@ -1,4 +1,4 @@
-"""Reads a table of measured runs (CSV) into records; any cell may be blank or hold words."""
+"""Read a table of measured runs (CSV) into records; any cell may be blank or contain words."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _NUMBER: Final = re.compile(r"\s*([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0
 class Run:
     """One measured run, in the columns of tests/published/measurements.csv.
 
-    A number that the source does not state, or states in words, is None. A text that the source does not state is
-    empty.
+    A number is None if the source does not state it, or states it in words. A text is empty if the source does not
+    state it.
     """
 
     id: str
@@ -144,7 +144,7 @@ def _check_columns(found: Any, shown: str) -> None:
 
 
 def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
-    """One row as a record; a cell that cannot be read as its column's kind counts as not stated."""
+    """One row as a record; a cell with the wrong kind of value counts as not stated."""
     values: dict[str, Any] = {}
     for field in fields(Run):
         text = cells.get(field.name)
@@ -155,9 +155,9 @@ def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
 
 
 def _number(text: str, *, whole: bool) -> float | int | None:
-    """The number in a cell.
+    """The number in a cell, or None.
 
-    It is None for words, for a number that is not finite, and for a fraction in a column of counts.
+    Words, numbers that are not finite, and fractions in a column of counts give None.
     """
     match = _NUMBER.fullmatch(text)
     value = float(match[1].replace(",", "")) if match else math.inf

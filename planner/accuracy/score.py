@@ -1,4 +1,4 @@
-"""Prices every run of a table and compares the prediction with the measurement."""
+"""Price every run of a table and compare the prediction with the measurement."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run with its prediction; where it has no prediction, `reason` tells why.
+    """One run with its prediction; without a prediction, `reason` says why.
 
-    predicted_memory_bytes: memory of the fullest stage, by the counter of the row's own figure (the device's counter
-    where the row has no figure). peak_bytes: the need of the fullest stage, without memory that the allocator only
-    keeps for later. fits: whether the need is within the memory limit with the default headroom.
+    predicted_memory_bytes: memory of the fullest stage, for the counter that the row reports, or for the device's
+    counter.
+    peak_bytes: the need of the fullest stage, without memory that the allocator only keeps for later.
+    fits: whether the need is within the memory limit with the default headroom.
     """
 
     run: Run
@@ -66,7 +67,7 @@ def score_all(runs: Iterable[Run], corrections: Calibration | None = None) -> tu
 def score(run: Run, corrections: Calibration | None = None) -> Row:
     """One run with its prediction, or with the reason why it cannot be priced.
 
-    The forecast is what `planner explain` prints for the row's question (`jobs.question_of`), by the same functions.
+    The forecast equals that of `planner explain` for the row's question (`jobs.question_of`), from the same functions.
     """
     measured = run.measured_step_seconds
     memory = run.mem_bytes or None
@@ -101,12 +102,13 @@ def step_seconds(setup: Setup) -> float:
 
 
 def memory_by_class(job: PoolJob, stage: StageMemory) -> dict[str, float]:
-    """The values of the three usual counters for a stage, in bytes.
+    """Bytes of a stage by the three usual counters.
 
-    allocated: only tensors (torch.cuda.max_memory_allocated), which is every line but the runtime. reserved: also
-    memory that the allocator loses to fragmentation, or keeps for later while memory is free (max_memory_reserved).
-    device: also the context and the buffers of communication (nvidia-smi). The last value exceeds the device's memory
-    only where the ledger's total does.
+    allocated: only tensors (torch.cuda.max_memory_allocated), that is, every line except the runtime.
+    reserved: also memory that the allocator loses to fragmentation, or keeps for later while memory is free
+    (max_memory_reserved).
+    device: also the context and the communication buffers (nvidia-smi); it exceeds the device's memory only if the
+    ledger's total does.
 
     Source: PyTorch, notes on CUDA memory management; `planner.cost.memory.CACHED_SHARE`.
     """

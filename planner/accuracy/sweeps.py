@@ -1,4 +1,4 @@
-"""Measures ranking: whether the planner would have chosen the best of the layouts that a source ran on one job."""
+"""Measure ranking: whether the planner would have chosen the best of the layouts that a source ran on one job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.accuracy.score import Row
 
 CLEAR: Final = 0.03
-"""Published layouts whose times differ by less than this share count as equal: runs repeat within a few percent."""
+"""Published layouts whose times differ by less than this share count as equal; repeated runs differ by as much."""
 _FEWEST: Final = 3
 
 
@@ -26,11 +26,13 @@ _FEWEST: Final = 3
 class Sweep:
     """Layouts of one model, device, number of devices, batch, release and kernels in one source.
 
-    regret: measured time of the layout with the best prediction, over the best measured time, minus 1.
-    random_regret: the mean regret of a layout drawn at random. tau: Kendall's tau-b of predicted and measured time.
-    clear_pairs: pairs whose measured times differ by more than `CLEAR`, of which `ordered_pairs` are predicted in
-    the right order. near_pairs, apart_pairs: pairs whose predictions are a near tie, and all other pairs; each with the
-    number of pairs in the right order.
+    regret: measured time of the layout with the best prediction, divided by the best measured time, minus 1.
+    random_regret: the mean regret of a random layout.
+    tau: Kendall's tau-b of predicted and measured time.
+    clear_pairs: number of pairs whose measured times differ by more than `CLEAR`.
+    ordered_pairs: number of these pairs that are predicted in the right order.
+    near_pairs, ordered_near_pairs: the same numbers for pairs whose predictions are a near tie.
+    apart_pairs, ordered_apart_pairs: the same numbers for all other pairs.
     """
 
     source: str
@@ -50,8 +52,8 @@ class Sweep:
 def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
     """Every sweep of at least three different layouts, by seconds per sequence.
 
-    Batches of one sweep may differ slightly, so that each layout divides its batch. Repeated runs of a layout count
-    once, by their median, because all have the same forecast; on a shared network they differ by up to 1.7 times.
+    Batches of one sweep may differ slightly, so that each layout divides its batch. Repeated runs of a layout have the
+    same forecast, so they count once, by their median; on a shared network their times differ by a factor of up to 1.7.
     """
     groups: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
     for row in rows:
@@ -83,7 +85,7 @@ def _distinct(members: Sequence[tuple[float, float, str]]) -> list[tuple[float, 
 
 
 def _rounded(batch: int) -> int:
-    """The batch to the nearest quarter of an octave, so that 2016 and 2048 sequences are one job."""
+    """The batch rounded to a quarter of an octave, so that 2016 and 2048 sequences count as one job."""
     return round(2 ** (round(4 * math.log2(batch)) / 4))
 
 
@@ -118,7 +120,7 @@ def _in_order(pair: tuple[tuple[float, float], tuple[float, float]]) -> bool:
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation with ties, tau-b: -1 to 1, and 0 where one sequence is constant.
+    """Rank correlation with ties, tau-b: from -1 to 1, and 0 if one sequence is constant.
 
     Source: Kendall, The treatment of ties in ranking problems (Biometrika 1945).
     """

@@ -1,1 +1,1 @@
-"""Reads measured runs from run folders, tables and logs, for the fit of corrections (`planner.accuracy.learn`)."""
+"""Read measured runs from run folders, tables and logs, for the fit of corrections (`planner.accuracy.learn`)."""

@@ -1,4 +1,4 @@
-"""Reads the inputs of `planner calibrate`: run folders, tables of runs, and logs with their plan."""
+"""Read the inputs of `planner calibrate`: run folders, tables of runs, and logs with their plan."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def read_inputs(
 ) -> list[Observation]:
     """The runs of every path, in order.
 
-    plan: the plan of all logs; without it each log has a plan.json in its folder. tell: called with a message for each
-    run that is left out, with the reason.
+    plan: the plan of all logs; without it each log needs a plan.json in its folder.
+    tell: called with a message and the reason for each run that is left out.
 
     Raises:
         InputError: all mistakes of all files, with file, line and column.

@@ -1,4 +1,4 @@
-"""Reads logs of training programs: for each program, the lines with the time of a step and those about the model.
+"""Read logs of training programs: for each program, the lines with step times and the lines about the model.
 
 Source: the lines as these programs print them: Megatron-LM d98e8a64, megatron/training/training.py; torchtitan,
 torchtitan/components/metrics.py; DeepSpeed 038beb63, deepspeed/utils/timer.py and runtime/pipe/engine.py; transformers,
@@ -26,21 +26,24 @@ _NUMBER: Final = r"[-+]?(?:[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?|nan|inf)"
 _MILLISECOND: Final = parse_quantity("1 ms", "seconds")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SAME_PARAMETERS: Final = 0.02
-"""Parameter counts that differ by less than this share are of the same model.
+"""Two parameter counts that differ by less than this share may belong to the same model.
 
 A program may count parameters that it does not train, or count tied weights twice.
 """
 
 _BAR_SECONDS: Final = 20
-"""The least seconds of a progress bar over which a step is timed: the bar shows whole seconds, so the error is 5 %."""
+"""Least length of an interval of a progress bar, in seconds.
+
+The bar shows whole seconds, so the error is at most 5 %.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lines:
     """The format of the log lines of one program.
 
-    pattern: a regular expression with groups `step`, `time` and perhaps `loss`. seconds: the seconds of a step,
-    computed from the time in the line.
+    pattern: a regular expression with groups `step`, `time` and possibly `loss`.
+    seconds: function from the time in the line to the seconds of a step.
     """
 
     program: str
@@ -95,7 +98,7 @@ _BATCH: Final = re.compile(r"global[ _]batch[ _]size\s*[:=]\s*(?P<count>\d+)")
 
 
 def read_log(name: str, text: str, plan: Plan) -> list[Step]:
-    """The steps that a log records, read by the format of its program; `plan` is the plan of the run.
+    """The steps of a log, read in the format of its program; `plan` is the plan of the run.
 
     Raises:
         InputError: a line shows that another model or batch ran, or no line is of a known program.
@@ -135,7 +138,7 @@ def _value(text: str) -> float:
 
 
 def _bar_steps(lines: Sequence[str]) -> list[Step]:
-    """Steps from differences of a progress bar's clock over at least `_BAR_SECONDS`, for the bar that ran longest."""
+    """Steps from a progress bar's clock, over intervals of at least `_BAR_SECONDS`, for the bar that ran longest."""
     bars: dict[int, list[_Shown]] = defaultdict(list)
     loss = None
     for number, line in enumerate(lines, 1):
@@ -174,7 +177,7 @@ class _Shown(NamedTuple):
 
 
 def _last_line(lines: Sequence[str]) -> list[Step]:
-    """The mean step of a whole run of Trainer, warm-up included, for logs without its progress bar."""
+    """The mean step of a whole run of Trainer, including warm-up, for logs without its progress bar."""
     for number, line in enumerate(lines, 1):
         found = _LAST.search(line)
         if found and _value(found["rate"]) > 0:
@@ -185,7 +188,7 @@ def _last_line(lines: Sequence[str]) -> list[Step]:
 
 
 def _check_model(name: str, lines: Sequence[str], plan: Plan) -> None:
-    """Refuse a log whose own lines show that another model ran; the message has the line."""
+    """Refuse a log whose own lines show that another model ran; the message quotes the line."""
     model, training, layout = plan.model, plan.training, plan.layout
     said = {
         "num_layers": model.num_layers,

@@ -1,4 +1,4 @@
-"""Selects the step times of a log that count, and reports the steps left out."""
+"""Select the step times of a log that count, and report the steps that were left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WARMUP_STEPS: Final = 2
-"""Steps after each start that do not count, because of compilation, cold caches and the growing allocator pool."""
+"""Number of steps after each start that do not count, because of compilation, cold caches and memory allocation."""
 
 FEWEST_STEPS: Final = 3
 
@@ -23,8 +23,10 @@ FEWEST_STEPS: Final = 3
 class Step:
     """One line of a log with the time of a step.
 
-    number: the number of the step in the log. line, column: position of the time in the file, from 1. loss: nan where
-    the loss is not finite, None where the line has no loss. covers: number of steps over which the time is the mean.
+    number: the number of the step in the log.
+    line, column: position of the time in the file, from 1.
+    loss: nan if the loss is not finite, None if the line has no loss.
+    covers: number of steps over which the time is the mean.
     """
 
     number: int
@@ -45,9 +47,9 @@ class StepTime:
 
 
 def step_time(steps: Sequence[Step], name: str) -> StepTime:
-    """The median of the steps that count: without warm-up steps, and without steps whose loss is not finite.
+    """The median step time, without warm-up steps and without steps whose loss is not finite.
 
-    A step number smaller than the number before it is a restart, with its own warm-up. An equal number is the same
+    A smaller step number than the previous one means a restart, with its own warm-up. An equal number means the same
     step, logged by another rank.
 
     Raises:
@@ -88,7 +90,7 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
 
 
 def _num_missing(steps: Sequence[Step]) -> int:
-    """Number of steps missing in a log, beyond the steps skipped by its regular interval."""
+    """Number of missing steps in a log, not counting the steps that its regular interval skips."""
     if any(each.covers > 1 for each in steps):
         return 0
     gaps = [b.number - a.number for a, b in pairwise(steps) if b.number > a.number]

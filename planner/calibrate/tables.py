@@ -1,4 +1,4 @@
-"""Reads a table of runs in the form of `planner accuracy`, and keeps the line of each row."""
+"""Read a table of runs in the form of `planner accuracy`, and keep the line of each row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TIMES: Final = ("measured_step_s", "step_s", "tok_s_gpu")
 _COUNTS: Final = ("gpus", "seq", "gbs", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "mbs")
-"""Columns whose cells must be blank or numbers, because a typing error there would price a different run."""
+"""Columns whose cells must be blank or numbers, because with a typing error another run would be priced."""
 
 
 def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[Observation]:

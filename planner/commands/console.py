@@ -43,7 +43,7 @@ class Console:
         return Progress(self.err, first)
 
     def read_plan(self, name: str) -> Plan:
-        """Read a plan from a file, or from `source` where the name is `-`."""
+        """Read a plan from a file, or from `source` if the name is `-`."""
         from planner.reading import read_plan
 
         return read_plan(Path(name), source=self.source, tell=self.note)

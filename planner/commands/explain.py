@@ -53,7 +53,7 @@ def run(
 ) -> int:
     """Print the explanation of a plan, or of `layout` for MODEL CLUSTER [TRAINING.yaml]; return the exit code.
 
-    html, trace: files for the page and the timeline. Where one is given, only answers to questions are printed.
+    html, trace: files for the page and the timeline; with either, only answers to questions are printed.
 
     Raises:
         PlannerError: as `planner.api.explain_layout`, or an output file exists and `force` is false.

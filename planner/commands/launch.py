@@ -34,10 +34,12 @@ def run(
     calibration: Path | None = None,
     **place: Any,
 ) -> int:
-    """Train by the plan, print measured beside planned figures, and return the exit code.
+    """Train by the plan, compare measured with planned figures, and return the exit code.
 
-    output: folder of the run. dry_run: print the command of each host and start nothing. calibration: a file of
-    corrections for the forecast in the comparison, instead of the plan's own. place: as `planner.launch.launch`.
+    output: folder of the run.
+    dry_run: print the command of each host and start nothing.
+    calibration: a file of corrections that replaces the plan's own in the comparison. place: as
+    `planner.launch.launch`.
 
     Raises:
         PlannerError: as `planner.launch.launch`.
@@ -54,7 +56,7 @@ def run(
 
 
 def _show_comparison(output: Path, console: Console, corrections: Calibration | None) -> None:
-    """Print what the run in `output` measured beside its plan, and the commands that calibrate the planner with it."""
+    """Compare the measurements of the run in `output` with its plan, and print the commands for calibration."""
     import json
 
     from planner.measured import compare

@@ -46,7 +46,7 @@ _MOST_SIZES_OF_POOLS = 256
 
 
 def _read_nodes(text: str, *, ranges: bool) -> Nodes | Sizes:
-    """Read a number of hosts, with `ranges` also a range `A..B`, or numbers of hosts by pool name."""
+    """Read a number of hosts, numbers of hosts by pool name, or, with `ranges`, also a range `A..B`."""
     if "=" in text:
         pools = _read_pools(text, ranges=ranges)
         is_one_size = all(len(hosts) == 1 for hosts in pools.values())
@@ -264,7 +264,7 @@ def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
 
 
 def with_run_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a command with the options of a run collected in one value `arguments`."""
+    """Return the options of a command in which all options of a run become one value `arguments`."""
     names = {each.name for each in fields(RunArguments)}
     arguments = RunArguments(**{name: options[name] for name in names})
     return {name: value for name, value in options.items() if name not in names} | {"arguments": arguments}

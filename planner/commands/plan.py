@@ -57,10 +57,10 @@ def run(
 ) -> int:
     """Print the best layout, write it to `output`, and return the exit code.
 
-    sizes: several values of `nodes` to compare; options of the search other than pin, forbid and confidence are ignored
-    then.
-    stats: a file for the counts and times of the search. command_line: the command as the user typed it, which the
-    suggested next command extends.
+    sizes: several values of `nodes` to compare; the search then ignores all its options except pin, forbid and
+    confidence.
+    stats: a file for the counts and times of the search.
+    command_line: the command as the user typed it, which the suggested next command extends.
 
     Raises:
         PlannerError: as `planner.api.plan_job`, or an output file exists and `force` is false.
@@ -124,7 +124,7 @@ def _sizes(documents: tuple[str, str, str | None], console: Console, *, as_json:
 
 
 def _code(found: Plan, console: Console, objective: ObjectiveName) -> int:
-    """Return the exit code of a plan, and write the reason to standard error where it is not 0."""
+    """Return the exit code of a plan; if it is not 0, write the reason to standard error."""
     from planner.fit import chance_words
 
     if found.certificate and found.certificate.status == "interrupted":

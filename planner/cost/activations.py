@@ -1,4 +1,4 @@
-"""Activations kept for the backward pass: of one layer tensor by tensor, and of a stage at its peak."""
+"""Activations kept for the backward pass: the tensors of one layer, and the peak of a stage."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class ActivationTerm:
 
 
 def _norm_tensors(job: PoolJob) -> float:
-    """Bytes that a norm keeps, over those of its input: 1 as one kernel, 3 operator by operator.
+    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 as one kernel, 3 as separate operators.
 
-    Operator by operator it keeps the input in fp32 and the normalized copy in 16 bits, and not the input itself.
+    Separate operators keep the input in fp32 and a normalized copy in 16 bits, but not the 16-bit input.
 
     Source: transformers, LlamaRMSNorm (products keep their factors); `planner verify` counts it.
     """
@@ -60,15 +60,19 @@ def _norm_tensors(job: PoolJob) -> float:
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
     """Tensors that one layer keeps for the backward pass of one microbatch on one device.
 
-    In bytes per element of an (s b h) tensor: norm inputs 2 + 2, inputs of the two blocks 2 + 2, queries, keys, values
-    and attention output 2 each (keys and values g/a of that), GELU 2f/h + 2f/h or SwiGLU 8f/h (6f/h fused), dropout
-    masks 1 each. Unfused attention keeps softmax 2as/h, its dropout mask as/h and the scores after dropout 2as/h; fused
-    attention keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism every tensor-parallel rank keeps the
-    whole norm inputs, block inputs and masks. Summed for a GPT without fused attention this is s b h (10 + 24/t +
-    5as/(ht)), or s b h (34 + 5as/h) / t with sequence parallelism.
+    Bytes per element of an (s b h) tensor:
 
-    Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved
-    tensors.
+    - norm inputs 2 + 2, and inputs of the two blocks 2 + 2
+    - queries and attention output 2 each, keys and values 2 g/a each
+    - GELU 2f/h + 2f/h, or SwiGLU 8f/h (6f/h fused)
+    - dropout masks 1 each
+
+    Unfused attention keeps softmax 2as/h, its dropout mask as/h and the scores after dropout 2as/h; fused attention
+    keeps 4a/h of fp32 log-sum-exp instead. Without sequence parallelism every tensor-parallel rank keeps the whole norm
+    inputs, block inputs and masks. Summed for a GPT without fused attention this is s b h (10 + 24/t + 5as/(ht)), or s
+    b h (34 + 5as/h) / t with sequence parallelism.
+
+    Source: Korthikanti et al. (2022), sections 4.1 to 4.3; the Llama block was checked against torch's saved tensors.
     """
     model, training = job.model, job.training
     if model.layers:
@@ -130,7 +134,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
 
 
 def _narrow(job: PoolJob) -> float:
-    """Ratio of the bytes kept for the input of a product to those of a 16-bit input.
+    """Bytes kept for the input of a product, divided by the bytes of a 16-bit input.
 
     Source: DeepSeek-V3 (2024), section 3.3.3.
     """
@@ -141,7 +145,7 @@ _INPUTS: Final = ("query", "key", "value")
 
 
 def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
-    """1.0 if the gradient of one of these matrices, or of its adapter, needs their input; 0.0 if all are frozen.
+    """1.0 if one of these matrices, or its adapter, needs their input for its gradient; 0.0 if all are frozen.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
@@ -152,7 +156,7 @@ def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
 def _inner_tensors(job: PoolJob) -> float:
     """Tensors of the feed-forward width that are kept: input and output of GELU; gate, up and product of SwiGLU.
 
-    The last of these tensors is the input of the second product, which is not needed again if that product is frozen.
+    The last of these tensors is the input of the second product. It is not kept if that product is frozen.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
@@ -170,7 +174,7 @@ def _inner_bytes(job: PoolJob) -> float:
 
 
 def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
-    """Bytes of the gradient of the activation function's inputs, which is computed while the layer keeps its tensors.
+    """Bytes of the gradient of the activation function's inputs; the layer's kept tensors are alive at the same time.
 
     Source: derived here; the tensors of the feed-forward block are the widest of a layer.
     """
@@ -180,16 +184,15 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
 
 
 def _half(query: int, key: int) -> float:
-    """Elements of queries and values, divided by the elements of queries, keys and values together."""
+    """Ratio of the elements of queries and values to the elements of queries, keys and values."""
     return (query + key) / (query + 2 * key)
 
 
 def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
     """Queries, keys, values, output and the kernel's tensors; latent attention also keeps its latents, unsharded.
 
-    An engine that gathers the context keeps keys and values of all cp ranks, and keeps the output a second time,
-    joined. An engine that exchanges sequence parts for heads keeps the output of its heads and of its part of the
-    sequence.
+    Engines that gather the context keep the keys and values of all cp ranks, and a second, joined copy of the output.
+    Engines that exchange sequence parts for heads keep the output twice: by heads, and by sequence part.
     """
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
@@ -247,7 +250,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
 
 
 def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """Tensors of a mixer, the gate of attention, and one element for each output of the unnamed matrices.
+    """Kept tensors of a mixer, of attention's gate, and of the matrices that no other field covers (their outputs).
 
     The mixer's kernels also keep states at the borders of chunks; these are smaller than the tensors counted here.
     """
@@ -262,7 +265,7 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
 
 
 def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
-    """The mean tensors over the kinds of layers; tensors of the same name in several kinds are summed into one."""
+    """The mean tensors over the kinds of layers; tensors with equal names are summed."""
     found: dict[str, ActivationTerm] = {}
     for num, kind in job.model.kinds():
         for term in activation_terms(replace(job, model=kind), layout, experts=experts):
@@ -304,12 +307,11 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
 
 
 def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
-    """Share of one tensor that a policy keeps; operator-level recompute also keeps a second (s b h) tensor.
+    """Share of one tensor that a policy keeps.
 
     Full recompute keeps the layer's input. Operator-level recompute keeps the input, the outputs of attention and of
-    every second product, and one (s b h) output. Recompute of parts drops the tensors inside these parts. Two parts
-    either share no tensor or one contains the other, so the share dropped is the largest share that any one of them
-    drops.
+    every second product, and one further (s b h) output. Recompute of parts drops the tensors inside these parts. If
+    two parts share tensors, one part contains the other, so the dropped share is the larger of their two shares.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
     sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,
@@ -340,7 +342,7 @@ def kept_bytes_of_layer(
 ) -> tuple[Number, Number]:
     """Bytes that one layer keeps for one microbatch under the policy of its stage, and without recompute.
 
-    recomputing: price a layer that recomputes, if only some layers of the stage recompute.
+    recomputing: price only a recomputing layer, if the stage also has layers that do not recompute.
 
     Source: `activation_terms`, each with its `kept_share`.
     """
@@ -356,8 +358,8 @@ def kept_bytes_of_layer(
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    If the gradients of the weights are computed later, the microbatches that wait for them keep all tensors of their
-    layers. Some engines also keep the outputs that a stage has sent, each as large as a layer's input.
+    If weight gradients are computed later, the waiting microbatches keep all tensors of their layers. Some engines also
+    keep the outputs that a stage has sent, each as large as a layer's input.
 
     Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
     runtime/pipe/engine.py (pipe_buffers).
@@ -376,7 +378,7 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 
 
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
-    """Peak bytes of the activations of all microbatches; `besides` is added to the layers' bytes of each microbatch."""
+    """Peak bytes of the activations of all microbatches, with `besides` further bytes for each microbatch."""
     moments = held_of_stage(job, layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
@@ -386,12 +388,12 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """For each moment at which a stage's memory can peak, the number of microbatches that all its layers hold.
+    """The number of microbatches that all layers of a stage hold, at each moment at which the stage's memory can peak.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
-    state the first chunks start while the last chunks end, so that mostly the larger chunks are held. If exchanges of
-    experts run beside the other pass of another microbatch, the forward pass of a chunk fills memory layer by layer
-    while the backward pass of another chunk frees it, so one more layer is held.
+    state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with another
+    microbatch's pass, the stage holds one more layer, because a forward pass fills memory layer by layer while a
+    backward pass frees it.
 
     Source: `planner.cost.schedule.held_microbatches`; chunks that differ: tested against executed schedules; one more
     layer: Megatron-LM, models/common/model_chunk_schedule_plan.py (run); its warm-up holds one chunk more, like plain
@@ -423,7 +425,7 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Offloaded activations still on the device: those of the layer that computes and of the layer being copied.
+    """Bytes of offloaded activations on the device: of the layer that computes, and of the layer that is being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """
@@ -437,7 +439,7 @@ def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Bytes of the stored activations that a device holds at its peak.
 
-    Source: `stored_activation_bytes`, less the bytes that the host holds.
+    Source: `stored_activation_bytes`, less the bytes on the host.
     """
     stored = stored_activation_bytes(job, layout, stage, num_microbatches)
     if not offloads_activations(layout):
@@ -447,7 +449,7 @@ def device_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
 
 
 def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of one microbatch's outputs that a stage keeps after sending them; 0 for engines that do not keep them.
+    """Bytes of one microbatch's outputs that a stage keeps after sending; 0 in most engines, which free sent outputs.
 
     Source: DeepSpeed, runtime/pipe/engine.py (pipe_buffers).
     """

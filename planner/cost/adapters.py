@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
-"""Bytes per weight; nf4 has 4 bits and 0.127 bits of double-quantised constants (Dettmers et al., QLoRA, section 3)."""
+"""Bytes per frozen weight. nf4 takes 4 bits, and 0.127 bits for the double-quantised constants (QLoRA, section 3)."""
 
 _BY_ROWS: Final = ("output", "down")
 """Matrices that tensor parallelism divides along their input; it divides the other matrices along their output."""
@@ -49,7 +49,7 @@ def adapter_params(model: ModelSpec, training: TrainingSpec) -> int:
 
 
 def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
-    """Parameters that the training changes: those of the adapters, or all parameters.
+    """Parameters that the training changes: the adapters' parameters, or all.
 
     Source: Hu et al., LoRA (2021), section 4.1.
     """
@@ -59,8 +59,9 @@ def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
 def adapter_params_on_device(job: PoolJob, layout: Degrees) -> Number:
     """Parameters of one layer's adapters on one device.
 
-    An adapter has a matrix on the input side and a matrix on the output side. Tensor parallelism divides the matrix on
-    the side on which it divides the adapted matrix; each rank holds the adapter's other matrix whole.
+    An adapter has one matrix on the input side and one on the output side. Tensor parallelism divides the adapted
+    matrix along one side, and divides the adapter's matrix on the same side. Each rank holds the adapter's other matrix
+    whole.
 
     Source: Megatron-Bridge, peft/utils.py (ParallelLinearAdapter).
     """
@@ -103,11 +104,10 @@ def frozen_bytes_per_param(job: PoolJob) -> float:
 def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Bytes of the frozen weights on one device of a stage, before ZeRO; 0 if all weights are trained.
 
-    Embeddings, head and other weights outside the layers stay in 16 bits; beside quantised layers they are cast to
-    fp32.
+    Embeddings, head and other weights outside the layers stay in 16 bits, or in fp32 if the layers are quantised.
 
-    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear layers; peft,
-    utils/other.py (prepare_model_for_kbit_training).
+    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear layers; peft, utils/other.py
+    (prepare_model_for_kbit_training).
     """
     if not job.training.lora_rank:
         return HeldParams(common=0.0, experts=0.0)

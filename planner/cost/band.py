@@ -23,19 +23,27 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _UNLIKE: Final = 0.6
-"""Factor on a published run's weight for each key in which it differs from the run to be forecast: device, engine,
-precision, experts, axes, features. Assumed: with whole sources held out, bands of equal coverage are about as wide for
-values from 0.2 to 0.7."""
+"""Factor on a published run's weight for each property that differs from the forecast run's.
+
+The properties are device, engine, precision, experts, axes and features. The value is assumed: with whole sources held
+out, bands of equal coverage are about equally wide for values from 0.2 to 0.7.
+"""
 
 _INSIDE: Final = 0.8
 _MOST: Final = 20.0
-"""Largest number of runs that one source counts as when the widening of bands is chosen. With whole sources held out 1,
-5 and 20 were tried: the median band is 1.68, 1.64 and 1.60 wide and holds 83, 79 and 80 % of a source's runs."""
+"""Maximum weight of one source, in runs, when the factors that widen bands are chosen.
+
+1, 5 and 20 were tried with whole sources held out. The median bands are 1.68, 1.64 and 1.60 wide, and hold 83, 79 and
+80 % of a source's runs.
+"""
 _NINTH: Final = math.log(9)  # the logit of 0.9
 _TAILS: Final = (0.5, 3.0)
 _UNSEEN: Final = (1.0, 4.0)
 FRAMEWORK: Final = "unknown framework"
-"""Feature of a program without a profile; two such programs are never the same, so no published run has the feature."""
+"""Feature of a program without a profile.
+
+No published run has this feature, because two such programs are never the same.
+"""
 _KEYS: Final = ("device", "engine", "precision", "experts", "axes", "features")
 
 
@@ -43,9 +51,9 @@ _KEYS: Final = ("device", "engine", "precision", "experts", "axes", "features")
 class Band:
     """Range of step times: 8 of 10 runs like this one take between `low` and `high` times the forecast.
 
-    num_near: published runs with the same device, engine, precision, experts or none, axes and features.
+    num_near: number of published runs with the same device, engine, precision, experts, axes and features.
     unseen: properties of this run that no published run has; they make the band wider.
-    axes: those of this layout, see `axes_of`.
+    axes: the layout's axes, as in `axes_of`.
     """
 
     low: float
@@ -61,8 +69,9 @@ class Distribution:
 
     logs: logarithms of the ratios of published runs, ascending.
     levels: weighted share of the runs below each logarithm; ascending, between 0 and 1.
-    tails: factor by which a level is moved away from one half, in logits, for runs of a source without published runs.
-    wider: factor of the distance to the median, for a kind of run that no source has published.
+    tails: factor on the logit of a level, for runs of a source without published runs; it moves levels away from one
+    half.
+    wider: factor on the distance to the median, for a kind of run that nobody has published.
     """
 
     logs: NDArray[np.float64]
@@ -71,7 +80,7 @@ class Distribution:
     wider: float = 1.0
 
     def quantile(self, level: float) -> float:
-        """The ratio that runs stay below with this probability, 0 < level < 1; never beyond the largest error seen."""
+        """The ratio that a run does not exceed with this probability, 0 < level < 1; at most the largest error seen."""
         middle = float(np.interp(0.5, self.levels, self.logs))
         logit = math.log(level / (1 - level))
         log = float(np.interp(1 / (1 + math.exp(-self.tails * logit)), self.levels, self.logs))
@@ -88,7 +97,7 @@ class Distribution:
 
 
 def axes_of(layout: Layout) -> str:
-    """Axes that divide the work beside data parallelism: `tp+pp`, `ep+fsdp` (ZeRO-2 and 3); else `dp`."""
+    """Names of the axes that divide the work: `tp+pp`, or `ep+fsdp` under ZeRO-2 and 3; `dp` if there are none."""
     names = [axis for axis in ("tp", "pp", "cp", "ep") if getattr(layout, axis) > 1]
     if layout.zero >= 2 and layout.dp * layout.cp > 1:
         names.append("fsdp")
@@ -96,7 +105,7 @@ def axes_of(layout: Layout) -> str:
 
 
 def features_of(job: Job, layout: Degrees) -> tuple[str, ...]:
-    """Features by which a run differs from plain training of all weights on devices alone, in a fixed order."""
+    """Features that distinguish a run from plain training of all weights without offload, in a fixed order."""
     training = job.training
     found = {
         "adapters": training.lora_rank > 0,
@@ -160,7 +169,7 @@ def _keys(job: Job, layout: Layout) -> dict[str, Any]:
 
 
 def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: Any) -> Band:
-    """The band computed from held-out errors; each run is weighted by its likeness to `keys`."""
+    """The band computed from the errors of held-out runs; the more a run resembles `keys`, the more it weighs."""
     evidence = tuple(evidence)
     unseen = unseen_of(evidence, **keys)
     found = distribution_of(evidence, spread or Spread(), num_unseen=len(unseen), **keys)
@@ -177,8 +186,8 @@ def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: 
 def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
     """Properties in `keys` that no run of the evidence has.
 
-    These are the device, the engine and the axes; if device and engine are known, also a precision or a kind of layers
-    (experts) that no run has on this device and engine together; and each feature.
+    The properties are the device, the engine, the axes and each feature. If device and engine are known, they also
+    include the precision and the kind of layers (experts), each in combination with this device and engine.
     """
     evidence = tuple(evidence)
     alone = ("device", "engine", "axes")
@@ -193,12 +202,12 @@ def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
 
 
 def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen: int = 0, **keys: Any) -> Distribution:
-    """Distribution for runs like `keys`; each source has the same total weight, times the likeness of its runs.
+    """Distribution for runs like `keys`: sources have equal total weights, and runs are weighted by their likeness.
 
-    num_unseen: number of properties that no run of the evidence has; the variances that they add are summed.
+    num_unseen: number of properties that no run of the evidence has; each adds a variance.
 
-    Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness
-    (Tibshirani et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).
+    Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness (Tibshirani
+    et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).
     """
     logs = np.log(np.concatenate([each.ratios for each in evidence]))
     order = np.argsort(logs, kind="stable")
@@ -232,10 +241,10 @@ class _Miss(NamedTuple):
 def spread_of(evidence: Sequence[Evidence]) -> Spread:
     """Factors by which bands are widened for a new source and for a new kind of run, fitted to the evidence.
 
-    The runs of each source in turn are forecast from the evidence of the other sources. `tails` is chosen so that 8 of
-    10 runs of kinds that other sources also ran lie between the 10 % and the 90 % quantiles. `unseen` is chosen so that
-    8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have less
-    weight. A factor without evidence keeps its default.
+    The runs of each source are forecast from the evidence of the other sources. `tails` is chosen for runs whose kind
+    also occurs in other sources: 8 of 10 of them must lie between the 10 % and the 90 % quantiles. `unseen` is chosen
+    so that 8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have
+    less weight. A factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """
@@ -262,7 +271,7 @@ def _clipped(value: float, ends: tuple[float, float]) -> float:
 
 
 def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
-    """The smallest value that suffices for 8 of 10 misses; all misses of a source count as at most `_MOST` misses."""
+    """The smallest value that suffices for 8 of 10 misses; a source's misses count as at most `_MOST`."""
     sizes: dict[str, int] = defaultdict(int)
     for miss in misses:
         sizes[miss.source] += 1
@@ -272,13 +281,13 @@ def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
 
 
 def _tails(miss: _Miss) -> float:
-    """The value of `tails` at which the miss lies on the edge of its band; infinite if no band is wide enough."""
+    """The value of `tails` that puts the miss on the edge of its band; infinite if no band is wide enough."""
     level = float(np.interp(miss.log, miss.distribution.logs, miss.distribution.levels, left=0.0, right=1.0))
     return abs(math.log(level / (1 - level))) / _NINTH if 0 < level < 1 else math.inf
 
 
 def _width(miss: _Miss, tails: float) -> float:
-    """Factor by which the band has to be widened so that the miss lies on its edge."""
+    """The factor on the band's width that puts the miss on its edge."""
     found = Distribution(logs=miss.distribution.logs, levels=miss.distribution.levels, tails=tails)
     middle = math.log(found.quantile(0.5))
     edge = math.log(found.quantile(0.9 if miss.log > middle else 0.1))

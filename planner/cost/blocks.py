@@ -124,7 +124,7 @@ def attention_matmul_params(model: ModelSpec) -> int:
 
 
 def attention_norm_params(model: ModelSpec) -> int:
-    """Parameters of norms inside attention: of queries and keys, per head or over the whole width, or of the latents.
+    """Parameters of the norms inside attention: of queries and keys (per head or over the whole width), or of latents.
 
     Source: Qwen3 (arXiv 2505.09388), section 2; OLMo 2 (arXiv 2501.00656), section 3; DeepSeek-V2, appendix C.
     """
@@ -171,7 +171,7 @@ def ffn_params(model: ModelSpec) -> int:
 
 
 def expert_input_width(model: ModelSpec) -> int:
-    """Width of the inputs and outputs of routed experts: that of the model, or of a latent.
+    """Width of the inputs and outputs of routed experts: the model's width, or a latent's.
 
     Source: Nemotron 3 (NVIDIA, 2025), LatentMoE; transformers, models/nemotron_h.
     """
@@ -215,7 +215,7 @@ def shared_matmul_params(model: ModelSpec) -> int:
 
 
 def router_params(model: ModelSpec) -> int:
-    """Parameters of the router h E, its bias E, the shared experts' gate h, matrices to a latent, and further vectors.
+    """Parameters of the router: h E weights, E biases, h for the shared experts' gate, latent matrices, and vectors.
 
     Source: Megatron-LM, megatron/core/transformer/moe/router.py and shared_experts.py.
     """

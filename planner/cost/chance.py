@@ -1,10 +1,9 @@
 """Whether a predicted peak of memory fits into a device: the chance, the verdict, and the limit for a given chance.
 
-The stages of a plan share their forecast error, because all of them run one program with one allocator, and one fit of
-the same formulas predicts them. It is assumed that the stages share the whole error. So a plan fits if its worst stage
-fits, and the plan's chance is the chance of this stage. If the errors were independent, the chance would be the product
-over the stages, which is smaller. Peaks of every stage of one run, published for a few dozen runs, would settle how
-much of the error is shared.
+The forecast errors of a plan's stages are assumed to be equal, because all stages run one program with one allocator
+and are predicted by the same formulas. A plan therefore fits if its worst stage fits, and the plan's chance is the
+worst stage's chance. For independent errors the chance would be smaller, namely the product over the stages. The
+assumption could be tested with the peaks of every stage, published for a few dozen runs.
 """
 
 from __future__ import annotations
@@ -22,10 +21,13 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 UNLIKELY: Final = 0.05
-"""A plan *does not fit* below this chance, whatever risk the user accepts; it *fits* from a chance of 1 - risk on."""
+"""Below this chance a plan *does not fit*, at any accepted risk. It *fits* from a chance of 1 - risk."""
 
 _UNKNOWN: Final = MemoryDistribution(location=0.0, scale=0.1)
-"""Distribution for a calibration without peaks of any run: 8 of 10 peaks within 17 %. Assumed; own runs settle it."""
+"""Distribution for a calibration without any measured peaks: 8 of 10 peaks within 17 %.
+
+The value is assumed; the user's own runs replace it.
+"""
 
 
 def spread_of(job: Job, layout: Degrees) -> MemoryDistribution:
@@ -34,7 +36,7 @@ def spread_of(job: Job, layout: Degrees) -> MemoryDistribution:
 
 
 def chance_of_fitting(peak_bytes: Number, whole_bytes: Number, spread: MemoryDistribution) -> Number:
-    """Probability that a predicted peak stays within the whole memory that a program can have; broadcasts.
+    """Probability that the true peak of a run with this predicted peak stays within the memory of its device.
 
     spread: distribution of the ratio measured / predicted bytes, for the memory that a run needs.
 
@@ -54,7 +56,7 @@ def largest_peak_bytes(whole_bytes: Number, spread: MemoryDistribution, chance: 
 
 
 def spread_for(job: Job) -> Spread:
-    """The part of the calibration that `spread_of` reads, which a plan stores so that it can be priced again."""
+    """The part of the calibration that `spread_of` reads; a plan stores it for later pricing."""
     engines, counters = (job.engine.name, None), ("device", "needed")
     memory = tuple(each for each in job.spread.memory if each.counter in counters and each.engine in engines)
     return job.spread.model_copy(update={"memory": memory})
@@ -71,9 +73,9 @@ def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
 
 
 def most_peak_bytes(job: PoolJob, layout: Degrees) -> Number:
-    """The largest predicted peak that may fit; above this peak a layout does not fit.
+    """The largest predicted peak that *may fit*; with a larger peak a layout *does not fit*.
 
-    If headroom is asked for, it sets this limit too.
+    If the user asked for headroom, it sets this limit too.
 
     Source: `largest_peak_bytes`.
     """

@@ -5,7 +5,7 @@ vector: the whole vector of an all-reduce, the input of a reduce-scatter, the ou
 
 A pass is one walk of the data through the group: a reduce-scatter and an all-gather are one pass each, an all-reduce is
 two passes. A pass takes startup + steps * latency + bytes / bandwidth (Hockney, 1994). For messages under 1 MiB NCCL
-uses low-latency protocols, whose startup is shorter than the startup charged here; the error is at most this startup.
+uses low-latency protocols with a shorter startup, so the time here is too long by at most the startup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TREE_SHARE: Final = 0.92
 """Share of the bandwidth that NCCL's tree algorithm is assumed to reach (src/graph/tuning.cc)."""
 
 _CUBE_RING_LINKS: Final = np.array([[0, 0, 0], [1, 1, 1], [4, 2, 1], [6, 1, 1]])
-"""Links available to the slowest ring of 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns) in a hybrid cube mesh.
+"""Links for the slowest ring in a hybrid cube mesh, with 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns).
 
 Source: DGX-1 white paper, section 3.1, figure 4 (V100 wiring); the counts are found by search in
 tests/cost/test_collectives.py.
@@ -72,11 +72,12 @@ class Group:
 
 
 def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
-    """Ranks of a group that share one instance of a level of `span` devices; the fewest if groups differ.
+    """Number of a group's ranks that share one instance of a level with `span` devices; the fewest if groups differ.
 
-    Groups are placed one after another, so a group of extent size * stride starts at a multiple of its extent. If the
-    extent and the span do not divide each other, at least one group straddles two instances, and its smaller part has
-    gcd(extent, span) / stride ranks. The slowest group determines the time, because the other groups wait for it.
+    Groups follow one another, so a group of extent size * stride starts at a multiple of its extent. If neither extent
+    nor span divides the other, at least one group crosses from one instance to the next. The smaller part of such a
+    group has gcd(extent, span) / stride ranks. The slowest group determines the time, because all other groups wait for
+    this group.
 
     Source: rank order of planner/layout.py.
     """
@@ -92,14 +93,14 @@ def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -
 
 
 def _peer_bandwidth(link: LinkSpec) -> float:
-    """Bytes per second from one rank to one other rank: over all its links to a switch, or one link of a mesh."""
+    """Bytes per second from one rank to another: over all its links to a switch, or over one link of a mesh."""
     return link.efficiency * link.bandwidth / (1.0 + link.half_peers) / (link.links_per_device or 1)
 
 
 def _ring_links(link: LinkSpec, members: Number, stride: Number) -> Number:
-    """Number of its own links that each rank of a mesh can use in rings through `members` ranks, `stride` apart.
+    """Number of links that each rank of a mesh can use in rings through `members` ranks, `stride` apart.
 
-    If one link joins every pair, each of n ranks has n - 1 links inside the group, and rings use all of them.
+    If every pair has a link, each of n ranks has n - 1 links inside the group, and rings use all of them.
 
     Source: Tillson (1980) for n - 1 disjoint directed rings of n (4 and 6 need direct exchange instead).
     """
@@ -110,7 +111,7 @@ def _ring_links(link: LinkSpec, members: Number, stride: Number) -> Number:
 
 
 def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) -> Number:
-    """Bytes per second of one rank's own part of a link that joins `joined` instances of the level below.
+    """Bytes per second of one rank's share of a link, which joins `joined` instances of the level below.
 
     A group with few peers reaches less bandwidth: peers / (peers + half_peers) of the efficiency.
 
@@ -144,11 +145,11 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 
 
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
-    """The link with a card's share of its bandwidth while all cards send: bytes cross the host's memory twice.
+    """The link of cards that send through the host's memory, with the bandwidth of one card while all cards send.
 
-    A card's bytes go up its root port into a shared buffer in host memory and down the port of the other card; each
-    port carries both directions at once. k cards that share one port have 1/k of it each; `bandwidth` already includes
-    this.
+    A card writes its bytes through its root port into a buffer in host memory, from which the other card reads them
+    through its own port. Each port carries both directions at once. If k cards share a port, each has 1/k of its
+    bandwidth, which `bandwidth` already includes.
 
     Source: NCCL, src/graph/paths.cc (no peer access across host bridges) and src/transport/shm.cc; PCIe is full duplex.
     """
@@ -160,10 +161,10 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
 
 
 def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
-    """Bandwidth that `inside` ranks can use while no other group is active, in multiples of one rank's share.
+    """Bandwidth of `inside` ranks while no other group is active, in multiples of one rank's share.
 
-    Derived here: the ranks use whole adapters; `devices_per_adapter` neighbours share one adapter, and each neighbour
-    adds its part of the bandwidth.
+    Derived here: `devices_per_adapter` neighbours share an adapter, and the ranks can use an adapter whole, including
+    the shares of idle neighbours.
     """
     shared = link.devices_per_adapter
     if link.kind == "pcie":  # each card of the group sends by itself, and cards below one root port share the port
@@ -172,7 +173,7 @@ def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> N
 
 
 def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number = 0, alone: bool = False) -> Group:
-    """The group of `size` ranks that are `stride` apart, on a cluster with `segment` hosts in use of each domain.
+    """The group of `size` ranks that are `stride` apart; the job uses `segment` hosts of each domain of the cluster.
 
     Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they use q network
     cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
@@ -229,7 +230,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def all_gather_seconds(where: Group, num_bytes: Number) -> Number:
-    """Ring all-gather, after which each rank holds `num_bytes`: the steps of a reduce-scatter without its sums.
+    """Seconds of a ring all-gather after which each rank holds `num_bytes`; the steps equal those of a reduce-scatter.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
     """
@@ -250,12 +251,12 @@ def _has_trees(level: Level) -> bool:
 
 
 def tree_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
-    """Double binary tree all-reduce: up the tree and down again; all bytes pass through each rank in both directions.
+    """Double binary tree all-reduce: all bytes pass through each rank, up the tree and down again.
 
     The tree joins hosts; a chain joins the ranks of each host.
 
-    Source: Sanders et al. (2009); NCCL, src/graph/tuning.cc: 2 ((n / N - 1) a_host + log2 N a_network) of latency
-    and at most 0.92 of the bandwidth.
+    Source: Sanders et al. (2009); NCCL, src/graph/tuning.cc: 2 ((n / N - 1) a_host + log2 N a_network) of latency and
+    at most 0.92 of the bandwidth.
     """
     hops = np.zeros(np.shape(where.size))
     for level in where.levels:
@@ -267,9 +268,8 @@ def tree_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
 def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """Recursive halving and doubling (butterfly), with the nearest partner first.
 
-    Each step halves the remaining bytes, so the ranks of one instance exchange most, and each rank uses its own link to
-    the level above. If n is no power of two, each rank above the largest power of two first sends all bytes to a
-    partner and receives the result at the end.
+    Each step halves the bytes, so most bytes stay within an instance; on the level above each rank uses its own link.
+    If n is no power of two, the surplus ranks first send all bytes to a partner, and receive the result at the end.
 
     Source: Rabenseifner (2004); Thakur, Rabenseifner and Gropp (2005), section 4.4.
     """
@@ -284,7 +284,7 @@ def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Numb
 
 
 def hierarchical_all_reduce_seconds(where: Group, num_bytes: Number, *, num_pieces: int = 1) -> Number:
-    """Reduce-scatter inside each instance, all-reduce of the shard across, all-gather inside; for any number of levels.
+    """Reduce-scatter inside each instance, all-reduce of the shards between instances, all-gather inside.
 
     With many pieces the levels work at the same time, each on a different piece, and the slowest level sets the pace.
 
@@ -299,15 +299,15 @@ def hierarchical_all_reduce_seconds(where: Group, num_bytes: Number, *, num_piec
 
 
 def _sums(link: LinkSpec) -> bool:
-    """Whether the link's switches add up the data themselves; a mesh has no switches."""
+    """Whether the switches of the link can sum data; a mesh has no switches."""
     return link.in_network is not None and link.kind in ("switch", "fat-tree")
 
 
 def in_network_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """All-reduce summed by the switches: NVLS on an NVSwitch, SHARP on InfiniBand; inf if the link cannot sum.
 
-    Each rank sends its bytes up once and receives the sum once. On an NVSwitch one rank per part reads the sum and
-    multicasts it, which adds 1/n of the bytes. Levels below that cannot sum use a ring for their shards.
+    Each rank sends its bytes once and receives the sum once. On an NVSwitch each rank reads one part of the sum and
+    multicasts it, which adds 1/n of the bytes. Lower levels that cannot sum use a ring for their shards.
 
     Source: Klenk et al. (ISCA 2020); Graham et al., SHARP (2016); NCCL, NVLS and CollNet algorithms.
     """
@@ -387,14 +387,13 @@ def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> 
 def all_to_all_seconds(
     where: Group, num_bytes: Number, *, copies: int = 1, groups: tuple[int, int] | None = None
 ) -> Number:
-    """Every rank sends 1/n of its `num_bytes` to every rank of the group, to all peers and on all levels at once.
+    """Seconds of an all-to-all: every rank sends 1/n of its `num_bytes` to every rank, on all levels at once.
 
-    Peers of one level share the rank's own part of that level: across N hosts (N - 1) / N of the bytes pass through the
-    rank's own adapter.
+    All messages on one level share the rank's part of this level. Over N hosts, the share (N - 1) / N of the bytes
+    passes through the rank's adapter.
 
-    copies: number of identical parts of the bytes, sent to ranks chosen at random. Each of the N instances of the level
-        below receives at most one of these parts and spreads it inside, so N (1 - (1 - 1/N)^copies) / copies of the
-        bytes are sent.
+    copies: number of random ranks that receive the same bytes. Each of the N instances of the level below receives at
+        most one copy and distributes it inside, so the share N (1 - (1 - 1/N)^copies) / copies of the bytes is sent.
     groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one token,
         equally many copies in each. If each instance holds one group, the copies reach as many instances as groups.
 
@@ -414,7 +413,7 @@ def all_to_all_seconds(
 def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
     """Every rank sends to its neighbour in the group's ring: one hop of ring attention.
 
-    The neighbours that are furthest apart set the pace; each rank has its own link on each level.
+    The most distant neighbours determine the time; each rank has its own link on each level.
 
     Source: Liu et al., Ring Attention (2023), section 3; alpha-beta model, Hockney (1994).
     """
@@ -428,7 +427,9 @@ def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
 def send_seconds(
     cluster: ClusterSpec, stride: Number, num_bytes: Number, *, size: Number = 2, segment: Number = 0
 ) -> Number:
-    """Each rank in a chain of `size` ranks sends to the rank `stride` further on; the slowest hop counts.
+    """Seconds of a send from each rank of a chain of `size` ranks to the rank `stride` further on.
+
+    The slowest hop counts.
 
     Source: alpha-beta model, Hockney (1994).
     """

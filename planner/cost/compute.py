@@ -26,16 +26,19 @@ _ALIGNMENT: Final = 64
 background user's guide, section 3)."""
 
 _UNALIGNED_SHARE: Final = 0.75
-"""Share of the full speed that widths without this alignment reach: BLOOM's tuning runs with hidden size 14400 (1800
-for each of 8 ranks) took 1.3 times as long as similar runs with 14336."""
+"""Relative speed of widths without this alignment.
+
+BLOOM's tuning runs with hidden size 14400 (1800 for each of 8 ranks) took 1.3 times as long as similar runs with 14336.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSeconds:
     """Seconds of one microbatch in each pass; every field broadcasts.
 
-    The backward pass has two parts: the gradients of the inputs, which the layer before waits for, and the gradients of
-    the weights, which no layer waits for. Only the weight gradients of linear layers count as gradients of the weights.
+    The backward pass has two parts: the gradients of the inputs, for which the previous layer waits, and the gradients
+    of the weights, for which no layer waits. Only the weight gradients of linear layers count as gradients of the
+    weights.
     """
 
     forward: Number = 0.0
@@ -54,7 +57,7 @@ class PassSeconds:
 
     @property
     def without_weight_gradients(self) -> PassSeconds:
-        """The seconds with frozen weights, which have no weight gradients."""
+        """The seconds if the weights are frozen and have no gradients."""
         return PassSeconds(forward=self.forward, backward_input=self.backward_input)
 
     def __add__(self, other: PassSeconds) -> PassSeconds:
@@ -79,9 +82,9 @@ def _kernel_share(
 ) -> Number:
     """Share of peak that a product (m x k) (k x n) reaches: wave quantisation of the best tile, and the depth ramp.
 
-    Source: derived here. Waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
-    curves. The ramp K / (K + K0) models the start-up of a tile's inner loop. The start-up takes the same seconds in 8
-    and 4 bits, so K0 grows with the peak.
+    Source: derived here from waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
+    curves. The ramp K / (K + K0) models the start of a tile's inner loop, which takes the same seconds in all
+    precisions, so K0 grows with the peak.
     """
     down, across = ({size: np.ceil(each / size) for size in _TILE_SIZES} for each in (m, n))
     least: Number = np.inf  # elements that each processor computes, using the best tile
@@ -113,8 +116,7 @@ def matmul_seconds(
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
 
     `precision` defaults to the training's. `aligned`: whether the two widths are aligned; by default the widths of the
-    right factor are tested. The alignment of the number of tokens is not tested, because this number is no property
-    of the model.
+    right factor are tested. The number of tokens is not tested, because it is no property of the model.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
@@ -150,12 +152,12 @@ def linear_seconds(
     *,
     precision: Precision | None = None,
 ) -> PassSeconds:
-    """Seconds of one linear layer (or `batch` of them): output, gradient of the input, gradient of the weight.
+    """Seconds of one linear layer, or of `batch` linear layers: output, gradient of the input, gradient of the weight.
 
     In 8 or 4 bits the inputs and the output gradients are quantised first, in both orientations: 2 bytes are read and 2
     written for each element.
 
-    Source: backpropagation: two products of the forward's size; Transformer Engine for the casts.
+    Source: backpropagation has two products of the forward pass's size; Transformer Engine for the casts.
     """
     aligned = _is_aligned(fan_in) & _is_aligned(fan_out)
     forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision)
@@ -170,8 +172,8 @@ def linear_seconds(
 def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
 
-    A frozen head has no gradient. A loss computed in parts accumulates the head's gradient part by part, and runs the
-    head's backward pass during the forward pass.
+    A frozen head has no gradient. A loss in parts runs the head's backward pass during the forward pass, and
+    accumulates the head's gradient part by part.
 
     Source: cost/loss.py; torchtitan, components/loss.py (ChunkedLossWrapper).
     """

@@ -1,7 +1,7 @@
 """Useful sizes of a batch: published fits of the critical and the best batch, and learning rates for other batches.
 
-The fits give only an order of magnitude, because they were made on models that are often much smaller than the model of
-a plan, or on other data. The gradient noise scale of the run itself is decisive (McCandlish et al., 2018, appendix A).
+The fits give only an order of magnitude, because they come from other data and often from much smaller models. To know
+the critical batch of a run, measure the run's gradient noise scale (McCandlish et al., 2018, appendix A).
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ TOKENS_PER_PARAMETER: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEstimate:
-    """A batch size from the literature, in tokens. kind: `critical`, or `best` for the batch with the lowest loss."""
+    """A batch size from the literature, in tokens.
+
+    kind: `critical`, or `best` for the batch with the lowest loss.
+    """
 
     name: str
     kind: str
@@ -35,8 +38,8 @@ class BatchAdvice:
     """Published estimates for a batch of `batch_tokens` in a run of `run_tokens`.
 
     run_tokens_assumed: the training document has no budget, so 20 tokens per parameter are assumed.
-    extra_tokens: ratio of the tokens to those that a very small batch needs for the same loss.
-    extra_steps: ratio of the steps to those that a very large batch needs for the same loss.
+    extra_tokens: tokens for a given loss, divided by the tokens that a very small batch needs.
+    extra_steps: steps for a given loss, divided by the steps that a very large batch needs.
 
     Both ratios use the critical batch of Kaplan et al., and are 2 if the batch is critical.
     """
@@ -62,7 +65,7 @@ def expected_loss(num_params: float, num_tokens: float) -> float:
 
 
 def critical_batch_tokens(loss: float) -> float:
-    """Tokens of the critical batch; it needs twice the steps of a huge batch and twice the tokens of a tiny batch.
+    """Tokens of the critical batch: it needs twice as many steps as a huge batch, and twice the tokens of a tiny one.
 
     2e8 tokens / loss^(1 / 0.21).
 
@@ -88,7 +91,7 @@ def deepseek_batch_tokens(flops: float) -> float:
 
 
 def extra_tokens(batch_tokens: float, critical_tokens: float) -> float:
-    """Ratio of the tokens for a given loss to those that a very small batch needs: 1 + B / B_crit.
+    """Tokens for a given loss, divided by the tokens that a very small batch needs: 1 + B / B_crit.
 
     Source: McCandlish et al., An empirical model of large-batch training (2018): (S/S_min - 1)(E/E_min - 1) = 1.
     """
@@ -96,7 +99,7 @@ def extra_tokens(batch_tokens: float, critical_tokens: float) -> float:
 
 
 def extra_steps(batch_tokens: float, critical_tokens: float) -> float:
-    """Ratio of the steps for a given loss to those that a very large batch needs: 1 + B_crit / B.
+    """Steps for a given loss, divided by the steps that a very large batch needs: 1 + B_crit / B.
 
     Source: McCandlish et al. (2018): (S/S_min - 1)(E/E_min - 1) = 1.
     """

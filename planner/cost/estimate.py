@@ -155,9 +155,9 @@ def estimate(job: Job, layout: Layout) -> Estimate:
 
     The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). The ledger of
     the step has lines of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved
-    stages the bubble is the closed form, which the search minimises; `timeline` executes these schedules. An
-    interleaved schedule is also executed if its chunks are unlike those of the search, because chunks of a stage differ
-    by more than one layer, smaller chunks come first, or chunks differ in the kinds of their layers.
+    stages the bubble is the closed form, which the search minimises. An interleaved schedule is executed instead if the
+    search would not make its chunks: if the chunks of a stage differ by more than one layer, if smaller chunks come
+    first, or if chunks differ in their kinds of layers.
 
     Source: schedule.py.
     """
@@ -188,7 +188,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
 
 
 def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
-    """Whether the interleaved schedule exists and the layout cuts its stages into other chunks than the search would.
+    """Whether the interleaved schedule exists and has chunks that the search would not make.
 
     If kinds of layers repeat, the search makes only equal chunks of whole periods, without leading layers.
     """
@@ -233,7 +233,7 @@ def timeline(job: Job, layout: Layout) -> Timeline:
 
 
 def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
-    """The prices, with the exchanges and sends that pairs of passes hid marked as hidden; means per microbatch."""
+    """The prices without the exchanges and sends that pairs of passes hide; all values are means per microbatch."""
     if not executed.hidden.any():
         return prices
     parts, chunks = chunk_parts(job, layout), layout.num_chunks

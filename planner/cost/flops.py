@@ -44,9 +44,9 @@ def flops_convention(training: TrainingSpec) -> str:
 def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
 
-    The full square has 4 s a d, its causal part half as many, the sliding window of a `local` layer fewer; latent
-    attention has keys and values of different widths. An indexer's scores and the core of a mixer are added. For
-    several kinds of layers the result is the mean.
+    The full square has 4 s a d, its causal part half as many, and the sliding window of a `local` layer fewer. In
+    latent attention keys and values have different widths. The count includes an indexer's scores and a mixer's core.
+    For several kinds of layers the result is the mean.
 
     Source: Narayanan et al. (SC 2021), appendix; Megatron-LM, num_floating_point_operations (causal half).
     """
@@ -91,11 +91,11 @@ def tower_flops(model: ModelSpec) -> float:
 
 
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
-    """FLOPs that the model needs for one optimizer step, however they are computed (numerator of MFU).
+    """FLOPs that one optimizer step needs, without recomputation (the numerator of MFU).
 
     The count is 3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, plus the causal attention core.
-    With adapters, frozen parameters have no second backward product, the adapters' products are added, and a tower of
-    images is frozen.
+    With adapters, frozen parameters (those of a vision tower, too) have no second backward product, and the adapters'
+    products are added.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
@@ -112,11 +112,12 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
 
-    `forward`, `backward_input`, `backward_weight`: matrix products have the same FLOPs in all three passes. Both
-    backward products of the attention core count as gradients of inputs. A tower of images is assumed to have the same
-    FLOPs in all three passes. `layers`: the forward pass without the model's ends; `repeated`: the part of `layers`
-    that recompute repeats (0 for recompute by operators). The ends are counted on the last chunk, patches and the tower
-    on the first.
+    forward, backward_input, backward_weight: FLOPs of the three passes. Matrix products have the same number in each,
+    and a vision tower is assumed to. Both backward products of the attention core count as gradients of inputs.
+    layers: the forward pass without the model's ends.
+    repeated: the part of `layers` that recompute repeats (0 for recompute by operators).
+
+    The head counts on the last chunk, patches and the tower on the first.
 
     Source: the terms of `model_flops_per_step`, which is their sum.
     """
@@ -150,7 +151,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
 
 
 def _repeated_params(job: Job, policy: int, *, experts: bool) -> float:
-    """Parameters of one layer that a token is multiplied with a second time under a recompute policy."""
+    """Parameters of one layer whose products a recompute policy repeats."""
     model, modules = job.model, modules_of(job, policy)
     if policy == FULL:
         return float(layer_matmul_params(model, experts=experts))

@@ -5,12 +5,12 @@ checkpoint blocks training for d seconds after every t seconds of training, and 
 the writing itself blocks). After a failure the run restarts in R seconds from the last checkpoint that can be read.
 
 The mean time between two failures is M. After each failure, restarts take M (exp(R / M) - 1) on average, including
-restarts that fail themselves. With p = t + d the n-th checkpoint after a restart can be read at n p + w, so a stretch
-between failures keeps
+restarts that fail themselves. With p = t + d the n-th checkpoint after a restart can be read at n p + w, so the
+expected number of checkpoints between two failures is
 
     sum over n of P(stretch > n p + w) = exp(-w / M) / (exp(p / M) - 1)
 
-checkpoints on average, each worth t. Effective training time is the kept time divided by the elapsed time:
+and each saves t seconds of training. The effective share is the saved time divided by the elapsed time:
 
     E = t exp(-(R + w) / M) / (M (exp((t + d) / M) - 1)).
 
@@ -51,7 +51,7 @@ class Interruptions:
     between: mean time between two failures of the run (M).
     restart: time from a failure until training continues (R).
     blocked: time that a checkpoint stops training (d).
-    readable_after: time from then until the checkpoint can be read (w).
+    readable_after: time from the end of this stop until the checkpoint can be read (w).
     """
 
     between: float
@@ -117,8 +117,8 @@ def best_interval_seconds(interruptions: Interruptions) -> float:
 def waiting_share(hosts_out: float, spare_hosts: int) -> float:
     """Share of the time in which a run waits for a host; `hosts_out` hosts would be in repair if the run never waited.
 
-    The run stops when one more host is in repair than there are spares, and hosts of a stopped run do not fail. The
-    share follows from Erlang's loss formula with spares + 1 servers, for any distribution of repair times.
+    The run stops when more hosts are in repair than there are spares, and hosts of a stopped run do not fail. The share
+    follows from Erlang's loss formula with spares + 1 servers, for any distribution of repair times.
 
     Source: Erlang (1917), formula B.
     """
@@ -141,9 +141,9 @@ def checkpoint_bytes(job: PoolJob) -> float:
 def interruptions_of(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Interruptions:
     """Interruptions of a run on the devices in use, which belong to one cluster or to pools of a mixed cluster.
 
-    Every host in use writes and reads its part of a checkpoint. A checkpoint that is written during training blocks
-    training only while each device copies its state to the host's memory, over PCIe at the rate in the host's document.
-    If the document gives no bandwidth, training is blocked for the whole writing.
+    Every host in use writes and reads its part of a checkpoint. An asynchronous checkpoint blocks training only while
+    each device copies its state to the host's memory, at the PCIe rate of the cluster document. Without this rate,
+    training is blocked until the checkpoint is written.
 
     Source: definitions; rates of independent devices add up.
     """

@@ -36,16 +36,25 @@ FLASH_BACKWARD: Final = 2.5
 """Fused attention's backward pass runs five products for every two of the forward pass (Dao 2023, section 3.1)."""
 
 _HOP_SHARE: Final = 1 / 3
-"""Ratio of the operators of one hop of ring attention to those of a layer, about 8 / 24: two slices, a send, a receive,
-the kernel, and three that correct the sum (Transformer Engine, attention/dot_product_attention/context_parallel.py)."""
+"""Operators of one hop of ring attention, divided by the operators of a layer: about 8 / 24.
+
+The 8 are two slices, a send, a receive, the kernel, and three that correct the sum (Transformer Engine,
+attention/dot_product_attention/context_parallel.py).
+"""
 
 _KERNEL_KEYS: Final = 256
-"""Keys that a fused kernel could process in the time of its start and end: two tiles of 128 (Dao 2023, section 3.3)."""
+"""Number of keys that a fused kernel could process in the time of its start and end.
+
+The value means two tiles of 128 keys (Dao 2023, section 3.3).
+"""
 
 _BACKWARD_OPERATORS: Final = 1.6
-"""Backward operators launched for each forward operator, in eager mode: assumed. torch's dispatcher counts a ratio of
-1.0 for a layer of GPT-2 and 1.9 for a layer of Llama in transformers 5.23, and 1.3 and 1.5 in our trainer, not counting
-views. Host seconds of both passes of a layer, on a host that the GPU waits for, would settle it."""
+"""Backward operators launched for each forward operator in eager mode; the value is assumed.
+
+torch's dispatcher counts, without views, a ratio of 1.0 for a layer of GPT-2 and 1.9 for a layer of Llama in
+transformers 5.23. In our trainer the ratios are 1.3 and 1.5. Host times of both passes of a layer, measured where the
+GPU waits for the host, would replace the assumption.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +90,9 @@ def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Keys that a query of one layer attends to, on average over queries.
 
-    A causal model has s / 2 keys; encoders, and kernels that execute the whole square, have s. A window of w keys in a
-    `local` layer reduces the number to w - w^2 / (2 s), and so does an indexer that chooses w keys. A decoder that
-    follows an encoder also attends to the s positions of the encoder.
+    The number is s / 2 for a causal model, and s for encoders and for kernels that execute the whole square. A window
+    of w keys in a `local` layer reduces it to w - w^2 / (2 s), and so does an indexer that chooses w keys. A decoder
+    that follows an encoder also attends to the s positions of the encoder.
 
     Source: counting the pairs of a banded lower triangle.
     """
@@ -128,9 +137,9 @@ def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
-    """Seconds of the matrix products of a mixer, and of matrices that only the code of the model type defines.
+    """Seconds of a mixer's matrix products, and of products with the matrices in `layer_matrix_params`.
 
-    Source: mixers.py; a matrix that every rank holds whole is multiplied with the rank's own tokens.
+    Source: mixers.py; if every rank holds a matrix whole, each rank multiplies it by its own tokens.
     """
     model, tokens, h = job.model, tokens_per_microbatch(job, layout), job.model.hidden_size
     own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
@@ -147,9 +156,8 @@ def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
 def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of a mixer's computation between its projections: a scan or chunks, and a convolution.
 
-    The forward pass runs its FLOPs at the share of the peak that fused attention reaches, which is assumed (the
-    kernel's time on one layer would settle it). The backward pass takes twice as long. Both passes add time for bytes
-    read and written.
+    The forward pass is assumed to reach the same share of the peak as fused attention, because no kernel times are
+    known. The backward pass takes twice as long. Both passes add time for bytes read and written.
 
     Source: FLOPs of mixers.py; 4 bytes for each kept element, which is written and read in 16 bits.
     """
@@ -212,11 +220,11 @@ def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) ->
 def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSeconds:
     """Seconds of softmax(Q K^T) V on one device; `local`: inside a sliding window.
 
-    Fused kernels execute the causal half, or the band of a sliding window. In a ring each hop launches a kernel of its
-    own, whose start and end take time. A rank holds an early and a late part of the sequence, so a hop computes half a
-    square for each part, and the rank whose queries all attend to half of the keys sets the pace. The unfused kernels
-    of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward (softmax,
-    mask and dropout in 16 bits).
+    Fused kernels execute the causal half, or the band of a sliding window. In ring attention each hop launches its own
+    kernel, and the kernel's start and end take time. A rank holds an early and a late part of the sequence, so a hop
+    computes half a square for each part. The slowest rank is the one whose queries all attend to half of the keys. The
+    unfused kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11
+    backward (softmax, mask and dropout in 16 bits).
 
     Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
     counts derived here from the operators' inputs and outputs.
@@ -248,7 +256,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
 
 def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Number of times that keys and values are sent to the neighbour in ring attention."""
+    """Number of times that ring attention sends keys and values to the neighbour."""
     return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.communication.context_exchange == "ring" else 0.0)
 
 
@@ -288,10 +296,10 @@ def _ffn_seconds(
 ) -> PassSeconds:
     """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation function.
 
-    fan_in: width of the block's input and output; 0: that of the model.
+    fan_in: width of the block's input and output; 0 means the model's width.
 
-    Bytes per token in 16 bits: GELU 4f forward and 8f backward; SwiGLU 6f and 10f if fused, 10f and 16f as
-    separate operators.
+    Bytes that the activation function moves per token in 16 bits, forward and backward: GELU 4f and 8f; fused SwiGLU 6f
+    and 10f; SwiGLU as separate operators 10f and 16f.
 
     Source: derived here from the operators' inputs and outputs.
     """
@@ -311,8 +319,8 @@ def _ffn_seconds(
 def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
     """Seconds of router, routed and shared experts, and of permuting tokens to their experts and back.
 
-    Each rank holds E / ep experts and computes the choices of s b k / (c t) tokens for each of the etp ranks that
-    share an expert. Permuting moves 8 h bytes per choice and direction (read and write, twice).
+    Each rank holds E / ep experts. It computes s b k / (c t) choices of tokens for each of the etp ranks that share an
+    expert. Permuting moves 8 h bytes per choice and direction (read and write, twice).
 
     Source: Lepikhin et al., GShard (2020), section 2; Megatron-LM, megatron/core/transformer/moe.
     """
@@ -339,11 +347,12 @@ def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -
 def _parts_seconds(
     job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None, core: Number, block: Number
 ) -> dict[frozenset[str], Number]:
-    """Forward seconds of the parts that recompute can repeat; the key names the modules that repeat a part.
+    """Forward seconds of each part that recompute can repeat; a key consists of the modules that repeat the part.
 
-    The parts are the up-projections of latent attention with positions, norms, the feed-forward block with or without
-    experts, and the activation function in it. A part that belongs to two modules is repeated once. The host's time for
-    small operators is left out. core, block: forward seconds of the core of attention, and of the feed-forward block.
+    The parts are the norms, the up-projections of latent attention with positions, the feed-forward block or the
+    experts, and its activation function. A part that belongs to two modules is repeated once. The host's time for small
+    operators is left out.
+    core, block: forward seconds of the core of attention, and of the feed-forward block.
 
     Source: the same operators as in the forward pass; Megatron-LM, transformer_config.py (recompute_modules);
     DeepSeek-V3 (2024), section 3.2.3.
@@ -408,11 +417,15 @@ def _norm_bytes(job: PoolJob) -> tuple[float, float]:
 
 
 def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of norms, residual additions, positions and head copies.
+    """Seconds of the operators that mainly move bytes: norms, residual additions, positions, transposes of heads.
 
-    Bytes per token in 16 bits: norm 4h forward, 10h backward; residual addition 6h, with dropout 7h, and 2h more
-    backward than forward; rotary positions 4 (a + g) d in each direction; norms of queries and keys as much forward,
-    and 2.5 times as much backward; transposes of unfused attention 16 a d and 22 a d.
+    Bytes per token in 16 bits, forward and backward:
+
+    - norm: 4h and 10h
+    - residual addition: 6h and 8h; with dropout 7h and 9h
+    - rotary positions: 4 (a + g) d in each pass
+    - norms of queries and keys: 4 (a + g) d and 10 (a + g) d
+    - transposes of unfused attention: 16 a d and 22 a d
 
     Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
     """
@@ -479,8 +492,8 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
 def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[float, Number]:
     """Host time of a layer and of its ring's hops, in units of the device's `layer_floor`; 0 inside CUDA graphs.
 
-    In a layer with experts, graphs of layers do not cover the operators after the router. It is assumed that the
-    operators inside the graph are as many as those of a dense layer; a trace of one layer on the host would settle it.
+    In a layer with experts, a CUDA graph does not contain the operators after the router. The graph is assumed to
+    contain as many operators as a dense layer has; a host trace of one layer would replace this assumption.
 
     Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules).
     """
@@ -499,11 +512,10 @@ def layer_seconds(
     """Seconds of one transformer layer for one microbatch, without communication.
 
     `experts`: a layer with experts instead of its feed-forward block; `local`: a layer with a sliding window. In eager
-    mode a small layer cannot run faster than the host launches its operators. So the forward pass takes at least
-    `layer_floor` of the device times the engine's factor, plus the host time of a ring's hops, and the backward pass at
-    least 1.6 times as long. `exchanges`: seconds of each pass's collectives that the host launches without waiting for
-    the result. The host continues while these collectives run, so the device waits less by these seconds. The operators
-    take the calibration's `slowdown` times as long as the roofline says.
+    mode a small layer cannot run faster than the host launches its operators. The forward pass therefore takes at least
+    the device's `layer_floor` times the engine's factor, plus the host time of a ring's hops. The backward pass takes
+    at least 1.6 times as long. `exchanges`: seconds of collectives in each pass for which the host does not wait; they
+    shorten the wait for the host. The calibration's `slowdown` multiplies the roofline times of all operators.
 
     For a model with several kinds of layers the result is the mean layer.
 

@@ -1,7 +1,7 @@
 """The estimate is a ledger: named lines whose sum is the total.
 
 No cost is added outside the ledger. `explain` prints the lines, the plan stores them, and the trainer writes its
-measurements under the same names. So predictions and measurements can be joined without a table of names.
+measurements under the same names. Predictions and measurements can therefore be joined without a table of names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
-"""A plan fits from a chance of 1 - risk, and does not fit below 5 %; with a plain limit `may not fit` does not
-occur.
+"""A plan *fits* from a chance of 1 - risk, and *does not fit* below 5 %.
+
+With a plain limit, *may not fit* does not occur.
 """
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
@@ -63,7 +64,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """Seconds of one kind in an optimizer step: `busy` in total, of which `hidden` run beside other work.
+    """Seconds of one kind in an optimizer step: `busy` is the total, and `hidden` the part that runs during other work.
 
     stage: the pipeline stage of the line (the slowest stage, or the one that ends last).
     bound: the unit or link that limits the line, for example `bf16`, `nvlink` or `infiniband`.
@@ -101,7 +102,7 @@ class StageMemory:
     """The memory ledger of one pipeline stage and its limits; also the ledger of its host, if the layout offloads.
 
     limit_bytes: largest peak with which the stage fits.
-    most_bytes: above this peak the stage does not fit; between limit_bytes and most_bytes it may not fit.
+    most_bytes: largest peak with which the stage may fit; above it the stage does not fit.
     device_chance: chance that the peak stays within the whole memory of the device.
     """
 
@@ -129,7 +130,7 @@ class StageMemory:
 
     @property
     def missing_bytes(self) -> float:
-        """Bytes needed beyond the host's limit, or else beyond the device's limit; 0 if the stage fits."""
+        """Bytes by which the stage exceeds the host's limit, or else the device's limit; 0 if it fits."""
         if self.host is not None and not self.host_fits:
             return self.host.total_bytes - self.host.limit_bytes
         return max(0.0, self.total_bytes - self.limit_bytes)
@@ -143,7 +144,10 @@ class StageMemory:
 
     @property
     def chance_of_fitting(self) -> float:
-        """Chance that the device's memory suffices; 0 if the host's memory, which has no error band, is too small."""
+        """Chance that the device's memory suffices; 0 if the host's memory is too small.
+
+        The host's memory is compared without an error band.
+        """
         return self.device_chance if self.host_fits else 0.0
 
 

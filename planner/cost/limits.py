@@ -1,4 +1,4 @@
-"""Cases that the cost model does not price yet, which are reported instead of priced wrongly."""
+"""Cases without a price: the cost model reports them, because it would price them wrongly."""
 
 from __future__ import annotations
 

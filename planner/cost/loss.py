@@ -1,4 +1,4 @@
-"""Bytes and memory traffic of the loss chosen in the training document, and the tokens that it processes at a time."""
+"""Bytes and memory traffic of the loss, and the number of tokens that it processes at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
 
 
 def num_logits(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Logits that a device holds at a time, of one microbatch; in some engines each tp rank holds those of all ranks.
+    """Logits of one microbatch that a device holds at a time.
+
+    In some engines each tp rank holds the logits of all ranks.
 
     Source: engine profile, whole logits.
     """
@@ -44,7 +46,8 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     """Peak bytes of the logits and further tensors of the loss, for one microbatch.
 
     A single kernel writes the gradient over the logits. A loss in parts holds the gradient of the hidden states before
-    the backward pass begins: torchtitan in fp32 beside copies of the parts, Liger-Kernel in the compute precision.
+    the backward pass begins: in torchtitan in fp32, together with copies of the parts; in Liger-Kernel in the compute
+    precision.
 
     Source: engine profile, bytes per logit; torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
     ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.

@@ -26,14 +26,14 @@ CACHED_SHARE: Final = 1 / 3
 """Memory that PyTorch's allocator caches beyond the allocated bytes, as a share of activations and transients.
 
 Source: runs with both counters: 0.24 to 0.41 in six of Megatron on B200 (SimuMax's table), 0.3 in the median of 130 of
-nanotron on H100 with tp of 4 at most; 57 pipelined runs that tuned BLOOM, by nvidia-smi. If memory is short the
-allocator frees the cache first (PyTorch, notes on CUDA memory management). So the counters include the cache, but no
-verdict on fitting includes it.
+nanotron on H100 with tp of 4 at most; 57 pipelined runs that tuned BLOOM, by nvidia-smi. If memory is short, the
+allocator frees the cache first (PyTorch, notes on CUDA memory management). The cache is therefore part of forecasts of
+these counters, but not of the verdict whether a layout fits.
 """
 
 
 def _runtime_bytes(job: PoolJob, layout: Degrees, used: Number) -> Number:
-    """Bytes of device context and communication buffers, and of the allocator's fragmentation.
+    """Bytes of the device context, of communication buffers, and of the allocator's fragmentation.
 
     Source: device file, reserved_memory; engine profile, communicator_memory and fragmentation.
     """
@@ -46,8 +46,9 @@ def _runtime_bytes(job: PoolJob, layout: Degrees, used: Number) -> Number:
 def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
     """The memory ledger of one device of a stage at its peak; every line broadcasts over layouts and stages.
 
-    The peak is either in the backward pass of the first microbatch (states, all stored activations, and the larger of
-    the loss and one recomputed layer) or in the update, if that needs more.
+    The peak is in the backward pass of the first microbatch, or in the update if the update needs more. During the
+    backward pass the memory holds the states, all stored activations, and the larger of the loss and one recomputed
+    layer.
 
     Source: each line names its own.
     """

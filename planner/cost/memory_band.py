@@ -1,4 +1,4 @@
-"""Error of a predicted peak of memory: the distribution of the ratio measured / predicted bytes."""
+"""Error of a forecast of peak memory: the distribution of measured / predicted bytes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDistribution:
-    """Distribution of log(measured / predicted) bytes: Student's t with 4 degrees of freedom, which has heavy tails.
+    """Distribution of log(measured / predicted bytes): Student's t with 4 degrees of freedom.
 
-    location, scale: parameters of the distribution of the logarithm, for one layout, or arrays for many.
+    location, scale: parameters of the distribution, as numbers for one layout or arrays for many.
     """
 
     location: Number
     scale: Number
 
     def quantile(self, level: Number) -> Number:
-        """The ratio that a run's peak stays below with this probability, 0 < level < 1; broadcasts.
+        """The ratio that a run's peak does not exceed with this probability, 0 < level < 1; broadcasts.
 
         Source: Shaw, Sampling Student's t distribution (Journal of Computational Finance, 2006), for 4 degrees.
         """
@@ -54,13 +54,12 @@ def t_below(value: Any) -> NDArray[np.float64]:
 
 
 def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") -> MemoryDistribution | None:
-    """Distribution of measured / predicted bytes of the device that uses most memory, by the given counter.
+    """Distribution of measured / predicted bytes on the device with the largest peak, for the given counter.
 
-    The counter `needed` decides whether a run fits: B bytes suffice with probability
-    `memory_distribution(job, layout).chance(B / predicted)`. Adapters, quantised weights, offload and an unknown
-    framework widen the distribution, because no measured run has them. The result is None if the calibration has no
-    memory of published runs. A calibration without the counter `needed` (a user's own, of an older version) uses the
-    device's counter.
+    The counter `needed` decides whether a run fits: B bytes suffice with probability `memory_distribution(job,
+    layout).chance(B / predicted)`. Adapters, quantised weights, offload and an unknown framework widen the
+    distribution, because no measured run has them. The result is None if the calibration has no measured peaks. An
+    older calibration file without the counter `needed` uses the counter `device`.
     """
     known = {(each.counter, each.engine): each for each in job.spread.memory}
     if (counter, None) not in known and counter == "needed":

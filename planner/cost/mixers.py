@@ -1,7 +1,7 @@
 """Blocks that mix tokens through a state of fixed size: Mamba, linear attention with a delta rule, RWKV, convolutions.
 
-Each kind is described once, by its projections, its vectors and the FLOPs of its core; counts of parameters, FLOPs,
-bytes and seconds are sums over this description.
+Each kind is described once, by its projections, its vectors and the FLOPs of its core. Parameters, FLOPs, bytes and
+seconds are computed from this description.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _mamba(mixer: Mixer, h: int) -> MixerShape:
 
 
 def _mamba2(mixer: Mixer, h: int) -> MixerShape:
-    """Mamba-2: x, z, B and C of each group, a time step of each head; a convolution over x, B and C.
+    """Mamba-2: x and z; B and C of each group; a time step of each head; a convolution over x, B and C.
 
     Source: Dao and Gu, Mamba-2 (2024), section 7.1; FLOPs of the scan as Megatron-LM counts them (training.py,
     mamba_layer_flops).
@@ -204,7 +204,7 @@ def mixer_shape(model: ModelSpec) -> MixerShape:
 
 
 def mixer_heads(model: ModelSpec) -> int:
-    """Number in a model's mixers that tp has to divide: heads, or channels if a mixer has only one head.
+    """Number of a mixer's heads, or of its channels if it has only one head; tp must divide this number.
 
     Source: Megatron-LM, megatron/core/ssm/mamba_mixer.py and gated_delta_net.py; definition of the model document.
     """
@@ -224,8 +224,8 @@ def _biases(mixer: Mixer, *outputs: int) -> int:
 def _delta_flops(mixer: Mixer) -> float:
     """FLOPs per token of a chunked linear recurrence over a state of K times V in each head.
 
-    Within a chunk of C tokens half a square of scores and of their sum is computed, for the correction and for the
-    output; between chunks the state is read and written, with a product of 2 K V for each.
+    Within a chunk of C tokens, the correction and the output each need half a square of scores and of weighted sums.
+    Between chunks the state is read and written, with a product of 2 K V FLOPs for each.
 
     Source: derived here from Yang et al., Gated DeltaNet (2024), section 3.3.
     """

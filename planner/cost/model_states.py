@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 
-    A device accumulates whole gradients below ZeRO-2, in pipelines of engines that keep gradients whole there, and with
-    several microbatches in engines that reduce once a step. FSDP has no lasting buffer for whole gradients: with one
-    microbatch and no pipeline each gradient is reduced at once.
+    Gradients are whole below ZeRO-2. In some engines gradients are also whole in pipelines, or with several
+    microbatches, because the engine reduces once per step. FSDP has no permanent buffer for whole gradients: with one
+    microbatch and no pipeline, each gradient is reduced immediately.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 5; engine profile for differences between engines.
     """
@@ -40,9 +40,9 @@ def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
 def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[Number, Number, Number]:
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
-    ZeRO-1 shards the optimizer state, ZeRO-2 also the gradients, ZeRO-3 also the weights; `whole_gradients` returns
-    whether gradients are whole. If fp32 sums of gradients last until the update, the update needs no copies of
-    gradients. Offloaded states (`host_state_bytes_per_param`) are not on the device.
+    ZeRO-1 shards the optimizer state, ZeRO-2 also the gradients (except as in `whole_gradients`), ZeRO-3 also the
+    weights. If fp32 sums of gradients last until the update, the update needs no copies of gradients. Offloaded states
+    are excluded; `host_state_bytes_per_param` counts them.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for differences between engines.
     """
@@ -97,7 +97,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
 
 
 def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of low-precision copies, and their transposes, that products read instead of the 16-bit weights.
+    """Bytes of the low-precision weight copies, and of their transposes, that matrix products read.
 
     Source: Transformer Engine, pytorch/module/base.py (quantize_weight, cached over microbatches); Megatron-LM,
     --fp8-param-gather, which only its distributed optimizer has, keeps no other weights.

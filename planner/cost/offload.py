@@ -31,10 +31,10 @@ def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
 
 
 def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
-    """Seconds in which the host updates a shard of `num_params` parameters, beside the shards of its other devices.
+    """Seconds of the host's update of a shard of `num_params` parameters, while it also updates other devices' shards.
 
-    Gradients are read, weights and moments are read and written, and the weights for computing are written: 30 bytes
-    for each parameter of AdamW in mixed precision, at the device's part of the host's memory bandwidth.
+    The update reads gradients, reads and writes weights and moments, and writes the weights for computing. For AdamW in
+    mixed precision this moves 30 bytes per parameter, at the device's part of the host's memory bandwidth.
 
     Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 5.1 and table 4; engine profile, host_update_factor.
     """
@@ -50,9 +50,9 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: Stage
     """Seconds of copies between a device and its host, and the part that is exposed in the step.
 
     Activations are copied to the host in the forward pass and back in the backward pass. Gradients of the shard are
-    copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or, if the host
-    holds the shards themselves, for each all-gather. If copies run beside computing, only the time beyond that of the
-    stage's layers is exposed.
+    copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or for each
+    all-gather if the host holds the shards themselves. If copies overlap with computing, only the part that takes
+    longer than the stage's layers is exposed.
 
     Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (CPUOffloadPolicy).

@@ -47,8 +47,11 @@ _EIGHT_BIT_BLOCK: Final = 2048
 """Values that share one fp32 scale (Dettmers et al. 2022, section 2)."""
 
 _CLIPPING_BYTES: Final = 28.0
-"""Bytes moved per parameter in addition to weights and moments: gradients zeroed 4, scaled 8, norm 4, clipped 8, and
-read by the update 4 (SimuMax's itemisation)."""
+"""Bytes moved per parameter in addition to weights and moments, as SimuMax itemises them.
+
+Bytes for each step: zeroing gradients 4, scaling 8, reading them for the norm 4, clipping 8, and reading them in the
+update 4.
+"""
 
 _FACTOR_BYTES: Final = 4.0
 """Bytes of each of Adafactor's sums, which are fp32."""
@@ -63,11 +66,11 @@ _NEWTON_SCHULZ_STEPS: Final = 5
 def moment_bytes_per_param(job: PoolJob) -> float:
     """Bytes of running means for one parameter of a matrix; `extra_moment_bytes` adds state of any other form.
 
-    AdamW keeps two means; its 8-bit form keeps one byte for each and an fp32 scale for each block. SGD and Muon keep
-    one momentum, Adafactor keeps none.
+    AdamW keeps two means; its 8-bit form keeps one byte per mean, and an fp32 scale per block. SGD and Muon keep one
+    momentum, Adafactor keeps none.
 
-    Source: Loshchilov and Hutter (2019); Dettmers et al., 8-bit Optimizers (2022), section 2; torch.optim.SGD;
-    Shazeer and Stern, Adafactor (2018), section 3; Jordan et al., Muon (2024).
+    Source: Loshchilov and Hutter (2019); Dettmers et al., 8-bit Optimizers (2022), section 2; torch.optim.SGD; Shazeer
+    and Stern, Adafactor (2018), section 3; Jordan et al., Muon (2024).
     """
     if job.training.optimizer == "adamw-8bit":
         return 2 * (1 + 4 / _EIGHT_BIT_BLOCK)
@@ -144,17 +147,17 @@ def _sides(matrices: tuple[Matrix, ...]) -> float:
 
 
 def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
-    """FLOPs of the iterations X <- a X + (b A + c A^2) X with A = X X^T: 4 m^2 n + 2 m^3 for each, m <= n."""
+    """FLOPs of Newton-Schulz: 4 m^2 n + 2 m^3 per iteration X <- a X + (b A + c A^2) X with A = X X^T, for m <= n."""
     shapes = ((min(rows, columns), max(rows, columns), count) for rows, columns, count in matrices)
     return _NEWTON_SCHULZ_STEPS * sum_of(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 
 
 def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
-    """Bytes of running means beyond `moment_bytes_per_param`, for common weights and experts of a device before ZeRO.
+    """Bytes of further optimizer state beyond `moment_bytes_per_param`, for common weights and experts, before ZeRO.
 
     Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean for them. Adafactor keeps fp32 sums of
-    rows and columns of each matrix, and a whole mean for each vector. It is assumed that tp divides the sums like the
-    matrices; the sums are less than a thousandth of the parameters.
+    rows and columns of each matrix, and a whole mean for each vector. tp is assumed to divide the sums like the
+    matrices, and the sums are less than a thousandth of the parameters.
 
     Source: Jordan et al., Muon (2024); Shazeer and Stern, Adafactor (2018), section 3; torch.optim.Adafactor.
     """
@@ -186,7 +189,7 @@ def _whole_layer(job: PoolJob, *, experts: bool) -> HeldParams:
 
 
 def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
-    """Number of rows and columns of embedding, positions and head on one device; the final norm is a vector."""
+    """Number of rows and columns of embedding, positions and head on one device; the final norm is not counted here."""
     h = job.model.hidden_size
     first, last = holds_embedding(stage), holds_head(layout, stage)
     own_head = last & ~(first & job.model.tied_embeddings)
@@ -196,7 +199,7 @@ def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) 
 
 
 def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Seconds in which Muon orthogonalizes the updates of a stage's matrices, spread over tp and the ZeRO shards.
+    """Seconds in which Muon orthogonalizes the updates of a stage's matrices, divided over tp and the ZeRO shards.
 
     Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, for the
     spread.
@@ -216,8 +219,8 @@ def optimizer_seconds(job: PoolJob, num_params: Number) -> Number:
     """Seconds of clipping and updating `num_params` parameters of one device's shard.
 
     Clipping and reading the gradient move 28 bytes per parameter. Weights and moments are read and written, which makes
-    52 bytes per parameter in total for AdamW in fp32. Adafactor also reads the gradient again and passes the update
-    through memory, 12 bytes more.
+    52 bytes per parameter in total for AdamW in fp32. Adafactor also reads the gradient again, and writes and reads its
+    update: 12 further bytes.
 
     Source: SimuMax, optimizer cost by memory traffic; sizes of the states.
     """

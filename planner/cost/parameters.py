@@ -1,7 +1,8 @@
 """Number of parameters of a model, and number that one device holds.
 
-A model is a stack of equal layers, with possible exceptions at its start: dense layers before the layers with experts,
-or the encoder's layers before the decoder's, which also have cross-attention. `layer_params` counts a common layer.
+A model is a stack of equal layers, with two exceptions: dense layers may precede the layers with experts, and the
+encoder's layers precede the decoder's, which also have cross-attention. `layer_params` counts a layer of the most
+common kind.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def cross_attention_share(model: ModelSpec) -> float:
 
 
 def _cross_attention_params(model: ModelSpec) -> int:
-    """Parameters of a decoder's layer beyond those of an encoder's: attention to the encoder, and its norm.
+    """Additional parameters of a decoder's layer compared with an encoder's: attention to the encoder, and its norm.
 
     Source: Raffel et al., T5 (2020), section 2.1.
     """
@@ -105,7 +106,7 @@ def num_moe_layers(model: ModelSpec) -> int:
 
 
 def _all_layer_params(model: ModelSpec) -> int:
-    """Parameters of all layers, of any kind; experts are spread evenly over the kinds of layers."""
+    """Parameters of all layers; experts are spread evenly over the kinds of layers."""
     if model.moe or model.layers or model.shared_by > 1:
         with_experts = num_moe_layers(model)
         dense = model.num_layers - with_experts
@@ -142,7 +143,7 @@ def _position_params(model: ModelSpec) -> int:
 
 
 def _input_params(model: ModelSpec) -> int:
-    """Parameters of the input beside the token embedding: positions, token types, and the norm after them."""
+    """Parameters of the input without the token embedding: positions, token types, and the norm after them."""
     width = _embedding_width(model)
     types = model.num_token_types * width + model.table_params + model.input_matrix_params
     norm = norm_params(model) * width // model.hidden_size if model.embedding_norm else 0
@@ -177,10 +178,10 @@ def _has_own_head(model: ModelSpec) -> bool:
 
 
 def num_params(model: ModelSpec) -> int:
-    """Parameters of the whole model, tied weights counted once, vocabulary not padded, `mtp_params` left out.
+    """Parameters of the whole model without `mtp_params`; tied weights count once, and the vocabulary is not padded.
 
-    Source: sum of the parts; checked against transformers' modules in the tests. For a GPT it equals
-    12 L h^2 (1 + 13/(12h) + (V + s)/(12Lh)) plus the final norm, Narayanan et al. (SC 2021), equation 2.
+    Source: sum of the parts; checked against transformers' modules in the tests. For a GPT it equals 12 L h^2 (1 +
+    13/(12h) + (V + s)/(12Lh)) plus the final norm, Narayanan et al. (SC 2021), equation 2.
     """
     head = model.vocab_size * head_width(model) if _has_own_head(model) else 0
     ends = _embedding_params(model) + _input_params(model) + _output_params(model) + head
@@ -196,7 +197,7 @@ def vision_params(model: ModelSpec) -> int:
 
 
 def num_active_params(model: ModelSpec) -> int:
-    """Parameters that one token passes through: `num_params` less the routed experts that it is not sent to.
+    """Parameters that one token uses: `num_params` without the routed experts that the router does not choose.
 
     Source: DeepSeek-V3 (arXiv 2412.19437), section 4.2, counts the same, with embedding and head.
     """
@@ -222,7 +223,7 @@ def _mtp_extra_params(model: ModelSpec) -> int:
 
 
 def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
-    """Parameters of one layer that a token is multiplied with, with an ordinary feed-forward block or with experts.
+    """Parameters in the matrix products of one token in one layer, with an ordinary feed-forward block or with experts.
 
     Cross-attention is left out. For several kinds of layers the result is the mean.
 
@@ -241,9 +242,9 @@ def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
 
 
 def num_matmul_params(model: ModelSpec) -> int:
-    """Parameters that a token is multiplied with: all weight matrices and the output head.
+    """Parameters in the matrix products of one token: all weight matrices and the output head.
 
-    Routed experts count only if the token is sent to them. Layers for multi-token prediction count, each with a head.
+    Only the routed experts that the router chooses count. Layers for multi-token prediction count, each with a head.
 
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
@@ -272,7 +273,7 @@ def _whole_params(model: ModelSpec, *, experts: bool) -> int:
     """Parameters of one layer that every tensor-parallel rank holds whole.
 
     These are norms, row-parallel biases, latent attention's down-projections, the indexer, low-rank inputs of mixers,
-    the router, and parameters that only the code of the model type knows. `experts`: whether the layer has experts.
+    the router, and the parameters in `layer_vector_params`. `experts`: whether the layer has experts.
 
     Source: Megatron-LM: only column- and row-parallel weights are cut (transformer/moe/router.py and
     transformer/multi_latent_attention.py hold the others whole).
@@ -336,7 +337,7 @@ def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> N
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Parameters of the embedding on one tensor-parallel rank: its share of the (vocabulary x hidden) matrix.
 
-    Every rank holds a projection of patches whole. In some engines every rank also holds an untied embedding whole.
+    Every rank holds the whole projection of patches, and in some engines also a whole untied embedding.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: the embedding is cut along the vocabulary.
     """
@@ -350,10 +351,10 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
     Tied embeddings are one matrix if the pipeline has one stage, and two copies if it has several. Every
-    tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. In a
-    model with multi-token prediction the last stage also holds the projections and norms of these layers, and the
-    embedding; the layers themselves are counted with the other layers. Each rank of the first stage holds a tower of
-    images whole.
+    tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. With
+    multi-token prediction the last stage also holds the embedding, and the projections and norms of the additional
+    layers; the layers themselves count with the other layers. Each rank of the first stage holds the whole vision
+    tower.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.

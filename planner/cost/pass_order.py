@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
 
 Kind = Literal["F", "B", "I", "W"]
-"""Letters of torch for forward (F), whole backward (B), backward for the inputs (I) or for the weights alone (W)."""
+"""Letters of torch: forward (F), whole backward (B), backward for the inputs (I), backward for the weights (W)."""
 
 
 class Operation(NamedTuple):
     """One pass of one microbatch through one model chunk; `chunk` counts in model order.
 
-    overlapped: whether it runs together with the next or previous operation, as a pair of a forward and a backward pass
-    that each hide the communication of the other (F&B of DualPipe).
+    overlapped: whether the operation runs in a pair with the next or previous one: a forward and a backward pass that
+    hide each other's communication (F&B of DualPipe).
     """
 
     kind: Kind
@@ -34,12 +34,11 @@ def operations(
 ) -> tuple[Operation, ...]:
     """The order in which a stage (0 is the first) runs its operations.
 
-    `interleave` is the number of chunks of a stage; `exists` tests whether a schedule is defined for the given numbers
-    (and `interleaved` with one chunk is 1F1B). `pipedream` has the order of `1f1b`; it updates the weights after every
-    backward pass.
+    `interleave` is the number of chunks of a stage; `interleaved` with one chunk is 1F1B. The schedule must exist
+    (`exists`). `pipedream` has the order of `1f1b`; it updates the weights after every backward pass.
 
-    Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021); Qi et al., Zero Bubble (2023); DeepSeek,
-    DualPipe. Schedules that torch implements have the order of torch.distributed.pipelining.
+    Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021); Qi et al., Zero Bubble (2023); DeepSeek, DualPipe.
+    Schedules that torch implements have the order of torch.distributed.pipelining.
     """
     m = num_microbatches
     assert 0 <= stage < pp
@@ -67,7 +66,7 @@ def _warmup(schedule: Schedule, pp: int, stage: int, m: int, interleave: int) ->
 
 
 def _one_forward_one_backward(schedule: Schedule, pp: int, stage: int, m: int, interleave: int) -> Iterator[Operation]:
-    """Forward passes to warm up, pairs of a forward and a backward pass, then the rest of the backward passes."""
+    """Forward passes to warm up, then pairs of a forward and a backward pass, then the remaining backward passes."""
     size = int(round_size(pp, m)) if interleave > 1 else 1
     assert m % size == 0
     forward = [(i, k) for first in range(0, m, size) for k in range(interleave) for i in range(first, first + size)]
@@ -82,7 +81,7 @@ def _one_forward_one_backward(schedule: Schedule, pp: int, stage: int, m: int, i
 
 
 def _zb_h1(pp: int, stage: int, m: int) -> Iterator[Operation]:
-    """1F1B with the backward pass for the weights delayed by `stage` microbatches, so that it fills the drain."""
+    """1F1B with the weights' backward pass delayed by `stage` microbatches, so that this pass fills the drain."""
     warmup = min(m, pp - stage - 1)
     for position in range(m + warmup):
         if position < m:
@@ -96,7 +95,7 @@ def _zb_h1(pp: int, stage: int, m: int) -> Iterator[Operation]:
 
 
 _Pass = tuple[Kind, int, bool]
-"""Kind, chunk of the stage (0 for its first chunk in model order, 1 for its second), whether it is overlapped."""
+"""Kind of pass; chunk of the stage (0 is its first in model order, 1 its second); whether it is overlapped."""
 
 
 def _passes(text: str, times: int = 1) -> list[_Pass]:

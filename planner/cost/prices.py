@@ -69,13 +69,18 @@ if TYPE_CHECKING:
 
 
 _EXCHANGE_PROCESSORS: Final = 20
-"""Processors that run an exchange's kernels beside the products: 20 of an H800's 132 (DeepSeek-V3 2024, section 3.2.2;
-deep_ep/buffer.py, Buffer.num_sms = 20)."""
+"""Processors that run an exchange's kernels while the others compute products.
+
+They are 20 of an H800's 132 processors (DeepSeek-V3 2024, section 3.2.2; deep_ep/buffer.py, Buffer.num_sms = 20).
+"""
 
 _OPERATORS_REPEATED: Final = 0.5
-"""Share of a layer's forward seconds that recompute by operators repeats: torchtitan saves attention and every second
-product (distributed/activation_checkpoint.py). It is assumed that norms and activations also amount to half; a trace of
-one layer with and without selective recompute would settle it."""
+"""Share of a layer's forward seconds that recompute by operators repeats.
+
+torchtitan saves attention and every second product (distributed/activation_checkpoint.py). Norms and activations are
+assumed to be repeated by half, too; a trace of one layer with and without selective recompute would replace this
+assumption.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +88,7 @@ class StagePrices:
     """Costs of one stage: seconds of one microbatch by cause, and seconds spent once a step. Every field broadcasts.
 
     passes: the same seconds of one microbatch, split by pass instead of cause. Both splits have the same sum, except
-        for the parts of exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; on average over
-        the microbatches).
+        for exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; means over the microbatches).
     whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger line.
     forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
     ends: the embedding, or head and loss, with their collectives.
@@ -153,7 +157,7 @@ def num_updates(job: Job, layout: Degrees) -> Number:
 class _Work:
     """Seconds of one microbatch in the layers and ends of a stage or of a chunk, by cause.
 
-    The seconds of the chunks of a stage sum to those of the stage.
+    The chunks' seconds add up to the stage's seconds.
     """
 
     layers: PassSeconds
@@ -170,17 +174,17 @@ class _Work:
 
     @property
     def exposed_ep(self) -> PassSeconds:
-        """Exchanges of experts, less the part that is hidden beside the other pass of another microbatch."""
+        """Seconds of expert exchanges, without the part hidden by another microbatch's pass."""
         return self.ep + self.ep_hidden * -1.0
 
     @property
     def exposed_tp(self) -> PassSeconds:
-        """Tensor-parallel collectives of the layers, less the part that is hidden beside matrix products."""
+        """Seconds of the layers' tensor-parallel collectives, without the part hidden by matrix products."""
         return self.tp + self.tp_hidden * -1.0
 
     @property
     def exposed_cp(self) -> PassSeconds:
-        """Context-parallel exchanges, less the part that is hidden beside attention."""
+        """Seconds of context-parallel exchanges, without the part hidden by attention."""
         return self.cp + self.cp_hidden * -1.0
 
     @property
@@ -240,7 +244,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """Seconds of one microbatch in one layer by cause; a pair holds the collectives of forward and of backward pass.
+    """Seconds of one microbatch in one layer by cause; collectives are pairs of forward and backward pass.
 
     parts: forward seconds of each part of a layer, by the recompute modules that repeat the part (`LayerSeconds`).
     ep_hidden: hidden seconds of the exchanges of both passes, if passes run in pairs.
@@ -258,7 +262,7 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParts:
-    """Seconds of one microbatch in the parts of a stage: a layer of each kind, and the ends of the model.
+    """Seconds of one microbatch in the parts of a stage: in a layer of each kind, and in the model's ends.
 
     layers: the key says whether the layer has experts, and whether its attention has a window.
     """
@@ -312,7 +316,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 
 
 def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) -> Number:
-    """Seconds of the exchanges of a layer's two passes that are hidden if the two passes run as a pair.
+    """Hidden seconds of the expert exchanges of a layer's two passes, if the two passes run as a pair.
 
     Exchanges take C seconds. Meanwhile W seconds of computing run on the share 1 - a of the processors that exchanges
     leave free. Together both take max(C, W + a C), so min(W, (1 - a) C) seconds are hidden.
@@ -323,10 +327,10 @@ def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) ->
 
 
 def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
-    """Share of the microbatches whose passes run in pairs: all microbatches but those that fill and drain the pipeline.
+    """Share of the microbatches whose passes run in pairs; passes that fill or drain the pipeline have no partner.
 
-    A step takes (m - 1/v) times the slowest stage, with pairs, plus one pass through all chunks of size 1/v, without
-    pairs.
+    In the formula of the step, (m - 1/v) t_max has pairs, and the single pass through all chunks (1/v of each stage)
+    has none.
 
     Source: derived here from `planner.cost.schedule.step_seconds`, for equal stages.
     """
@@ -341,7 +345,7 @@ def _each_way(busy: Mapping[Moment, Number]) -> tuple[Number, Number]:
 def _hidden_of_layer(
     job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Number, Number]
 ) -> tuple[Number, Number]:
-    """Hidden seconds of a layer's tensor-parallel collectives, forward and backward, beside its own products."""
+    """Hidden seconds of a layer's tensor-parallel collectives, forward and backward, during its own products."""
     forward, backward = collectives
     core = layer.core_forward
     products = layer.passes.backward - FLASH_BACKWARD * core
@@ -366,7 +370,7 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 
 
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
-    """Seconds of a layer's passes if the host waits for all tensor-parallel ranks at each of the layer's collectives.
+    """Seconds of a layer's passes in engines whose host waits for all tensor-parallel ranks at each collective.
 
     An engine profile states this wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
     forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
@@ -387,7 +391,10 @@ def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> Pa
 
 
 def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:
-    """A layer's collectives by pass; the share of the forward ones that recompute repeats is added to backward."""
+    """A layer's collectives by pass.
+
+    If recompute repeats a share of the forward collectives, this share also counts as backward.
+    """
     forward, backward = collectives
     return PassSeconds(forward=forward, backward_input=backward + share * forward)
 
@@ -421,7 +428,7 @@ def _lookup(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
 
 def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts | None = None) -> StagePrices:
-    """Prices of a stage, or of arrays of layouts and stages that broadcast.
+    """Prices of one stage, or of arrays of layouts and stages; broadcasts.
 
     parts: prices of the layouts' parts, if they are already computed.
 
@@ -478,7 +485,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 
 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
-    """A stage's part in filling and draining, and its slack for the model's last chunk (0 unless interleaved).
+    """A stage's share of filling and draining, and its slack for the model's last chunk (0 unless interleaved).
 
     A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction are part of the
     last chunk.
@@ -566,7 +573,7 @@ def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
 
 
 def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:
-    """Seconds of each chunk that overlapped pairs of passes can hide: exchanges of experts and sends between stages.
+    """Seconds of each chunk that overlapped pairs of passes can hide: expert exchanges and sends between stages.
 
     Source: DeepSeek-V3 (2024), section 3.2.1.
     """
@@ -575,9 +582,9 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
 
 def exchange_share(job: Job) -> float:
-    """Share of the processors that communication takes from computing while both run: 20 of the smallest device's.
+    """Share of the processors that communication takes from computing: 20 processors of the smallest device.
 
-    On a device with fewer than 40 processors the share is one half: assumed, because no measurement is known.
+    On a device with fewer than 40 processors the share is assumed to be one half, because no measurement is known.
 
     Source: DeepSeek-V3 (2024), section 3.2.2; DeepEP, Buffer.set_num_sms.
     """

@@ -1,4 +1,4 @@
-"""The parts of a layer that a recompute policy repeats, and the share of the layers that recompute."""
+"""Which parts of a layer a recompute policy repeats, and which share of the layers recomputes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
 
 ACTIVATION: Final = "activation"
-"""The activation functions of all feed-forward blocks: a part of the layer that no engine recomputes alone."""
+"""The activation functions of all feed-forward blocks; no engine recomputes only this part."""
 
 _SELECTIVE: Final = {
     "attention-core": ("core_attn",),
@@ -77,7 +77,7 @@ def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[
 
 
 def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Number:
-    """Share of a stage's layers that recompute: k of each chunk, or every n-th; chunks differ by at most one layer.
+    """Share of a stage's layers that recompute: k layers of each chunk, or every n-th layer.
 
     Source: Megatron-LM, megatron/core/recompute.py (block); torchtitan up to 2025, selective_ac_option (every n-th).
     """
@@ -94,9 +94,9 @@ def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Nu
 def repeated_transfers(job: PoolJob, policy: int, line: LineName, *, experts: bool) -> float:
     """Share of a layer's forward transfers of one ledger line that a policy repeats.
 
-    Full recompute repeats all transfers. Otherwise recompute of the core of attention repeats the context-parallel
-    exchange, recompute of the feed-forward block repeats half of the tensor-parallel collectives, and recompute of the
-    experts repeats their exchanges.
+    Full recompute repeats all transfers. Recompute of parts repeats the transfers inside them: the core of attention
+    has the context-parallel exchange, the feed-forward block half of the tensor-parallel collectives, and the experts
+    their exchanges.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass; Megatron-LM,
     transformer_layer.py and moe/moe_layer.py (transfers inside a checkpoint).

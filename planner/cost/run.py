@@ -57,7 +57,7 @@ class WholeRun:
 
 
 def num_steps(training: TrainingSpec) -> int | None:
-    """Optimizer steps of the token budget, of which the last one may be partial; None without a budget.
+    """Number of optimizer steps of the token budget (the last may be partial); None without a budget.
 
     Source: definition: tokens / (B s).
     """
@@ -96,7 +96,7 @@ def devices_in_use(cluster: AnyCluster, layout: Layout) -> tuple[tuple[ClusterSp
 
 
 def relative_prices(cluster: AnyCluster, training: TrainingSpec) -> tuple[float, ...]:
-    """Ratio of each pool's device price to that of the cheapest pool; 1 if no price is given.
+    """Each pool's price per device divided by the cheapest pool's price; 1 if no price is given.
 
     Source: the documents.
     """
@@ -105,7 +105,7 @@ def relative_prices(cluster: AnyCluster, training: TrainingSpec) -> tuple[float,
 
 
 def billed_devices(cluster: AnyCluster, training: TrainingSpec, layout: Layout) -> float:
-    """Devices in use, each counted as the number of devices of the cheapest pool that cost the same.
+    """Devices in use, weighted by price: a device counts as its price divided by the cheapest pool's price.
 
     Source: the documents.
     """
@@ -121,7 +121,7 @@ def whole_run(
     in_use: Sequence[tuple[ClusterSpec, int]],
     effective_share: float = 1.0,
 ) -> WholeRun | None:
-    """The whole run over the token budget, with steps of `step_seconds` on the devices in use; None without a budget.
+    """The run over the whole token budget, with steps of `step_seconds`; None without a budget.
 
     effective_share: share of the time spent in steps that are kept (`planner.cost.goodput`).
 

@@ -1,7 +1,6 @@
 """Dependencies between the stages of a pipeline: step time, bubble, and microbatches in flight.
 
-This module has closed forms. `simulate.py` executes the same schedules operation by operation, for cases in which a
-form is only a bound.
+Closed forms give the results. If a form is only a bound, `simulate.py` executes the schedule operation by operation.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> N
 
 
 def steady_count(num_microbatches: Number, interleave: Number) -> Number:
-    """How many times a step waits for the slowest stage: m - 1/v; the remaining 1/v is part of filling and draining.
+    """Number of times that the slowest stage's seconds count in a step: m - 1/v.
+
+    The remaining 1/v belongs to filling and draining.
 
     Source: Narayanan et al. (SC 2021), section 2.2: m t_max + (sum_r t_r - t_max) / v, sorted by t_max.
     """
@@ -43,8 +44,7 @@ def step_seconds(
 ) -> Number:
     """Seconds of a step: (m - 1/v) slowest + work / v + tail; one microbatch takes `work_seconds` in all stages.
 
-    With lower bounds instead of the stages' own values the result is a lower bound of the step, because the step grows
-    with each of these values.
+    From lower bounds of these values the result is a lower bound of the step, because the step grows with each value.
 
     Source: `steady_count`; the tail is the reduction of gradients and the optimizer after the last microbatch.
     """
@@ -55,13 +55,13 @@ def bubble_seconds(sum_of_stage_seconds: Number, slowest_stage_seconds: Number, 
     """Seconds in which the slowest stage waits for the pipeline to fill and drain: (sum_r t_r - t_max) / v.
 
     With equal stages this is (p - 1) t / v, so the bubble is (p - 1) / (v m) of the steady time. GPipe and 1F1B have
-    the same bubble. `t_r` is the time of one microbatch through all chunks of stage r, forward and backward. The form
-    is exact for equal stages (if interleaved, with microbatches in multiples of p), for GPipe with stages that differ
-    by a factor, and for 1F1B if the slowest stage is the last. In 1F1B a slow early stage fills part of its wait with
-    forward passes, so the form is too long by less than one pass through the other stages. The form is too short for
-    GPipe if forward and backward passes are slowest on different stages. Interleaved chunks that differ within a stage
-    have a form of their own, `interleaved_bubble_seconds`. `simulate.exact_pipeline_seconds` executes the cases that
-    are not exact here.
+    the same bubble. `t_r` is the time of one microbatch through all chunks of stage r, forward and backward.
+
+    The form is exact for equal stages (if interleaved, with microbatches in multiples of p), for GPipe with stages that
+    differ by a factor, and for 1F1B if the slowest stage is the last. In 1F1B a slow early stage fills part of its wait
+    with forward passes, so the form is too long, by less than one pass through the other stages. For GPipe the form is
+    too short if forward and backward passes are slowest on different stages. `simulate.exact_pipeline_seconds` executes
+    such cases. For unequal chunks within an interleaved stage, see `interleaved_bubble_seconds`.
 
     Source: Narayanan et al. (SC 2021), sections 2.2.1 and 2.2.2.
     """
@@ -90,15 +90,14 @@ def chunk_terms(
     interleave: v.
     pp: p.
 
-    fill   v times the stage's part in the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, the stage's
-    time
-           if all its chunks had the size of the largest. When a round changes from larger to smaller chunks, the lag
-           between first and last stage shrinks by the sum of the differences. The part of this sum that exceeds a chunk
-           is waited for in each round but the first; each stage with unequal chunks has a share of this wait,
-           max(0, w_r - q_r w_r / p).
-    slack  how long the last chunk of the model may take before this stage waits for it in every microbatch: the time of
-           the stage's own last chunk plus 1/p of its largest chunk, because between two rounds one chunk is already
-           waiting. For the last stage, the time that the model's last chunk takes.
+    fill   v times the stage's part in the filling and draining of the pipeline: t_r + (v q_r - k_r) w_r, which is
+           the stage's time if all its chunks were as large as the largest. When a round changes from larger to smaller
+           chunks, the lag between first and last stage shrinks by the sum of the differences. If this sum exceeds a
+           chunk, stages wait for the excess in each round but the first; each stage with unequal chunks has a share of
+           this wait, max(0, w_r - q_r w_r / p).
+    slack  longest time of the model's last chunk without a wait of this stage in every microbatch: the time of the
+           stage's own last chunk plus 1/p of its largest chunk, because between two rounds one chunk is already
+           waiting. For the last stage, the time of the model's last chunk.
 
     Source: derived here; tested against executed schedules, as `interleaved_bubble_seconds` says.
     """
@@ -112,7 +111,7 @@ def chunk_terms(
 
 
 def cycle_seconds(stage_seconds: Number, slack_seconds: Number, last_chunk_seconds: Number) -> Number:
-    """Cycle time of a stage, from one microbatch to the next: its own seconds plus its wait for the last chunk.
+    """Seconds from one microbatch to the next on a stage: its own work plus its wait for the model's last chunk.
 
     Source: derived here, as `chunk_terms`.
     """
@@ -126,9 +125,9 @@ def interleaved_bubble_seconds(
 
     m (b - t_max) + (sum_r fill_r - b) / v, where b is the bottleneck, the longest of `cycle_seconds`. If chunks are
     equal and no stage waits for the head, this is (sum_r t_r - t_max) / v. The form was compared with executed
-    schedules in 6,000 random shapes with chunks that differ by a layer. Its step was at most 9 % shorter and at most 20
-    % longer than the executed one (the largest errors are for chunks of one or two layers beside a large head), and in
-    nine of ten shapes between 1 % shorter and 7 % longer.
+    schedules in 6,000 random shapes with chunks that differ by a layer. In nine of ten shapes its step was between 1 %
+    shorter and 7 % longer than the executed step, and always between 9 % shorter and 20 % longer. The largest errors
+    are for chunks of one or two layers beside a large head.
 
     Source: derived here; tested against executed schedules.
     """
@@ -150,8 +149,8 @@ def bubble_of(
 
     forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a stage,
     with recomputed forward passes in I; shape (..., stages). A step ends with its last operation, because the norm of
-    the gradients synchronizes all stages. In contrast, the bubble of zero published for ZB-V is counted from a stage's
-    own first operation.
+    the gradients synchronizes all stages. The paper of ZB-V has a bubble of zero, because it counts from a stage's own
+    first operation.
 
     Forms for equal stages, for which they are exact:
     naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle; exact for unequal stages too
@@ -166,9 +165,8 @@ def bubble_of(
     With unequal stages the factor p - 1 becomes a sum over the other stages: an estimate; `simulate` gives the exact
     value.
 
-    Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Qi et al., Zero Bubble (2023),
-    table 2, and DeepSeek, DualPipe (README), both generalised by execution; Narayanan et al., PipeDream (SOSP
-    2019).
+    Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Qi et al., Zero Bubble (2023), table 2,
+    and DeepSeek, DualPipe (README), both generalised by execution; Narayanan et al., PipeDream (SOSP 2019).
     """
     f, i, w = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (forward, backward_input, backward_weight)))
     t = f + i + w
@@ -209,7 +207,7 @@ def pipeline_seconds(num_microbatches: Number, stage_seconds: Number, interleave
 
 
 def round_size(pp: Number, num_microbatches: Number) -> Number:
-    """Microbatches that pass one chunk of an interleaved stage before the stage goes on to its next chunk.
+    """Microbatches that pass one chunk of an interleaved stage before the stage changes to its next chunk.
 
     The microbatches are divided into max(1, m // p) equal rounds; a round is p if m is a multiple of p, which
     Megatron-LM requires. If the microbatches do not divide into equal rounds, no engine runs the schedule (a short last
@@ -276,9 +274,9 @@ def held_microbatches(
 ) -> tuple[tuple[Number, Number], ...]:
     """Microbatches that a stage holds in each moment that can be its peak, as (waiting for I, waiting for W).
 
-    While a microbatch waits for its backward pass, the stage holds the tensors that the recompute policy keeps. Once
-    the gradients of its inputs are done (I), it waits for those of the weights (W) with all tensors, recomputed or not.
-    The unit is one microbatch through the whole stage, with n in flight:
+    While a microbatch waits for its backward pass (I), the stage holds only the tensors that the recompute policy
+    keeps. While it waits for its weight gradients (W), the stage holds all its tensors, recomputed or not. The unit is
+    one microbatch through the whole stage, with n in flight:
     zb-h1      (n - k, k), k = min(r + 1, n): W comes r microbatches late
     zbv        steady (n - 1/2, 1/2), and in the drain ((p - r - 1) / 2, min(2 r + 1, 2 n) / 2)
     dualpipev  steady (n, 0), and (n - 1, 1/2) except on the last stage, and in the drain (p - r - 1, r + 1) / 2
@@ -301,7 +299,7 @@ def held_microbatches(
 
 
 def weight_versions(schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number) -> Number:
-    """Copies of its weights that a stage keeps: 1; under PipeDream one for each microbatch in flight, min(m, p - r).
+    """Number of weight copies that a stage keeps: 1; under PipeDream one for each microbatch in flight, min(m, p - r).
 
     Source: Narayanan et al., PipeDream (SOSP 2019), section 3.3, weight stashing.
     """
@@ -310,7 +308,7 @@ def weight_versions(schedule: Schedule, pp: Number, stage: Number, num_microbatc
 
 
 def staleness_steps(schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number) -> Number:
-    """Updates between the weights that computed a gradient and the weights that it is applied to: versions - 1.
+    """Number of updates between the weights that computed a gradient and the weights that receive it: versions - 1.
 
     0 for every schedule that drains the pipeline before the update; p - r - 1 for PipeDream.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
-"""Every schedule that is priced, in the order in which they were published."""
+"""Every schedule that is priced, in order of publication."""
 
 
 _BOUNDED: Final = ("gpipe", "1f1b", "interleaved")
@@ -32,14 +32,14 @@ class ScheduleOutcome:
     layout: the layout with this schedule and its number of chunks; each stage holds the same layers as before.
     runs: whether the job's engine has this schedule.
     step_seconds: result of `estimate`.
-    executed_step_seconds: step time with the passes executed one by one and stages as unequal as they are; it differs
-        if the closed form of GPipe, 1F1B or interleaved is inexact for unequal stages.
+    executed_step_seconds: step time with the passes executed one by one; it differs from step_seconds where the closed
+        form of GPipe, 1F1B or interleaved is inexact, that is, for unequal stages.
     pipeline_seconds: the passes of executed_step_seconds alone, without gradient reduction and optimizer, which
         pipedream repeats for every microbatch.
     bubble_seconds: wait of the slowest stage, executed (0 for pipedream, whose pipeline is never drained).
     bubble_share: bubble_seconds over the seconds in which the stage works: (p - 1) / m for equal stages under GPipe and
         1F1B.
-    equal_stages_bubble_share: the same ratio if every stage were the mean stage, as in textbooks.
+    equal_stages_bubble_share: the same ratio if every stage took the mean time, as in textbooks.
     utilization: work over work and bubble of the slowest stage: m / (m + p - 1).
     activation_bytes: stored activations of the stage that stores most.
     peak_bytes: peak of the stage with the largest peak.
@@ -67,8 +67,8 @@ class ScheduleOutcome:
 def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
     """The same stages under another schedule, or None if a stage has too few layers for its chunks.
 
-    A V has two chunks per stage. Under `interleaved` an interleaved layout keeps its number of chunks, and any other
-    layout gets two. The remaining schedules have one chunk.
+    A V-shaped schedule has two chunks per stage. Under `interleaved` an interleaved layout keeps its number of chunks,
+    and any other layout gets two. The remaining schedules have one chunk.
     """
     several = layout.interleave if layout.schedule == "interleaved" and layout.interleave > 1 else 2
     interleave = {"interleaved": several, "zbv": 2, "dualpipev": 2}.get(schedule, 1)
@@ -86,7 +86,7 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
 
 
 def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
-    """Results of each schedule of `SCHEDULES` for this layout, or the reason why the schedule is not defined for it.
+    """Results of each schedule of `SCHEDULES` for this layout, or the reason why the schedule is undefined here.
 
     The results are meant for a printed table; other rules for legal layouts are not checked.
 

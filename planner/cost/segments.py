@@ -1,8 +1,8 @@
-"""Placement of a job in scale-up domains of several hosts, by segments.
+"""Segments: how a job is placed in scale-up domains that have several hosts.
 
-A segment is the number of hosts that a layout uses in each domain, as in Slurm. Ranks fill one segment after the other,
-in the order of planner/layout.py. A group whose ranks are in two segments communicates over the network between the
-domains. So the segment decides which groups of a layout stay in one domain.
+A segment is the number of hosts that a layout uses in each domain, as in Slurm. Ranks fill one segment after another,
+in the order of planner/layout.py. A group whose ranks are in two segments communicates over the network between
+domains. The segment therefore decides which groups stay in one domain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def domain_devices(cluster: ClusterSpec, segment: Number) -> Number:
-    """Devices that a layout uses in each scale-up domain: those of `segment` hosts, or all for 0; broadcasts.
+    """Devices that a layout uses in each scale-up domain: the devices of `segment` hosts, or all for 0; broadcasts.
 
     Source: definition; the cluster document may fix the segment if the layout leaves it open.
     """
@@ -80,11 +80,10 @@ def segments_of(cluster: ClusterSpec, world_size: int) -> list[int]:
 
 
 def with_segment(cluster: AnyCluster, layout: Layout) -> Layout:
-    """The layout with a default for a segment that is not given: the one that keeps most ranks of a group together.
+    """The layout with a default segment, if none is given: the segment that keeps most ranks of each group together.
 
-    The groups of tp count first, then those of etp, ep and cp, the data-parallel ranks, and the pipeline. Where several
-    segments keep equally many ranks together in all these groups, the largest is chosen. If the cluster leaves no
-    choice, the segment stays 0.
+    Groups of tp count first, then groups of etp, ep, cp, data-parallel ranks, and the pipeline. If several segments are
+    equally good for all groups, the largest is chosen. If the cluster leaves no choice, the segment stays 0.
 
     Source: planner/cost/collectives.py, members of a group in one domain; checked by a count over all ranks.
     """

@@ -1,4 +1,4 @@
-"""Prices layers of many configurations at once; configurations with the same shape of layer are priced once."""
+"""Price the layers of many configurations at once: configurations with the same shape of layer are priced once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _LARGEST: Final = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shapes:
-    """Distinct degrees that set the shape of a layer; a formula that reads any other degree of a layout fails."""
+    """Distinct combinations of the degrees that set the shape of a layer.
+
+    Any other degree is missing, so that reading it fails.
+    """
 
     tp: Number
     cp: Number
@@ -48,8 +51,7 @@ def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
     """The result of `price` for the layers of each configuration, computed once for each distinct shape of a layer.
 
     A price may hold numbers and arrays in dataclasses, mappings and tuples. Prices broadcast element by element, so the
-    result equals that of `price(layout)` to the last bit. Configurations that are not arrays of one length are priced
-    directly.
+    result equals `price(layout)` to the last bit. Configurations that are not arrays of one length are priced directly.
     """
     shape = _Shapes(**{key: getattr(layout, key) for key in LAYER_KEYS})
     columns = [np.asarray(getattr(shape, key)) for key in LAYER_KEYS]
@@ -66,7 +68,7 @@ def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
 def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Position of each distinct row in sorted order, and for each row the index of its distinct row.
 
-    columns: columns of the rows, which hold numbers from 0 on, each of shape [n].
+    columns: the columns of the rows, each an array of n whole numbers from 0 on.
 
     Source: equal to the result of numpy.unique on the rows; each row is encoded as one number.
     """
@@ -81,7 +83,10 @@ def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int6
 
 
 def spread(price: T, position: NDArray[np.int64]) -> T:
-    """The prices at these positions, from arrays in dataclasses, mappings and tuples; plain numbers do not change."""
+    """The prices at these positions.
+
+    Arrays in dataclasses, mappings and tuples are indexed, and plain numbers do not change.
+    """
     chosen: T = _spread(price, position)
     return chosen
 

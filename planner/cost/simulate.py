@@ -1,8 +1,8 @@
 """Pipeline schedules executed operation by operation, which checks the closed forms and is exact for unequal stages.
 
-A schedule is the order in which each stage runs its operations; the order does not depend on how long they take. So the
-order is computed first, and then the earliest start of every operation: when the previous operation on its stage has
-ended, and its input from the neighbour has arrived.
+A schedule is the order in which each stage runs its operations; times do not change this order. The order is therefore
+computed first. Then every operation starts as soon as the previous operation on its stage has ended and its input from
+the neighbour has arrived.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ChunkSeconds:
     """Seconds of one microbatch through each model chunk, in model order; every field has shape (chunks,).
 
     A whole backward pass takes backward_input + backward_weight. Recomputed forward passes are part of backward_input.
-    forward_exchange, backward_exchange: the parts of forward and of backward_input that are communication, which an
-    overlapped pair hides beside the computing of both its passes.
+    forward_exchange, backward_exchange: the communication in forward and in backward_input; an overlapped pair hides
+    this communication while both passes compute.
     """
 
     forward: NDArray[np.float64]
@@ -44,8 +44,9 @@ class ChunkSeconds:
 class Timeline:
     """Start and end of every operation of one step; the arrays have shape (operations,), stage after stage.
 
-    Two overlapped operations have the same start and the same end. hidden: seconds of each operation that its pair
-    hides. A stage holds a microbatch from the start of its forward pass to the end of its backward pass.
+    Two overlapped operations have the same start and the same end.
+    hidden: seconds of each operation that its pair hides. A stage holds a microbatch from the start of its forward pass
+    to the end of its backward pass.
     """
 
     schedule: Schedule
@@ -133,13 +134,13 @@ def simulate(
     overlapped_share: float = 1.0,
     exchange_share: float = 0.0,
 ) -> Timeline:
-    """Execute one step of a schedule; for pipedream, a run that starts with an empty pipeline.
+    """Execute one step of a schedule; for pipedream, the pipeline is empty at the start.
 
     The number of stages is the number of chunks divided by `interleave`.
 
     send_seconds: seconds from the end of a pass to the start of the next chunk's pass, in each direction; one number,
-        or one for each boundary between chunks. A send delays the receiver and keeps no stage busy; an engine's sends
-        that keep a stage busy have to be counted in its passes.
+        or one for each boundary between chunks. A send delays only the receiver; if sends keep a stage busy, its passes
+        must include them.
     overlapped_share: ratio of the seconds of an overlapped pair to those of its two passes; 1 in torch, which runs them
         one after the other.
     exchange_share: share of the device that communication takes from computing while both run.
@@ -187,9 +188,9 @@ def _hidden_seconds(
 ) -> NDArray[np.float64]:
     """Seconds of communication that each pass of an overlapped pair hides.
 
-    While C seconds of communication run, computing continues on the share 1 - a of the device: the W seconds of
-    computing of both passes and their C together take max(C, W + a C). Both passes hide the same share of their
-    communication.
+    While C seconds of communication run, computing continues on the share 1 - a of the device. The W seconds of
+    computing of both passes and their C seconds of communication then take max(C, W + a C). Both passes hide the same
+    share of their communication.
 
     Source: DeepSeek-V3 (2024), sections 3.2.1 and 3.2.2.
     """
@@ -211,9 +212,9 @@ def _hidden_seconds(
 class _Flow:
     """Input and output of each operation, as positions in a table of arrival times.
 
-    The table holds forward inputs, of shape (chunks, microbatches), then gradients of outputs of the same shape, then a
-    position that is filled from the start, and a position that no operation reads. A stage keeps its own order, so a
-    backward pass for the weights needs no other input.
+    The table first holds forward inputs, of shape (chunks, microbatches), and then gradients of outputs, of the same
+    shape. Two further positions follow: one is filled from the start, and one is never read. A backward pass for the
+    weights needs no further input, because the order of its stage is enough.
     """
 
     takes: NDArray[np.int64]
@@ -247,7 +248,7 @@ def _run(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Start and end of every operation.
 
-    A stage runs until an input has not arrived yet. A stage that made progress wakes its neighbours.
+    A stage runs until an input is missing. After progress, it wakes its neighbours.
     """
     takes, gives, delay, arrivals = (a.tolist() for a in (flow.takes, flow.gives, flow.delay, flow.arrivals))
     seconds, pairs = work.tolist(), overlapped.tolist()

@@ -43,7 +43,7 @@ class Stage:
     policy: code of the recompute policy (`planner.specs.recompute`).
     chunk: position in model order; None for a stage.
     largest_chunk: layers of the largest chunk of an interleaved stage; None if its chunks are equal.
-    num_crossings: how many of the two neighbours that the stage sends to are in another pool.
+    num_crossings: how many of the stage's two neighbours are in another pool.
     ends_apart: whether the model begins in one pool and ends in another.
     """
 
@@ -86,7 +86,7 @@ def holds_head(layout: Degrees, stage: Stage) -> Flag:
 
 
 def policies_of(stage: Stage) -> tuple[int, ...]:
-    """Recompute policies of the layers of these stages, as codes: first no recompute, then the other policies.
+    """Codes of the recompute policies in these stages: first no recompute, then the other policies.
 
     Source: definition of `planner.specs.recompute`.
     """
@@ -101,10 +101,10 @@ def _codes(stage: Stage) -> list[int]:
 
 
 def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, recomputing: bool = False) -> Number:
-    """The value of each stage's policy, given values of the policies in `policies_of`; of the shape of `stage.policy`.
+    """The value of each stage's policy, from the values of the policies in `policies_of`; shaped like `stage.policy`.
 
-    If only some layers of a stage recompute, the result is the mean over its layers, as if all kinds of layers were
-    spread evenly. With `recomputing` the result is the value of a layer that recomputes.
+    If only some layers of a stage recompute, the result is the mean over its layers, with all kinds of layers spread
+    evenly. With `recomputing` the result is the value of a recomputing layer.
 
     Source: definition of `planner.specs.recompute`.
     """
@@ -195,7 +195,7 @@ def _flags(job: Job, num_layers: int) -> tuple[NDArray[np.bool_], NDArray[np.boo
 
 
 def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
-    """Number of layers of each kind among `num_layers` layers from position `first` on, by the fields of `Stage`.
+    """Number of layers of each kind among `num_layers` layers from position `first`, by the fields of `Stage`.
 
     Source: definition of the model document, counted layer by layer.
     """
@@ -224,7 +224,7 @@ def stage_of(
     layout: the layout of the stage; None if its chunks are equal.
 
     In interleaved stages the leading layers are in the first chunk, and if kinds of layers repeat, each chunk holds
-    whole periods. Chunks of a V are those of the even split.
+    whole periods. V-shaped schedules always have the chunks of the even split.
     """
     largest, pattern = None, pattern_of(job)
     if layout is not None and layout.schedule == "interleaved":
@@ -280,8 +280,8 @@ def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
 def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
     """The result of `price` for an array of stages, each priced with the job on the stage's own pool.
 
-    pool: the pool of each stage. A price may hold arrays in dataclasses, mappings and tuples; texts are those of the
-    first pool.
+    pool: the pool of each stage. A price may hold arrays in dataclasses, mappings and tuples; texts come from the first
+    pool.
     """
     if len(job.pools) == 1:
         return price(job.pools[0])
@@ -440,10 +440,10 @@ def expert_shard_degree(layout: Degrees) -> Number:
 
 
 def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
-    """A device's states of routed experts over those of its fullest shard; `expert_shard_degree` if shards are equal.
+    """Routed experts of a device before ZeRO, divided by the fullest shard's; `expert_shard_degree` for equal shards.
 
-    Where experts are stacked in one tensor that is cut along its first dimension, a shard is a number of whole experts:
-    with more ranks than experts, some ranks hold one expert and others none.
+    If an engine stacks experts in one tensor and cuts it along its first dimension, a shard contains whole experts.
+    With more ranks than experts, some ranks hold one expert and others none.
 
     Source: transformers 5.23, models/mixtral/modeling_mixtral.py (MixtralExperts, one parameter); torch FSDP2,
     torch/distributed/fsdp/_fully_shard/_fsdp_param.py (Shard(0) by default, uneven).
@@ -456,7 +456,7 @@ def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
 
 
 def expert_padding(job: PoolJob, layout: Degrees) -> Number:
-    """Elements of a collective over shards of routed experts, over the experts' parameters: 1 if shards are equal.
+    """Elements in a collective over shards of routed experts, divided by the experts' parameters: 1 for equal shards.
 
     All ranks send as many elements as the fullest shard has.
 

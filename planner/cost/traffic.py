@@ -40,7 +40,7 @@ _SECONDS: Final[dict[Kind, Callable[[Group, Number], Number]]] = {
 
 
 def network_of(job: PoolJob, where: Span) -> ClusterSpec:
-    """The network that a group's transfers use: the job's cluster, or the link between its pools, as calibrated."""
+    """The calibrated network for a group's transfers: the job's cluster, or the link between its pools."""
     across = job.across if where.across else None
     if across is not None:
         return _slower(across, job.calibration.network, job.calibration.network)
@@ -48,7 +48,11 @@ def network_of(job: PoolJob, where: Span) -> ClusterSpec:
 
 
 def _slower(cluster: ClusterSpec, inner: float, outer: float) -> ClusterSpec:
-    """The cluster with a slower network: `inner` multiplies times on the innermost link, `outer` on all others."""
+    """The cluster with a slower network.
+
+    inner: factor on times of the innermost link.
+    outer: factor on times of all other links.
+    """
     if inner == outer == 1:
         return cluster
     links = (_slower_link(link, outer if number else inner) for number, link in enumerate(cluster.links))
@@ -63,7 +67,7 @@ def _slower_link(link: LinkSpec, times: float) -> LinkSpec:
 
 
 def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Number]]:
-    """Each transfer, and the seconds of a single run of it; broadcasts.
+    """Each transfer with the seconds of a single run; broadcasts.
 
     A single pair of ranks may reach less than the link's bandwidth (send_share of the engine profile).
 
@@ -83,7 +87,7 @@ def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transf
 
 
 def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Number]:
-    """Total seconds of these transfers in each moment: of one microbatch, or of one update of the weights.
+    """Total seconds of the transfers in each moment (such as the forward pass), for one microbatch or one update.
 
     Source: sum of the transfers.
     """
@@ -101,10 +105,10 @@ def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Nu
 
 
 def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Number, products: Number) -> Number:
-    """Part of `comm` seconds of collectives that runs beside `products` seconds of matrix products.
+    """Part of `comm` seconds of collectives that `products` seconds of matrix products hide.
 
-    A product is cut into tp pieces; each piece is computed while the next one is transferred. So the time of one piece
-    is exposed, as is any time of the collectives beyond that of the products.
+    A product is cut into tp pieces, and each piece is computed while the next one is transferred. The time of one piece
+    is exposed, and so is the time by which the collectives exceed the products.
 
     Source: Transformer Engine, user buffers (--tp-comm-overlap); Wang et al. (ASPLOS 2023), section 5.1.
     """
@@ -116,12 +120,12 @@ def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Num
 def hidden_behind_weight_gradients(
     job: PoolJob, layout: LayerDegrees, comm: Number, weight_gradients: Number
 ) -> Number:
-    """Part of `comm` seconds of a layer's backward collectives that runs beside its weight gradients' products.
+    """Part of `comm` seconds of a layer's backward collectives that the products for its weight gradients hide.
 
-    The all-reduce of a column-parallel product's input gradient starts before the product's weight gradient, and is
-    exposed only as far as it takes longer. Column-parallel products hold about half of the weights. Without sequence
-    parallelism all backward collectives are such all-reduces; with sequence parallelism the all-gather at the
-    row-parallel products stays exposed.
+    The all-reduce of a column-parallel product's input gradient starts before the product's weight gradient is
+    computed. Only the part that takes longer than the weight gradient is exposed. Column-parallel products hold about
+    half of the weights. Without sequence parallelism all backward collectives are such all-reduces. With sequence
+    parallelism the all-gather at the row-parallel products stays exposed.
 
     Source: Megatron-LM, megatron/core/tensor_parallel/layers.py; Korthikanti et al. (2022), section 4.2.2.
     """
@@ -132,7 +136,7 @@ def hidden_behind_weight_gradients(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWindow:
-    """Seconds of a stage's layers for one microbatch, by pass; communication can be hidden beside them."""
+    """Seconds of a stage's layers for one microbatch, by pass; this work can hide communication."""
 
     forward: Number
     backward: Number
@@ -140,10 +144,10 @@ class StageWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideSeconds:
-    """Seconds of a stage's transfers beside its work: data-parallel reductions and gathers, and copies to the host.
+    """Seconds of a stage's background transfers: data-parallel reductions and gathers, and copies to the host.
 
     Seconds named per_microbatch count m times in a step, those named per_step once; busy seconds include hidden
-    seconds. The exposed seconds of a microbatch are split into those of the forward and those of the backward pass.
+    seconds. The exposed seconds of a microbatch are given for the forward and the backward pass separately.
     """
 
     busy_per_microbatch: Number
@@ -154,10 +158,10 @@ class BesideSeconds:
 
 
 def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
-    """Exposed part of `seconds`, cut into `num_units` equal pieces, beside work of `window` seconds.
+    """Exposed part of `seconds` in `num_units` equal pieces, when work of `window` seconds can hide pieces.
 
-    The last piece is always exposed, because no work is left beside it; the others are hidden as far as the window
-    reaches.
+    The last piece is always exposed, because no work follows that could hide it. Of the other pieces, at most `window`
+    seconds are hidden.
 
     Source: derived here from bucketed overlap, Li et al., PyTorch Distributed (VLDB 2020), section 3.2.3.
     """
@@ -166,10 +170,10 @@ def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps:
 
 
 def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
-    """Seconds of data-parallel communication of one stage, and the exposed part of them.
+    """Seconds of one stage's data-parallel communication, and their exposed part.
 
-    Transfers that run once per step are hidden beside the last microbatch's backward pass and the first forward pass.
-    ZeRO-3 gathers one layer ahead, so only the time beyond a layer's work is exposed.
+    The last microbatch's backward pass and the first forward pass hide transfers that run once per step. ZeRO-3 gathers
+    one layer ahead, so only the time by which a gather exceeds a layer's work is exposed.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7; overlap layer by layer as torch FSDP2 prefetches.
     """
@@ -196,13 +200,15 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
 
 
 _HOP_PROCESSORS: Final = (32, 4)
-"""Processors that run the sends of a hop, inside a scale-up domain and beyond it: two for each NVLink, up to the 32
-channels of a communicator, and one for each 14 GB/s of a 50 GB/s adapter (NCCL, src/graph/paths.cc,
-ncclTopoGetNchannels and ncclTopoComputeP2pChannels)."""
+"""Processors that run the sends of a hop, inside a scale-up domain and beyond it.
+
+NCCL uses two processors for each NVLink (at most 32, the channels of a communicator), and one for each 14 GB/s of a 50
+GB/s adapter (src/graph/paths.cc, ncclTopoGetNchannels and ncclTopoComputeP2pChannels).
+"""
 
 
 def hidden_context_parallel_seconds(job: PoolJob, layout: LayerDegrees, exchange: Number, core: Number) -> Number:
-    """Seconds of one pass's ring exchange hidden beside the attention core; each hop computes a part of the core.
+    """Hidden seconds of one pass's ring exchange: each hop runs beside a part of the attention core.
 
     While a hop takes C seconds, attention continues on the share 1 - a of the processors, so (1 - a) C seconds are
     hidden. Engines that gather keys and values, or exchange sequence for heads, hide nothing.

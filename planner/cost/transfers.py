@@ -3,8 +3,8 @@
 `transfers` lists the transfers of a pipeline stage. The time ledger sums over this list (traffic.py, with the prices of
 collectives.py), and `explain --collectives`, the waterfall, the page and the trace show it. Every number broadcasts, so
 the same functions serve one layout and a search of 100,000 layouts. The transfers of a layer depend on only a few
-degrees, so the search prices them before it knows the layers of a stage. Copies between a device and its host are in
-offload.py.
+degrees, so the search can price them before it divides the layers among stages. Copies between a device and its host
+are in offload.py.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring exchange", "send"]
 
 Moment = Literal["forward", "backward", "first forward", "last backward"]
-"""When a transfer runs: in the forward or backward pass of every microbatch, or once for each update of the weights,
-in the first forward pass after the update or in the last backward pass before it."""
+"""When a transfer runs: in the forward or the backward pass of every microbatch, or once per update of the weights.
+
+Once per update means in the first forward pass after the update, or in the last backward pass before it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +106,7 @@ def _both_ways(times: Number) -> dict[Moment, Number]:
 
 
 def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
-    """All transfers of a stage, or of arrays of layouts and stages that broadcast.
+    """All transfers of a stage, or of arrays of layouts and stages; broadcasts.
 
     Source: the functions below.
     """
@@ -141,7 +143,7 @@ def _with_ends(of_layers: Transfer, of_end: Transfer, ends: Number) -> Transfer:
 
 
 def repeated_share(job: PoolJob, layout: Degrees, stage: Stage, line: LineName, *, experts: bool) -> Number:
-    """Share of a layer's forward transfers of one line that the recompute of a stage repeats in its backward pass.
+    """Share of a layer's forward transfers of one ledger line that a stage's recompute repeats.
 
     Source: `planner.cost.recompute.repeated_transfers`.
     """
@@ -160,12 +162,12 @@ def _activation_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
 def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     """Tensor-parallel collectives of one layer.
 
-    Two all-reduces in each pass; with sequence parallelism two all-gathers and two reduce-scatters in each pass, which
-    move the same bytes. Parallel attention needs half as many collectives, and cross-attention adds one of each to each
+    Each pass has two all-reduces; with sequence parallelism it has two all-gathers and two reduce-scatters, which move
+    the same bytes. Parallel attention needs half as many collectives, and cross-attention adds one of each kind per
     pass.
 
-    Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et
-    al., PaLM (2022), section 2 for parallel attention.
+    Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et al.,
+    PaLM (2022), section 2 for parallel attention.
     """
     blocks = 1.0 if job.model.parallel_attention else 2.0
     if job.model.layers or not job.model.ffn_hidden_size:  # a layer may have only one of the two blocks
@@ -180,7 +182,7 @@ def _num_blocks(kind: ModelSpec) -> int:
 
 
 def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
-    """Collectives of one layer that repeat key-value heads, if tensor-parallel ranks outnumber the heads.
+    """Collectives of one layer that replicate key-value heads, if there are more tensor-parallel ranks than heads.
 
     Each rank projects its share of queries, keys and values, gathers the shares of all ranks and selects its own heads.
     In the backward pass a reduce-scatter sums the gradients.
@@ -200,7 +202,7 @@ def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
 def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     """Tensor-parallel collectives of the embedding or the head, of the same kinds as in a layer.
 
-    One all-reduce (or an all-gather and a reduce-scatter) at each end of the model, half of it in each pass.
+    Each end of the model has one all-reduce (or an all-gather and a reduce-scatter), half of it in each pass.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: vocabulary-parallel embedding and cross entropy.
     """
@@ -244,7 +246,7 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
 
 
 def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
-    """Bytes of one rank that context parallelism exchanges in one layer and pass: keys and values, in one piece.
+    """Bytes of keys and values that one rank exchanges in one layer and pass of context parallelism.
 
     An engine that exchanges sequence for heads sends queries, keys, values and outputs separately; key-value heads are
     repeated if there are fewer heads than ranks.
@@ -266,10 +268,11 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
 def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     """Exchanges of tokens in one layer with experts, equally many in the forward and in the backward pass.
 
-    Each rank sends its tokens' choices to the ranks of their experts and receives the results: two exchanges of
-    (ep - 1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) also gather and reduce tokens. If the
-    engine sends a token to each host only once, choices of a token on the same host share one copy; they share more
-    copies if the router chooses among few groups of experts. 8-bit tokens have an fp32 scale for each 128 elements.
+    Each rank sends its tokens' choices to the ranks of their experts and receives the results: two exchanges of (ep -
+    1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) also gather and reduce tokens. If the engine
+    sends a token to each host only once, choices of a token on the same host share one copy. A router that chooses
+    among few groups of experts makes more choices share a copy. Tokens in 8 bits carry an fp32 scale for each 128
+    elements.
 
     Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall); DeepSeek-V3
     (2024), sections 3.2.2 and 3.3.2, for groups and 8-bit dispatch.
@@ -301,7 +304,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
     sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
-    Each of the two neighbours may be in another pool; half of the sends to such a neighbour are counted in each pass.
+    Either neighbour may be in another pool; each pass counts half of the sends to such a neighbour.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
@@ -335,9 +338,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
     reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
     accumulates whole gradients. ZeRO-3 gathers for every pass, frozen weights too. ZeRO-2 and 3 reduce layer by layer,
-    and ZeRO-3 gathers layer by layer, each call with its own latency. Some engines shard whole tensors: instead of an
-    all-gather each rank that holds tensors broadcasts them, which costs the latency of a ring pass for each of these
-    ranks.
+    and ZeRO-3 gathers layer by layer, each call with its own latency. Some engines shard whole tensors. Instead of an
+    all-gather, each rank broadcasts its tensors, which costs the latency of one ring pass per rank.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp ranks.
     Experts are spread over runs of ep * etp ranks, so the replicas of an expert are ep * etp ranks apart.

@@ -1,4 +1,4 @@
-"""Bytes that are alive only for a short time: those of the loss, or of the layer whose backward pass runs."""
+"""Bytes that are alive only for a short time: for the loss, or for the layer in its backward pass."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Logits and other tensors of the loss on the last stage, for one microbatch, and the head's gradient.
 
-    In engines that keep a microbatch's gradients apart until they are accumulated, GPipe holds the logits of all
-    microbatches, and 1F1B holds those of the previous microbatch until the next ones are computed.
+    In engines with `gradients_apart`, GPipe holds the logits of all microbatches, and 1F1B holds the previous
+    microbatch's logits until the next logits are computed.
 
     Source: cost/loss.py; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
@@ -53,7 +53,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes that recompute restores for the one layer whose backward pass runs; the larger kind of layer counts.
+    """Bytes that recompute restores for the layer in its backward pass; the larger kind of layer counts.
 
     Source: Korthikanti et al. (2022), section 5.
     """
@@ -66,11 +66,11 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
-    """Bytes that are alive only for a short time: the larger of the loss, and the layer whose backward pass runs.
+    """Bytes that are alive only for a short time: the larger of the loss and one layer's backward pass.
 
-    The ends (embedding, head) are one unit that ZeRO-3 keeps gathered, with its gradient, until the backward pass ends.
-    If the update of the weights needs more memory, its bytes count instead, less the `stored` activations, which are
-    freed by then.
+    Embedding and head are one unit, which ZeRO-3 keeps gathered, with its gradient, until the backward pass ends. If
+    the update of the weights needs more memory, the update's bytes count instead, less the `stored` activations, which
+    are freed before the update.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
@@ -95,16 +95,17 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 def _peak_with_separate_ends(
     job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
 ) -> Number:
-    """The largest of the moments of a step of FSDP2 in which embedding and head are units of their own.
+    """Peak of an FSDP2 step in which embedding and head are separate units: the largest of several moments.
 
-    The buffer of the last gathering lives until the backward pass begins. An untied head is reduced while the last
-    layer is gathered, and its reduced copy is alive during that layer's backward pass. The embedding is reduced last,
-    when the `stored` activations are freed. Tied ends are one unit that stays gathered; their two gradients and the sum
-    of these are alive together. With HSDP the sums of all layers are kept until the backward pass ends.
+    The last gather buffer lives until the backward pass begins. The gradient of an untied head is reduced while the
+    last layer is gathered, and the reduced copy is alive during that layer's backward pass. The embedding's gradient is
+    reduced last, when the `stored` activations are freed. A tied embedding is one unit that stays gathered; its two
+    gradients and their sum are alive together. With HSDP the gradient sums of all layers are kept until the backward
+    pass ends.
 
     Source: accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model); torch FSDP2, torch/distributed/fsdp/
-    _fully_shard/_fsdp_param_group.py (wait_for_unshard, post_backward), _fsdp_collectives.py (foreach_reduce);
-    `planner verify` counts it.
+    _fully_shard/_fsdp_param_group.py (wait_for_unshard, post_backward), _fsdp_collectives.py (foreach_reduce); `planner
+    verify` counts it.
     """
     gathered = np.greater_equal(layout.zero, 3) * job.state_bytes.weights
     whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
@@ -132,7 +133,7 @@ def _peak_with_separate_ends(
 
 
 def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the summed gradients of a device's shards, before they are added to those of earlier microbatches.
+    """Bytes of the summed gradients of a device's shards, before the gradients of earlier microbatches are added.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (AllReduceState).
     """
@@ -155,14 +156,16 @@ def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes that the layer in its backward pass needs beside stored activations; the larger kind of layer counts.
+    """Bytes that the layer in its backward pass needs in addition to stored activations.
 
-    The bytes are those that recompute restores, the weights that ZeRO-3 gathers (one layer computes, the next is
-    prefetched, at most as far as the engine's bucket reaches) and, unless gradients are kept whole, the gradients that
-    wait to be reduced, and the copy of them that ranks reduce.
+    The larger kind of layer counts.
 
-    Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/
-    _fsdp_param_group.py (forward and backward prefetch).
+    Three parts add up: the bytes that recompute restores; the weights that ZeRO-3 gathers for the present layer and
+    prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the waiting gradients
+    and the copy that ranks reduce.
+
+    Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/ _fsdp_param_group.py
+    (forward and backward prefetch).
     """
     states, layer = job.state_bytes, _largest_layer(job, layout, stage)
     trained: Number = 0.0
@@ -186,7 +189,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the bucket through which gradients pass on their way to the ranks that own them.
+    """Bytes of the bucket in which gradients are collected before they are reduced.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (ipg_buffer of reduce_bucket_size; contiguous_gradients).
     """
@@ -216,7 +219,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the gradient of one layer's scores: as many as its kept softmax has; 0 with a fused kernel.
+    """Bytes of the gradient of one layer's scores: as many as for the kept softmax; 0 with a fused kernel.
 
     Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
     """
@@ -224,13 +227,13 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of gradients alive only while one layer's backward pass runs, less the tensors released by then.
+    """Bytes of the temporary gradients in one layer's backward pass, less the tensors released by then.
 
-    The first possible peak is in the feed-forward block: gradients of its inner tensors (two for each released tensor),
-    of the layer's output and of the last matrix. The second is at the end: gradients of all weights, in the compute
-    precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer, the gradients of the
-    previous layer are being reduced in fp32 at the same time: in every microbatch, or, if gradients are kept whole and
-    there is no pipeline, in the last one.
+    The first possible peak is in the feed-forward block. At this moment gradients exist of its inner tensors (two for
+    each released tensor), of the layer's output, and of the last matrix. The second is at the end: gradients of all
+    weights, in the compute precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer,
+    the previous layer's gradients are being reduced in fp32 at the same time. This happens in every microbatch, or only
+    in the last one if gradients are kept whole and there is no pipeline.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """

@@ -1,9 +1,9 @@
-"""The tower that reads images, on the first stage: its seconds and its bytes, by the formulas of layers.
+"""Seconds and bytes of the vision tower on the first stage, by the formulas of layers.
 
 Three things are assumed, because no published run with a tower gives its cost. Every rank of a tensor- or
 context-parallel group holds the whole tower and computes it. The tower's layers keep all inputs of their backward pass,
-under every recompute policy of the stage. All of the tower is trained; beside adapters all of it is frozen. A trace of
-a step with images would settle these assumptions.
+under every recompute policy of the stage. The whole tower is trained, or the whole tower is frozen if the model trains
+only adapters. A trace of a step with images would replace these assumptions.
 """
 
 from __future__ import annotations

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """Files that run a plan. texts: file name -> text; script: the name of the file that a user starts.
+    """Files that run a plan.
 
+    texts: file name -> text.
+    script: the name of the file that a user starts.
     still_yours: placeholder -> meaning; the program does not run until the user has replaced all placeholders.
     """
 
@@ -36,7 +38,7 @@ class Bundle:
 
 
 def target_of(plan: Plan, to: str | None) -> Target:
-    """The program that runs a plan: `to`, or by default the first program that the engine's profile names.
+    """The program that runs a plan: `to`, or by default the first program in the engine's profile.
 
     Raises:
         InputError: the profile of the plan's engine does not name the program `to`, or names no program at all.
@@ -79,7 +81,7 @@ def bundle_of(
 
 
 def _check_schedule(plan: Plan) -> None:
-    """Refuse a schedule that the engine does not run; `explain` can price such a plan."""
+    """Refuse a schedule that the engine cannot run; `explain` can price such a plan."""
     if plan.layout.schedule not in plan.engine.pipeline.schedules:
         raise InputError(
             f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
@@ -88,7 +90,7 @@ def _check_schedule(plan: Plan) -> None:
 
 
 def _taken(target: Target, arguments: RunArguments) -> RunArguments:
-    """The options of a run unchanged, or InputError if the program does not support one of the given options."""
+    """The run's options, unchanged; InputError if the program does not support one of them."""
     given = {each.name for each in fields(RunArguments) if getattr(arguments, each.name) != each.default}
     if foreign := sorted(option_name(name) for name in given - set(target.takes)):
         takes = any_of([option_name(name) for name in target.takes]) or "no options of a run"
@@ -108,7 +110,7 @@ def write_bundle(
     force_unfit: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[Path, ...], Bundle]:
-    """Write the plan and its files into a folder, which is created if missing; returns the paths, the script's last.
+    """Write the plan and its files into a folder, which is created if missing; returns the paths, with the script last.
 
     Raises:
         InputError: as `bundle_of`; or a path exists and `force` is false, or is not a file. Nothing is written then.
@@ -150,5 +152,5 @@ def _absolute(arguments: RunArguments, *, hub: bool) -> RunArguments:
 
 
 def _is_hub_name(path: Path) -> bool:
-    """Whether a path that does not exist has the form of a Hub name, `ORGANIZATION/NAME`."""
+    """Whether a path does not exist and has the form of a Hub name, `ORGANIZATION/NAME`."""
     return not path.is_absolute() and len(path.parts) == 2 and path.parts[0] not in (".", "..") and not path.exists()

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRanks:
-    """The ranks of one host: `num_ranks` ranks from `first` on. pool: the cluster, or one pool of a mixed cluster."""
+    """The ranks of one host: `num_ranks` consecutive ranks from `first` on.
+
+    pool: the cluster, or one pool of a mixed cluster.
+    """
 
     pool: ClusterSpec
     first: int
@@ -46,7 +49,7 @@ def num_hosts(plan: Plan) -> int:
 
 
 def uneven_hosts(plan: Plan) -> tuple[str, str] | None:
-    """Message and hint if several hosts are used and their numbers of ranks differ or some host is partly idle."""
+    """Message and hint if there are several hosts with different numbers of ranks, or with idle devices; else None."""
     hosts = ranks_of_hosts(plan)
     if len(hosts) == 1 or all(host.num_ranks == hosts[0].pool.devices_per_host for host in hosts):
         return None

@@ -1,4 +1,4 @@
-"""Checks whether some program of an engine can run a plan; an engine's profile may price more than programs can run."""
+"""Check whether a program of an engine can run a plan; an engine's profile may price more than programs can run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_plannable(job: Job) -> None:
-    """Refuse a search if no program of the engine could run the plan, whatever its layout.
+    """Refuse a search if no program of the engine could run any of its plans.
 
     A profile prices published runs of any kind, and `planner explain` shows their cost. A profile that names no program
     can plan everything that it prices, but nothing can be emitted from its plans.
@@ -42,7 +42,7 @@ _PROBES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "pp>=2,zero=0": ({"pp": 2, "zero": 0},),
     "pp>=2,offload=activations": ({"pp": 2, "offload": "activations"},),
 }
-"""Text of `--forbid` -> test layouts; the text is forbidden if the programs refuse all of its test layouts."""
+"""Text of `--forbid` -> test layouts; the text is forbidden if all programs refuse all of its test layouts."""
 _SPLITS: Final = {"tp", "pp", "cp", "ep", "hsdp"}
 
 
@@ -65,7 +65,7 @@ def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
 
 
 def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str], pinned: Collection[str]) -> bool:
-    """Whether a search could reach a probe: the engine supports it, and the user has not pinned all of its values."""
+    """Whether a search could reach a test layout: the engine supports it, and the user's pins leave it open."""
     if {*probe} - {"sp", "dp"} <= {*pinned} or not {*probe} & _SPLITS <= {*axes}:
         return False
     if probe.get("zero") not in (None, *job.engine.pipeline.zero_stages):
@@ -84,7 +84,7 @@ def lacks_sequence_parallelism(job: Job) -> bool:
 def whole_hosts(job: Job, pinned: Collection[str]) -> int:
     """Number of devices per host if no program of the engine can leave a host partly idle, else 0.
 
-    The result is 0 as well where degrees are pinned, and for several pools: programs refuse hosts that differ.
+    The result is also 0 if degrees are pinned, and for several pools, because programs refuse hosts that differ.
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
     if len(job.cluster.pools) > 1 or {*AXES} & {*pinned}:
@@ -95,7 +95,7 @@ def whole_hosts(job: Job, pinned: Collection[str]) -> int:
 
 
 def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
-    """Faults that a program reports for the smallest layout with the degrees in `more`, for this model and training."""
+    """Faults that a program reports for the smallest layout with the degrees `more`, for this model and training."""
     stages = 2 if "pp" in more else 1
     zeros = (job.engine.pipeline if "pp" in more else job.engine.can).zero_stages
     layout = Layout(

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A plan as settings of a program, ready to be started. values: keys and values, including placeholders."""
+    """A plan as settings of a program, ready to start.
+
+    values: keys and values, including placeholders.
+    """
 
     plan: Plan
     target: Target
@@ -33,8 +36,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """A way to start a program on the hosts. script: the file that a user starts; write: all its files, name -> text.
+    """A way to start a program on the hosts.
 
+    script: the file that a user starts.
+    write: function that returns all its files, name -> text.
     yours: placeholder -> meaning, for the placeholders that the starter adds.
     """
 

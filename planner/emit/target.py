@@ -1,4 +1,4 @@
-"""Types of emit: how a plan is written as the settings of a program, and how these settings are read back.
+"""Types for writing a plan as the settings of a program, and for reading such settings back.
 
 The table of a program maps **fields** to **keys**. Fields are the planner's: `layout.tp`, `training.precision`,
 `model.num_layers`. Keys are the program's, flat and dotted: `parallelism.tensor_parallel_degree`. A table refuses a
@@ -30,7 +30,7 @@ _OF_THE_RUN: Final = {
 }  # fmt: skip
 """Training fields that describe the length and price of the whole run and do not change a training step."""
 _OF_THE_DOCUMENT: Final = {"name", "architecture"}
-"""Model fields without a setting: the name, and the architecture, whose meaning other fields express."""
+"""Model fields without a setting: the name, and the architecture, which other fields express."""
 
 FIELDS: Final = (
     *(f"layout.{each.name}" for each in fields(Layout)),
@@ -55,7 +55,7 @@ class Given:
         return self.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The unconverted value of a key, or the default where the file has no value."""
+        """The raw value of a key, or the default if the file has no value."""
         self.understood.add(key)
         found = self.values.get(key)
         return default if found is None else found
@@ -110,10 +110,10 @@ _MOST_DIGITS: Final = 12
 class Setting:
     """One decision of a plan, as keys and values of a program.
 
-    says: the fields that the setting expresses; `model` alone stands for all fields of the model, and so on.
-    write: returns the keys and values of a plan. read: returns the fields and values of a file, without the fields
-    that the file leaves open; None where the key follows from other fields. Settings of the model are read first, so
-    that the other settings can use `Given.model`.
+    says: the fields that the setting expresses; `model` alone means all fields of the model, and so on.
+    write: function from a plan to keys and values.
+    read: function from a file to fields and values, without the fields that the file leaves open; None if the key
+    follows from other fields. Settings of the model are read first, so that the other settings can use `Given.model`.
     """
 
     says: tuple[str, ...]
@@ -123,7 +123,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Fields that a program has no option for. fault: message and hint if a plan needs such an option, else None."""
+    """Fields for which a program has no option.
+
+    fault: function that returns a message and a hint if a plan needs such an option, else None.
+    """
 
     says: tuple[str, ...]
     fault: Callable[[Plan], tuple[str, str] | None]
@@ -133,7 +136,8 @@ class Refusal:
 class How:
     """Choices of the user that are not part of the plan.
 
-    arguments: data and tokenizer, and further options of our own trainer. smoke: train on mock data.
+    arguments: data and tokenizer, and further options of our own trainer.
+    smoke: whether to train on mock data.
     """
 
     arguments: RunArguments = field(default_factory=RunArguments)
@@ -142,10 +146,12 @@ class How:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One host of several as shell text, quoted where necessary: variables of a starter, or plain numbers.
+    """One of several hosts, as shell text (quoted if necessary): variables of a starter, or plain numbers.
 
-    hosts: number of hosts; ranks: number of ranks on this host; number: index of this host; address, port: where
-    host 0 listens.
+    hosts: number of hosts.
+    ranks: number of ranks on this host.
+    number: index of this host.
+    address, port: where host 0 listens.
     """
 
     hosts: int
@@ -161,15 +167,17 @@ class Target:
 
     name: the value of `--to`, which an engine's profile lists in `emits`.
     program: the program's name and its supported versions, as text.
-    settings: convert fields to the program's keys and back. refuse: fields that the program has no option for.
+    settings: convert fields to the program's keys and back.
+    refuse: fields that the program has no option for.
     render: returns further files, name -> text.
-    command: shell text that starts the training on one host; `place` is None where the plan fills one host only.
+    command: shell text that starts the training on one host; `place` is None if the plan uses only one host.
     yours: placeholder -> meaning, for all values that the plan does not decide.
     takes: fields of RunArguments that fill placeholders.
     launcher: the command to run on each host; only for a program that finds the other hosts by itself.
     environment: environment variables that the program needs.
     ignores: patterns of keys that change neither bytes nor seconds; a reader does not report such keys.
-    executable: the command that must be installed. install: how to install this command.
+    executable: the command that must be installed.
+    install: how to install this command.
     """
 
     name: str
@@ -208,7 +216,11 @@ def values_of(target: Target, plan: Plan) -> dict[str, Value]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The content of a foreign file. fields: `layout.tp` -> value; not_priced: keys that no setting has read."""
+    """The content of another program's file.
+
+    fields: `layout.tp` -> value.
+    not_priced: keys that no setting has read.
+    """
 
     fields: Mapping[str, Any]
     not_priced: tuple[str, ...] = ()
@@ -224,8 +236,9 @@ def facts_of(
 ) -> Facts:
     """Read keys and values of a program back into fields; the inverse of `values_of`.
 
-    model: the model, where it is known; the model settings of the file are then read and not used. num_devices: number
-    of devices of the cluster, for values that a program derives from it; 0: not known. of_model: read the model only.
+    model: the model, if it is known; the file's own model settings are then ignored.
+    num_devices: number of devices of the cluster, or 0 if unknown; some programs derive values from this number.
+    of_model: whether to read only the model.
 
     Raises:
         InputError: all values that a setting could not read.
@@ -246,7 +259,10 @@ def facts_of(
 
 
 def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
-    """Keys as `key=value` that no setting read and that may change bytes or seconds; switched-off keys are omitted."""
+    """Keys, as `key=value`, that no setting read and that may change bytes or seconds.
+
+    Keys of disabled features are omitted.
+    """
     off = (None, False, "false", "False")
     rest = (key for key, value in given.values.items() if key not in given.understood and value not in off)
     shown = (key for key in rest if not any(fnmatchcase(key, pattern) for pattern in ignores))
@@ -254,7 +270,7 @@ def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
 
 
 def unsaid(target: Target) -> tuple[str, ...]:
-    """Fields that a table neither expresses nor refuses; the result must be empty."""
+    """Fields that a table neither expresses nor refuses; there must be none."""
     says = [each.says for each in target.settings] + [each.says for each in target.refuse]
     said = {path for each in says for path in each}
     return tuple(each for each in FIELDS if not {each, each.partition(".")[0]} & said)
@@ -302,7 +318,10 @@ def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
 
 
 def only(path: str, *values: Any, why: str, pin: str = "") -> Refusal:
-    """A refusal of all values of a field but these. pin: option of the hint, as `pp=1`; default: the first value."""
+    """A refusal of all values of a field except the given ones.
+
+    pin: option in the hint, such as `pp=1`; by default the first value.
+    """
 
     def fault(plan: Plan) -> tuple[str, str] | None:
         found = field_of(plan, path)

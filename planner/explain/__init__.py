@@ -1,1 +1,1 @@
-"""Computes the answers to questions about a plan; `planner.show` lays them out."""
+"""Answers to questions about a plan; `planner.show` displays them."""

@@ -59,9 +59,9 @@ class GlobalBatch(Document):
 
 
 class EstimatedBatch(Document):
-    """A batch size from the literature: `critical` needs twice the least tokens and twice the least steps.
+    """A batch size from the literature: `critical`, or `best` for the lowest loss.
 
-    `best` has the lowest loss.
+    The critical batch needs twice the least possible number of tokens and twice the least possible number of steps.
     """
 
     name: str
@@ -71,7 +71,7 @@ class EstimatedBatch(Document):
 
 
 class Batch(Document):
-    """Microbatch sizes, global batches, and estimates from the literature of the largest useful batch."""
+    """Microbatch sizes, global batches, and the literature's estimates of the largest useful batch."""
 
     sizes: tuple[MicrobatchSize, ...]
     flat_from: int = Field(description="smallest microbatch size within 5 % of the best")
@@ -124,7 +124,7 @@ def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
 
 
 def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
-    """Batches of a quarter to four times the plan's batch that have whole microbatches and break no rule."""
+    """Legal batches with whole microbatches, from a quarter to four times the plan's batch."""
     own, length = job.training.global_batch_size, job.training.sequence_length
     for sequences in (own // 4, own // 2, own, own * 2, own * 4):
         other = with_training(job, global_batch_size=sequences)

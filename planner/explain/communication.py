@@ -1,4 +1,4 @@
-"""Each group of a plan: its ranks and links, its operations, and the cost of its reductions by other algorithms."""
+"""Each group of a plan: its ranks, links and operations, and the cost of its reductions by other algorithms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _SUMS: Final = ("all-reduce", "reduce-scatter", "all-gather")
 
 
 class GroupUse(Document):
-    """One operation of a group; `seconds` is the time of one run, `num_bytes` the bytes that one rank holds of it."""
+    """One operation of a group.
+
+    seconds: the time of one run.
+    num_bytes: bytes that one rank holds.
+    """
 
     operation: str
     num_bytes: float
@@ -35,7 +39,7 @@ class GroupUse(Document):
 
 
 class Algorithm(Document):
-    """Seconds of one all-reduce of the group's bytes; null where the links cannot run it."""
+    """Seconds of one all-reduce of the group's bytes; null if the links cannot run the algorithm."""
 
     name: str
     seconds: float | None
@@ -140,7 +144,7 @@ def _algorithms(where: Group, num_bytes: float) -> tuple[Algorithm, ...]:
 
 
 def _asynchronous(plan: Plan, groups: Sequence[GroupReport]) -> Asynchronous | None:
-    """Asynchronous updates instead: on average dp - 1 other workers update before a worker's gradient arrives.
+    """The alternative of asynchronous updates: on average dp - 1 others update before a worker's gradient arrives.
 
     Source: Recht et al., Hogwild (NIPS 2011); Dean et al., DistBelief (2012); Chen et al. (2016), section 2.
     """

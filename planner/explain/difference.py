@@ -1,4 +1,4 @@
-"""Compares two plans: inputs, layout, and the ledgers line by line."""
+"""Compare two plans: inputs, layout, and the ledgers line by line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChangedValue(Document):
-    """A value of a document that differs, with its path; null where one side lacks the value."""
+    """A document's value that differs, with its path; null if one side lacks the value."""
 
     path: str
     before: str | None
@@ -105,7 +105,7 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[ChangedV
 
 
 def _flat(data: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Leaves of a document by their path; a list of plain values is one leaf."""
+    """The leaves of a document with their paths; a list of plain values is one leaf."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _flat(value, f"{path}.{key}" if path else str(key))

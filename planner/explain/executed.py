@@ -1,8 +1,8 @@
 """One executed step: every pass of every stage, the parts of each pass, and the tail after the last pass.
 
-The ledger of the estimate describes the slowest stage. Here every stage does its own work in the order of the schedule.
-So the executed step can differ from the ledger's step where the ledger's closed form of the bubble does not cover
-unequal stages (cost/comparison.py).
+The ledger describes only the slowest stage, while here every stage does its own work in the order of the schedule. For
+unequal stages the executed step can therefore differ from the ledger's, whose closed form of the bubble is inexact
+(cost/schedule_comparison.py).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _PASSES: Final = {
     "I": ("backward_input",),
     "W": ("backward_weight",),
 }
-"""For each kind of operation of a timeline, the passes of `PassSeconds` that it consists of."""
+"""For each kind of operation of a timeline, its passes in `PassSeconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassKind:
-    """The times and FLOPs that all passes of one kind through one chunk share, on one device.
+    """Times and FLOPs that all passes of one kind through one chunk share, on one device.
 
-    parts: exposed seconds by ledger line, in the order of execution; their sum is the time of the pass. model_flops,
-    recomputed_flops: FLOPs of the pass on one device (the mean of the replica's ranks).
+    parts: exposed seconds by ledger line, in the order of execution; their sum is the time of the pass.
+    model_flops, recomputed_flops: FLOPs of the pass on one device (the mean of the replica's ranks).
     """
 
     parts: tuple[tuple[LineName, float], ...]
@@ -64,12 +64,14 @@ class PassKind:
 class ExecutedStep:
     """Every pass of one step with its parts. All times are seconds; fields without a note have shape (stages,).
 
-    timeline: the passes; the two passes of an overlapped pair follow each other, as torch runs them. kinds: the passes
-    by kind and chunk. tail: the work after the end of the pipeline on each stage, in order (none under pipedream, which
-    updates after each backward pass). send: one send to a neighbour, if it is hidden behind work; otherwise it is part
-    of the passes. hidden_each: hidden communication of one microbatch, by line. hidden_once: hidden data-parallel
-    communication of the whole step.
-    bytes_per_second: for each communicating line, the bytes that one rank holds of its operations over their seconds.
+    timeline: the passes; the two passes of an overlapped pair follow each other, as torch runs them.
+    kinds: the passes by kind and chunk.
+    tail: the work on each stage after the end of the pipeline, in order; empty under pipedream, which updates after
+    each backward pass.
+    send: one send to a neighbour, if it is hidden; otherwise it is part of the passes.
+    hidden_each: hidden communication of one microbatch, by line.
+    hidden_once: hidden data-parallel communication of the whole step.
+    bytes_per_second: for each line of communication, one rank's bytes divided by their seconds.
     """
 
     timeline: Timeline
@@ -92,7 +94,7 @@ class ExecutedStep:
 
 
 def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:  # noqa: ARG001
-    """Execute one step of a layout with the time ledger `time`; under pipedream, one run from an empty pipeline."""
+    """Execute one step of a layout with the time ledger `time`; under pipedream, the pipeline is empty at the start."""
     prices, pp = layout_prices(job, layout), layout.pp
     parts = chunk_parts(job, layout)
     tail = {
@@ -130,7 +132,7 @@ def _of_stages(seconds: Any, pp: int) -> NDArray[np.float64]:
 
 
 def _seconds_of(lines: Mapping[LineName, NDArray[np.float64]], index: int) -> tuple[tuple[LineName, float], ...]:
-    """The lines with more than 0 seconds, in the order in which a timeline draws them."""
+    """The lines with more than 0 seconds, in the order in which a timeline shows them."""
     return tuple((name, float(lines[name][index])) for name in _ORDER if name in lines and lines[name][index] > 0)
 
 
@@ -143,7 +145,7 @@ def _chunk_seconds(parts: Mapping[LineName, PassSeconds], num_chunks: int) -> Ch
 
 
 def _pairs_apart(passes: Timeline, seconds: ChunkSeconds) -> Timeline:
-    """The two passes of each overlapped pair one after the other, within the time of the pair."""
+    """The two passes of each overlapped pair, one after the other within the time of the pair."""
     both = np.flatnonzero(passes.overlapped)
     first, second = both[::2], both[1::2]
     work = np.zeros(len(passes.kind))

@@ -1,4 +1,4 @@
-"""The range in which the peak of a plan is expected, and whether a device has this memory."""
+"""The expected range of a plan's peak memory, and whether a device has this memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class MemoryBand(Document):
-    """The range that holds the peak of 8 of 10 runs like the plan; the allocator may hold more while memory is free."""
+    """The range that contains the peak of 8 of 10 runs like the plan.
+
+    The allocator may hold more memory as long as memory is free.
+    """
 
     stage: int = Field(description="the fullest")
     low_bytes: float

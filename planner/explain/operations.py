@@ -1,4 +1,4 @@
-"""The collectives and sends of one step, one by one, whose sums are the communication lines of the time ledger."""
+"""The collectives and sends of one step, whose sums are the communication lines of the time ledger."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class GroupShape:
     """A kind of group: `size` ranks, each `stride` from the next.
 
-    pool: on a mixed cluster, the pool that contains the group; empty where the group spans two pools.
+    pool: on a mixed cluster, the pool that contains the group; empty if the group spans two pools.
     """
 
     size: int
@@ -41,10 +41,12 @@ class GroupShape:
 class Operation:
     """One kind of collective or send.
 
-    line: the ledger line of the operation. num_bytes: bytes that one rank holds of it, as in cost/collectives.py.
-    times: how often the stage of the ledger line runs the operation in a step. seconds: the time of one run. network:
-    the network that it uses: the cluster, the pool, or the link between pools. experts: whether it works on the
-    parameters of routed experts.
+    line: the ledger line of the operation.
+    num_bytes: bytes that one rank holds, as in cost/collectives.py.
+    times: number of runs per step on the stage of the ledger line.
+    seconds: the time of one run.
+    network: the network that it uses: the cluster, the pool, or the link between pools.
+    experts: whether it moves parameters of routed experts.
     """
 
     line: LineName
@@ -65,11 +67,11 @@ def stage_at(stages: Stage, index: int) -> Stage:
 
 
 def operations_of_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> tuple[Operation, ...]:
-    """Every kind of collective and send of the stages that the lines of `time` describe.
+    """Every kind of collective and send on the stages that the lines of `time` describe.
 
-    Operations of every microbatch are those of the slowest stage. Operations that run once a step are those of the
-    stage that ends last. For each line, the sum of times * seconds is its busy time minus the copies within the device
-    (the engine's reduction_bytes), which use no link.
+    The slowest stage supplies the operations of every microbatch, and the stage that ends last the operations that run
+    once per step. For each line, the sum of times * seconds is its busy time, minus the copies within the device (the
+    engine's reduction_bytes), which use no link.
     """
     stages, of_stage = stages_of(job, layout), pool_indices(job, layout)
     slow, last = (

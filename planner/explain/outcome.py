@@ -1,4 +1,4 @@
-"""The outcome of planning an alternative: a plan and its difference, a shortfall of memory, or the broken rules."""
+"""The result of planning an alternative: a plan and its difference, the missing memory, or the broken rules."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _LEADS = ("this layout cannot run: ", "no layout meets the pins ")
 _TOP = 3
-"""The default number of runners-up of `planner plan`; the layouts compared for simplicity depend on it."""
+"""The default number of runners-up of `planner plan`; this number affects which layouts are compared for simplicity."""
 
 
 class Shortfall(Document):
-    """The layout nearest to fitting: its fullest stage, and the bytes by which this stage exceeds the limit."""
+    """The layout nearest to fitting: its fullest stage, and the bytes by which this stage exceeds its limit."""
 
     layout: str
     stage: int
@@ -46,7 +46,7 @@ class Shortfall(Document):
 
 
 class Outcome(Document):
-    """The outcome of an alternative; exactly one of the three fields is given."""
+    """The result of an alternative; exactly one of the three fields is set."""
 
     rules: tuple[str, ...] = Field(description="why no layout is legal")
     shortfall: Shortfall | None = Field(description="why no legal layout fits")
@@ -88,7 +88,7 @@ def _rule(mistake: Mistake) -> str:
 
 
 def shortfall_of(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
-    """The need of the fullest stage of a layout, the excess over the limit, and the chance that it still fits."""
+    """The need of a layout's fullest stage, the bytes above the limit, and the chance that the layout still fits."""
     fullest = worst_stage(memory)
     largest = max(fullest.lines, key=lambda line: float(line.num_bytes))
     return Shortfall(

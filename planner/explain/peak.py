@@ -1,4 +1,4 @@
-"""The moment of a stage's peak memory, the tensors of its activations, and the cost of changes that save memory."""
+"""The moment of a stage's peak memory, its activations at that moment, and the cost of changes that save memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ActivationPart(Document):
 
 
 class StagePeak(Document):
-    """The moment at which a stage is fullest, and the parts of its activations then."""
+    """The moment at which a stage is fullest, and its activations at that moment."""
 
     stage: int
     moment: str
@@ -100,7 +100,7 @@ def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
 def _held_at(
     job: PoolJob, layout: Layout, stage: Stage, before: float, waiting: float
 ) -> tuple[float, float, dict[str, float]]:
-    """Microbatches held, bytes of one of them, and bytes of each tensor over all of them.
+    """Number of held microbatches, bytes of one microbatch, and bytes of each tensor over all microbatches.
 
     before: microbatches whose backward pass has not begun; they hold the tensors that the recompute policy keeps.
     waiting: microbatches that wait for the gradients of their weights; they hold all tensors (cost/activations.py).

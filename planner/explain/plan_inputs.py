@@ -1,4 +1,4 @@
-"""Reads from a plan the job, the objective and the constraints with which it was made."""
+"""The job, the objective and the constraints of a plan, read from the plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job_of(plan: Plan) -> Job:
 
 
 def objective_of_plan(plan: Plan) -> Objective:
-    """The objective of the plan; throughput where the user gave the layout.
+    """The objective of the plan; throughput if the user gave the layout.
 
     Raises:
         InputError: a deadline without a token budget.
@@ -40,7 +40,7 @@ def objective_of_plan(plan: Plan) -> Objective:
 
 
 def constraints_of(plan: Plan) -> Constraints:
-    """The pins and forbidden combinations of the plan's search; empty where the user gave the layout.
+    """The pins and forbidden combinations of the plan's search; empty if the user gave the layout.
 
     Raises:
         InputError: a stored pin is not valid.

@@ -1,4 +1,4 @@
-"""More replicas of the same layout: the gain of other data-parallel degrees, without planning again."""
+"""The same layout with more or fewer replicas, without planning again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
 
 
 def _size_for(job: Job, layout: Layout) -> str:
-    """The change to a cluster with the devices of a layout; in a mixed cluster each pool gets hosts for its stages."""
+    """The change to a cluster with exactly a layout's devices.
+
+    In a mixed cluster, with hosts for each pool's stages.
+    """
     if len(job.pools) == 1:
         return f"gpus={layout.world_size}"
     in_use = devices_in_use(job.cluster, layout)

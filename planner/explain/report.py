@@ -1,4 +1,4 @@
-"""The report of `planner explain` on one plan: the fixed sections, and one section for each question asked."""
+"""The report of `planner explain` on one plan: the fixed sections, and one section for each question."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """The questions of a reader beyond the fixed sections. An empty `what_if` asks for the sensitivity table."""
+    """Questions beyond the fixed sections; an empty `what_if` asks for the sensitivity table."""
 
     why_not: tuple[str, ...] = ()
     what_if: tuple[str, ...] = ()
@@ -78,7 +78,8 @@ def explain(
 ) -> Explanation:
     """Analyse a plan and answer the questions; without questions no search runs.
 
-    reporter: receives the progress of each search. tell: called with the subject of each search before it starts.
+    reporter: receives the progress of each search.
+    tell: called with the subject of each search before it starts.
 
     Raises:
         InputError: a question that cannot be read, or a plan whose options are not valid.
@@ -105,7 +106,7 @@ def explain(
 def _answers(
     plan: Plan, questions: Questions, reporter: Reporter | None, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The sections of the questions asked."""
+    """The sections that answer the questions."""
 
     def told(title: str, answer: Callable[[Plan, str, Reporter | None], Any], asked: str) -> Any:
         tell(title)

@@ -1,4 +1,4 @@
-"""The fastest layout for each size of the cluster, and the size from which more devices gain too little.
+"""The fastest layout for each size of the cluster, and the size above which more devices gain too little.
 
 For the same cluster `planner plan` may choose a simpler layout that is up to 2 % slower (`planner.search.simplest`).
 """
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _RANGE: Final = re.compile(r"(\d{1,7})\.\.(\d{1,7})")
 _WORTH: Final = 0.8
-"""The least efficiency worth paying for: below it, doubling the devices gives less than 1.6 times the speed."""
+"""The least worthwhile efficiency: below it, doubling the devices gives less than 1.6 times the speed."""
 
 
 _NOTICEABLE: Final = 5e-4
 
 
 class SizedPlan(Document):
-    """The fastest layout for one number of devices; where no layout exists, `missing` has the reason."""
+    """The fastest layout for one number of devices; if no layout exists, `missing` has the reason."""
 
     num_devices: int
     num_used: int = Field(description="devices that the layout uses")
@@ -63,10 +63,10 @@ class Scaling(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priced:
-    """The best plan for one number of devices, with device seconds of each part of its waterfall.
+    """The best plan for one number of devices, with the device seconds of each part of its waterfall.
 
-    The waterfall is used because the lines of the ledger are those of the slowest stage, which may be another stage
-    (the one with the head, for example) at another size.
+    The waterfall is used instead of the ledger, because the ledger describes the slowest stage, which differs from size
+    to size.
     """
 
     num_devices: int
@@ -151,7 +151,7 @@ def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) 
 
 
 def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
-    """The part whose device seconds grew most, and its growth over all device seconds; None where no part grew."""
+    """The part whose device seconds grew most, and this growth divided by the growth of all; None if no part grew."""
     growth = {name: seconds - best.device_seconds.get(name, 0.0) for name, seconds in now.device_seconds.items()}
     name = max(growth, key=lambda each: growth[each])
     share = growth[name] / now.cost

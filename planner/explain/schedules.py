@@ -1,4 +1,4 @@
-"""Compares all pipeline schedules on the job of a plan, with a small timeline of each."""
+"""Compare all pipeline schedules on the job of a plan, with a small timeline of each."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _TEXTBOOK: Final[dict[Schedule, str]] = {
     "dualpipev": "(p - 1) / (3 m)",
     "pipedream": "0",
 }
-"""The textbook ratio of bubble to work, for equal stages whose three passes take equally long."""
+"""The textbook ratio of bubble to work, for equal stages with three passes of equal length."""
 
 
 class ScheduleRow(Document):
-    """The plan's layout under one schedule; where no numbers exist, `missing` has the reason."""
+    """The plan's layout under one schedule; if there are no numbers, `missing` has the reason."""
 
     schedule: str
     engine_has_it: bool
@@ -55,7 +55,7 @@ class ScheduleRow(Document):
 
 
 class Pass(Document):
-    """One pass on one stage, in units of one forward pass of a chunk: F forward, B backward, I and W its two parts."""
+    """One pass on one stage, in units of one forward pass of a chunk: F forward, B backward, I and W the parts of B."""
 
     stage: int
     kind: str
@@ -66,7 +66,7 @@ class Pass(Document):
 
 
 class SketchedSchedule(Document):
-    """The passes of a small pipeline of equal stages; a forward pass takes 1, each half of a backward pass 1."""
+    """The passes of a small pipeline of equal stages; a forward pass and each half of a backward pass take 1."""
 
     schedule: str
     stages: int
@@ -85,7 +85,7 @@ class Schedules(Document):
 
 
 def schedules_of(plan: Plan) -> Schedules:
-    """Compare all schedules, also those that the engine lacks; each row tells whether the engine has the schedule.
+    """Compare all schedules; each row says whether the engine has the schedule.
 
     Raises:
         InputError: the plan's options are not valid.
@@ -130,7 +130,7 @@ def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> Schedu
 
 
 def sketch(schedule: Schedule, num_stages: int, interleave: int) -> SketchedSchedule:
-    """Run the schedule on a small pipeline of at most 4 stages, 8 microbatches and 2 chunks a stage."""
+    """Run the schedule on a small pipeline of at most 4 stages, 8 microbatches and 2 chunks per stage."""
     stages, microbatches = min(num_stages, _SKETCH_STAGES), _SKETCH_MICROBATCHES
     chunks = min(interleave, 2) if schedule in ("interleaved", "zbv", "dualpipev") else 1
     while not exists(schedule, stages, microbatches, chunks):

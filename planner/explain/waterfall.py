@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class TimePart(Document):
-    """One part of the waterfall: the seconds that it adds to the step, negative where it shortens the step."""
+    """One part of the waterfall: the seconds that it adds to the step; negative if it shortens the step."""
 
     name: str
     seconds: float
@@ -73,11 +73,12 @@ class Rate(Document):
 
 
 def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
-    """The parts of one step, from the ideal time to ever smaller losses of a real machine.
+    """The parts of one step: the ideal time first, then the losses of a real machine.
 
-    Compute is that of the mean stage: first without the losses of real kernels, then with each cause of loss added.
-    `imbalance` is the work of the slowest stage beyond the mean. The other parts are the ledger's own lines. On a mixed
-    cluster each stage is weighted by the peak of its devices, so a split in proportion to the peak has no imbalance.
+    Compute refers to the mean stage: first without the losses of real kernels, then with one cause of loss after
+    another. `imbalance` is the work by which the slowest stage exceeds the mean. The other parts are the ledger's own
+    lines. On a mixed cluster each stage is weighted by the peak of its devices, so a split in proportion to the peak
+    has no imbalance.
     """
     own = layout_prices(job, layout)
     exposed = {line.name: float(line.exposed_seconds) for line in priced.time}
@@ -93,7 +94,7 @@ def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
 
 
 _WORK = (LineName.COMPUTE, LineName.HEAD, LineName.RECOMPUTE, LineName.ACCUMULATION)
-"""Lines of the ledger, which are the slowest stage's, that the waterfall computes for the mean stage instead."""
+"""Ledger lines of the slowest stage that the waterfall replaces by values of the mean stage."""
 
 
 def _microbatches(count: float) -> str:
@@ -132,7 +133,7 @@ def _with_device(job: PoolJob, *, bytes_are_free: bool, host_is_free: bool, cali
 
 
 def _of_pools(job: Job, layout: Layout, say: Callable[[PoolJob], str]) -> str:
-    """The text of `say` for each pool in use; one text where it is the same for all pools."""
+    """The text of `say` for each pool in use, or one text if it is the same for all pools."""
     used = [pool for pool in job.pools if not layout.pools or pool.cluster.name in layout.pools]
     said = [say(pool) for pool in used]
     if len(set(said)) == 1:
@@ -262,7 +263,7 @@ def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, opera
 
 
 def _host_rate(job: PoolJob, layout: Layout, line: TimeLine) -> float:
-    """Bytes per second of a line that is bound by the host's memory or the link to it; 0 for other lines."""
+    """Bytes per second of a line that the host's memory, or the link to it, limits; 0 for other lines."""
     host = job.cluster.host
     if host is None or layout.offload == "none":
         return 0.0
@@ -288,7 +289,7 @@ def _operation_words(each: Operation) -> str:
 
 
 def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
-    """The same step by each convention of counting FLOPs that papers use."""
+    """The speed of the step by each convention of counting FLOPs in papers."""
     model, training = job.model, job.training
     tokens = float(training.sequence_length * training.global_batch_size)
     flops = model_flops_per_step(model, training)

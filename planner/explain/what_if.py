@@ -1,4 +1,4 @@
-"""Plans a changed job (what if), and computes the gain of 10 % more of each resource."""
+"""Plan a changed job (what if), and compute the gain from 10 % more of each resource."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WhatIf(Document):
 
 
 class Gain(Document):
-    """The gain of more of one resource: the share by which the step gets shorter after planning again."""
+    """The gain from more of one resource after planning again: the share by which the step gets shorter."""
 
     resource: str
     change: str = Field(description="the change that was planned, in the words of --what-if")
@@ -52,7 +52,7 @@ class Gain(Document):
 
 
 class LayoutGain(Document):
-    """The gain of more of one resource with the plan's own layout: the share by which the step gets shorter."""
+    """The gain from more of one resource with the plan's own layout: the share by which the step gets shorter."""
 
     resource: str
     before: str
@@ -61,7 +61,7 @@ class LayoutGain(Document):
 
 
 class Sensitivity(Document):
-    """The gain of 10 % more of each resource (10 % less of a delay), the largest first."""
+    """The gain from 10 % more of each resource (10 % less of a delay), largest first."""
 
     step_seconds: float = Field(description="of the best plan for what is there now")
     gains: tuple[Gain, ...]
@@ -70,8 +70,8 @@ class Sensitivity(Document):
 def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
     """Change the job (specs/change.py), price the plan's layout again, and plan again under the plan's pins.
 
-    A layout given by the user may be far from the best. The best layout without the change separates the gain of the
-    change from the gain of planning.
+    A layout from the user may be far from the best. The best layout without the change is therefore also computed, to
+    separate the gain of the change from the gain of planning.
 
     Raises:
         InputError: an unknown path or a bad value.
@@ -91,7 +91,7 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
 
 
 def _best_step_seconds(plan: Plan) -> float | None:
-    """Step seconds of the best layout for the plan's job; None where no layout is legal or fits."""
+    """Step seconds of the best layout for the plan's job; None if no layout is legal or fits."""
     try:
         found = fastest_layout(job_of(plan), constraints_of(plan), objective=objective_of_plan(plan))
     except InputError:
@@ -138,7 +138,7 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
 
 
 def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:
-    """The gain of 10 % more of each resource with the plan's own layout, without a search; the largest first.
+    """The gain from 10 % more of each resource with the plan's own layout, without a search; the largest first.
 
     Raises:
         InputError: the plan's options are not valid.

@@ -1,4 +1,4 @@
-"""Answers why the plan is not another layout: forces the alternative, solves it, and compares it with the plan."""
+"""Answer why the plan is not another layout: force the alternative, solve it, and compare it with the plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPTION: Final = "--why-not"
 
 
 class WhyNot(Document):
-    """The alternative asked for, the pins with which it was planned (none for a whole layout), and the outcome."""
+    """The alternative, its pins (none for a whole layout), and the result."""
 
     asked: str
     pins: tuple[str, ...]
@@ -109,7 +109,7 @@ def _recomputed(layout: Layout) -> str:
 
 
 def _alone(plan: Plan, job: Job, wanted: Constraints) -> Plan | None:
-    """The plan's layout with only the pinned keys changed; None where it is illegal."""
+    """The plan's layout with only the pinned keys changed; None if it is illegal."""
     text = dict(part.split("=", 1) for part in format_layout(plan.layout).split(","))
     pins = {pin.key: pin.value for pin in wanted.pins if pin.sign == "="}
     if len(pins) < len(wanted.pins):

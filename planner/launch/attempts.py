@@ -1,8 +1,8 @@
 """Attempts of a run: host 0 announces each attempt in a folder that all hosts see, and the other hosts follow.
 
-Only host 0 numbers the attempts. A host that numbered them itself would, after its launcher was restarted or had lost
-its ranks, wait in a rendezvous that no other host enters. A host enters an attempt once; to rejoin the run, the host
-requests the next attempt.
+Only host 0 numbers the attempts. Hosts must not count attempts themselves: after a restart of its launcher, or after a
+loss of its ranks, such a host would wait in a rendezvous that no other host enters. A host enters an attempt once; to
+rejoin the run, it requests the next attempt.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ SECONDS_TO_MEET: Final = 600.0
 class Attempt:
     """One start of torchrun on every host.
 
-    number: counts the attempts of all runs in a folder. start: a name that no other attempt has. port: the port on
-    which host 0 listens. resume: `auto` or a step. exit_code: the code with which host 0 ended the run; None while the
-    run goes on.
+    number: counts the attempts of all runs in a folder.
+    start: a unique name.
+    port: the port on which host 0 listens.
+    resume: `auto` or a step.
+    exit_code: the code with which host 0 ended the run; None while the run continues.
     """
 
     number: int
@@ -45,7 +47,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Numbers of the last attempt that a host entered and of the attempt that the host requests; -1: none."""
+    """Numbers of the last attempt that a host entered, and of the attempt that it requests; -1 means none."""
 
     entered: int = -1
     asked: int = -1

@@ -19,9 +19,11 @@ _NUMBER: Final = ("PET_NODE_RANK", "SLURM_NODEID", "NODE_RANK", "JOB_COMPLETION_
 _COUNT: Final = ("PET_NNODES", "SLURM_NNODES", "NNODES")
 _ADDRESS: Final = ("PET_MASTER_ADDR", "MASTER_ADDR")
 _PORT: Final = ("PET_MASTER_PORT", "MASTER_PORT")
-"""Environment variables; the first variable that is set is used. Names with PET_ are torchrun's names for its options,
-set by the Kubeflow trainer. Kubeflow's PyTorchJob sets MASTER_ADDR, MASTER_PORT and RANK for one process in each pod.
-An indexed Job of Kubernetes sets JOB_COMPLETION_INDEX."""
+"""Environment variables in order of precedence.
+
+The names with PET_ are torchrun's names for its options, which the Kubeflow trainer sets. Kubeflow's PyTorchJob sets
+MASTER_ADDR, MASTER_PORT and RANK for one process in each pod. An indexed Job of Kubernetes sets JOB_COMPLETION_INDEX.
+"""
 
 
 def find_host(
@@ -32,7 +34,7 @@ def find_host(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Host | None:
-    """Return this host's place in the run, as `find_place`; None where the plan needs a single host."""
+    """Return this host's place in the run, as `find_place`; None if the plan needs a single host."""
     place = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
     return find_place(num_hosts(plan), environment, **place)  # type: ignore[arg-type] # each has its own type
 
@@ -50,7 +52,7 @@ def find_place(
 
     Raises:
         InputError: neither options nor environment give the number of this host, or the number is out of range.
-        EnvironmentProblem: Slurm does not tell the names of its hosts.
+        EnvironmentProblem: Slurm does not report the names of its hosts.
     """
     if hosts == 1:
         return None

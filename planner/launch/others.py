@@ -40,8 +40,8 @@ def launch_other(
     """Write the program's files into `output`, start them on this host, and return the program's exit code.
 
     dry_run: print the command of each host and start nothing; the number of this host is not needed then.
-    further: options of the program, added after the options that the script has. force_unfit, tell: as
-    `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
+    further: options of the program, added after the options that the script has.
+    force_unfit, tell: as `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
 
     Raises:
         InputError: a placeholder of the files has no value, or the program has no option for a value of the plan.
@@ -74,7 +74,7 @@ def _folder(output: Path, host: Host | None) -> Path:
 
 
 def _words(output: Path, made: Bundle, host: Host | None, further: Sequence[str]) -> list[str]:
-    """Return the command of one host; `host` is None where the run has a single host."""
+    """Return the command of one host; `host` is None if the run has a single host."""
     place = [] if host is None else [str(host.number), host.address, str(host.port)]
     return ["bash", str(_folder(output, host) / made.script), *place, *further]
 

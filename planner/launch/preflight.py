@@ -29,8 +29,8 @@ _AMD: Final = Path("/dev/kfd")  # where a ROCm build of torch finds its GPUs
 def check(plan: Plan, output: Path, host: Host | None) -> None:
     """Refuse a plan that cannot run on this host.
 
-    torchrun's agent, which imports torch, checks the first batch later. `planner.fit.check_fits` has checked before
-    whether the plan fits into the memory of its devices.
+    The first batch is checked later, by torchrun's agent, which imports torch. Whether the plan fits into memory was
+    checked before, by `planner.fit.check_fits`.
 
     Raises:
         InputError: the plan is for another engine.

@@ -45,11 +45,11 @@ def launch(
 ) -> int:
     """Train by the plan and return the exit code; `dry_run` only prints the commands, one line for each host.
 
-    A plan for another program is started with the files that `planner emit` writes. `smoke` and `further` apply to
-    such plans only.
+    A plan for another program is started with the files that `planner emit` writes. `smoke` and `further` apply to such
+    plans only.
 
-    `output` is the folder of the run. Where the plan needs several hosts, each host calls this function, and host 0
-    holds the lock of the folder.
+    `output` is the folder of the run. If the plan needs several hosts, each host calls this function, and host 0 holds
+    the folder's lock.
     force_unfit: also start a plan that does not fit into memory.
     place: `node_rank`, `master_addr` and `master_port` of `find_host`.
 
@@ -100,8 +100,8 @@ def _command_of(
 ) -> Callable[[Attempt], tuple[str, ...]]:
     """Return a function from an attempt to the torchrun command.
 
-    The rendezvous has the attempt's name, so that a late host cannot join the rendezvous of the next attempt.
-    torchrun's own rendezvous timeout is 15 minutes, longer than the launchers wait; the command sets theirs.
+    The rendezvous has the attempt's name, so that a late host cannot join the rendezvous of the next attempt. The
+    command sets the launchers' timeout for the rendezvous, because torchrun's own timeout of 15 minutes is longer.
     """
 
     def command(attempt: Attempt) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ ATTEMPTS_WITHOUT_PROGRESS: Final = 3
 POLL_SECONDS: Final = 0.1
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SECONDS_OF_SILENCE: Final = 20.0
-"""A rank without a heartbeat for this time no longer runs: its process was stopped, or its host hangs."""
+"""A rank without a heartbeat for this time is no longer running: its process was stopped, or its host hangs."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -36,12 +36,13 @@ def lead(
 ) -> int:
     """Run torchrun on host 0, or on a single host, until the ranks report how the run ended; returns the exit code.
 
-    If a rank dies without a message (a kill, a lost machine), or another host requests a restart, the run restarts
-    from the newest checkpoint, with a new rendezvous on the next port. The run ends when three attempts in a row save
-    no new checkpoint.
+    If a rank dies without a message (a kill, a lost machine), or another host requests a restart, the run restarts from
+    the newest checkpoint, with a new rendezvous on the next port. The run ends when three attempts in a row save no new
+    checkpoint.
 
-    command_of: returns the torchrun command of an attempt. port: the port of the first attempt. resume: `auto` or a
-    step; the step applies until the run has saved a later checkpoint.
+    command_of: returns the torchrun command of an attempt.
+    port: the port of the first attempt.
+    resume: `auto` or a step; the step applies until the run has saved a later checkpoint.
 
     Raises:
         EnvironmentProblem: the folder cannot be written.
@@ -103,9 +104,9 @@ def follow(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, *, ho
 def _run_once(
     command: tuple[str, ...], start: str, stopper: _Stopper, output: Path, must_end: Callable[[], bool]
 ) -> int | None:
-    """Run torchrun once; returns its exit code, or None where a second signal of the user ended it.
+    """Run torchrun once; returns its exit code, or None if a second signal of the user ended it.
 
-    must_end: whether the hosts have moved on to another attempt; this attempt counts as failed then.
+    must_end: whether the hosts have moved on to another attempt; if so, this attempt counts as failed.
     """
     logs = _make_log_folder()
     arguments = [sys.executable, "-m", "planner.trainer.agent", f"--log-dir={logs}", *command[1:]]
@@ -148,8 +149,8 @@ class _Hearts:
     """Heartbeats of this host's ranks: files that a thread of each rank touches every two seconds.
 
     A stopped process, or a process that hangs in a system call while it holds Python's global lock, has no heartbeat;
-    its peers would wait for it until the collective's timeout. Time without a heartbeat is measured with this process's
-    monotonic clock, so no rank is killed because the whole machine was suspended.
+    peers would wait for such a process until the collective's timeout. Time without a heartbeat is measured with this
+    process's monotonic clock, so no rank is killed because the whole machine was suspended.
     """
 
     def __init__(self, output: Path) -> None:
@@ -161,7 +162,10 @@ class _Hearts:
                 path.unlink(missing_ok=True)
 
     def end_the_silent(self) -> None:
-        """Kill the ranks of this host without a heartbeat for too long; torchrun then ends the other ranks."""
+        """Kill this host's ranks that have been without a heartbeat for too long.
+
+        Torchrun then ends the other ranks.
+        """
         now = time.monotonic()
         if now - self._looked < SECONDS_BETWEEN_LOOKS:
             return
@@ -235,7 +239,7 @@ class _Stopper:
 
 
 def _stamp(output: Path) -> int:
-    """Return the time of the last change of status.json, in nanoseconds; 0 where there is no such file."""
+    """Return the time of the last change of status.json, in nanoseconds; 0 if there is no such file."""
     try:
         return (output / "status.json").stat().st_mtime_ns
     except OSError:
@@ -243,7 +247,7 @@ def _stamp(output: Path) -> int:
 
 
 def _verdict(output: Path, before: int) -> dict[str, Any]:
-    """Read the outcome that the ranks wrote; an empty state while the file is still from an earlier run."""
+    """Read the outcome that the ranks wrote; the state is empty while the file is from an earlier run."""
     silence = {"state": "", "step": 0}
     if _stamp(output) == before:
         return silence

@@ -1,4 +1,4 @@
-"""Chooses the global batch size where the user gives a range: the size with the least time or cost for each token."""
+"""Choose the global batch size if the user gives a range: the size with the least time or cost per token."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def choose_batch(
     *,
     confidence: float = CONFIDENCE,
 ) -> tuple[Job, tuple[TriedBatch, ...]]:
-    """The job with the best batch size of its range, and every size that was tried.
+    """The job with the best batch size of its range, and a list of the tried sizes.
 
-    The best size has the least value of the objective for each token. Of equally good sizes (`AS_GOOD`) the one nearest
-    to the target is chosen, or without a target the smallest, because a smaller batch learns more from each token. The
-    dynamic program finds the optima. Where no layout fits with any size, the job gets the smallest batch. confidence:
-    chance with which objectives that have a deadline keep the deadline.
+    The best size has the least value of the objective per token. Of equally good sizes (`AS_GOOD`) the one nearest to
+    the target is chosen. Without a target the smallest is chosen, because a smaller batch learns more from each token.
+    The dynamic program finds the optima. If no layout fits with any size, the job gets the smallest batch.
+    confidence: the chance with which a deadline must be kept.
 
     Raises:
         InputError: the objective does not depend on the batch.
@@ -65,7 +65,7 @@ def choose_batch(
 def _best_of(
     job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter, confidence: float
 ) -> tuple[Rank, TriedBatch] | None:
-    """The rank of the best layout for each token, and the tried batch; None where no layout is legal or fits."""
+    """The rank of the best layout per token, and the tried batch; None if no layout is legal or fits."""
     objective = objective_of(job, name)
     try:
         best = fastest_in_time(job, constraints, name, confidence=confidence, reporter=reporter)
@@ -82,7 +82,9 @@ def _best_of(
 
 
 def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool = False) -> int:
-    """The batch size of the least rank; of equally good sizes the one nearest to the target, or the smallest.
+    """The batch size with the least rank per token.
+
+    Of equally good sizes the one nearest to the target, or the smallest.
 
     ranks: seconds for each token (or sequence) and devices of the best layout, by batch size.
     """
@@ -96,7 +98,7 @@ def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool
 def batch_report(job: Job, tried: Sequence[TriedBatch]) -> BatchChoice:
     """The plan's report: the batch sizes tried, the literature's estimates for the chosen size, and its learning rates.
 
-    The document's learning rate is assumed to be for the target, or without a target for the range's smallest batch.
+    The document's learning rate is assumed to belong to the target, or without a target to the range's smallest batch.
     """
     training, batch = job.training, job.batch
     assert batch is not None, "the batch was given"

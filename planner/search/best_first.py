@@ -1,8 +1,8 @@
-"""Best-first search over outer configurations: lower bounds, prices, and the dynamic program on the rest.
+"""Best-first search over outer configurations: lower bounds, then prices, then the dynamic program.
 
-1. Partitions of the devices are read in the order of their lower bounds, in blocks. The search fills in each partition
-   key by key. It drops a configuration whose lower bound exceeds the cutoff. The cutoff is the step time of a layout
-   already tried. The first layouts tried are even splits, and greedy splits on several pools.
+1. The search reads partitions of the devices in the order of their lower bounds, in blocks, and fills in each partition
+   key by key. The search drops a configuration if its lower bound exceeds the cutoff, which is the step time of a
+   layout tried before. The first layouts tried are even splits, and on several pools greedy splits.
 2. The remaining configurations (`Found.near`) are priced in the order of their lower bounds, until a bound exceeds the
    cutoff. The dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
@@ -80,7 +80,7 @@ class Assigned:
 
 
 class Found:
-    """The dynamic program's layouts, the configurations left for the integer program, and the ones ruled out."""
+    """The dynamic program's layouts, the configurations for the integer program, and counts of the ruled-out ones."""
 
     def __init__(self, job: Job, constraints: Constraints) -> None:
         self.job = job
@@ -102,7 +102,7 @@ class Found:
         self.pruned[reason] = self.pruned.get(reason, 0) + count
 
     def layout_of(self, assigned: Assigned) -> Layout:
-        """The layout, with the name of the pool on which each stage runs."""
+        """The layout, with each stage's pool."""
         return layout_at(
             assigned.degrees, assigned.layers, assigned.policies, pools_of_stages(self.job, assigned.degrees)
         )
@@ -163,19 +163,19 @@ class _Search:
     def _cutoff(self, degrees: DegreeArrays, *, of_places: bool = False) -> FloatArray:
         """Step seconds above which a layout is not wanted, [n].
 
-        of_places: instead, step seconds above which a layout is not among the best kinds that the search keeps.
+        of_places: the limit for the best kinds that the search keeps, instead of for all wanted layouts.
         """
         devices = self._best.devices(self._job, degrees)
         seconds = self._best.place_seconds(devices, degrees) if of_places else self._best.cutoff_seconds(devices)
         return np.asarray(np.broadcast_to(seconds, len(degrees)) * (1 + TIE), dtype=np.float64)
 
     def _place(self, degrees: DegreeArrays, seconds: FloatArray) -> FloatArray:
-        """The place of steps of `seconds` in the objective's order, [n]."""
+        """The rank of steps of `seconds` in the objective's order, [n]."""
         place = self._best.order(seconds, self._best.devices(self._job, degrees))
         return np.asarray(np.broadcast_to(place, seconds.shape), dtype=np.float64)
 
     def _order(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions in the order in which the search reads them."""
+        """Positions of configurations, in the order in which the search reads the configurations."""
         return np.lexsort((bounds, self._place(degrees, bounds)))
 
     def _add(self, degrees: DegreeArrays, seconds: float) -> None:
@@ -213,7 +213,7 @@ class _Search:
             first, self._num_partitions = first + len(block), min(2 * self._num_partitions, _MOST_PARTITIONS)
 
     def _by_bound(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[DegreeArrays]:
-        """Parts of the timed partitions in the order of their bounds, less what the cutoff rules out."""
+        """Parts of the timed partitions in the order of their bounds, without those that exceed the cutoff."""
         if not len(timed):
             return
         bounds = lower.timing_bound_seconds(timed, any_experts=True)
@@ -228,13 +228,16 @@ class _Search:
             first += len(part)
 
     def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions of the configurations that the cutoff does not rule out; the ruled-out ones are counted."""
+        """Positions of the configurations that the cutoff does not rule out; the other configurations are counted."""
         near = np.flatnonzero(bounds <= self._cutoff(degrees))
         self._drop(len(degrees) - len(near))
         return near
 
     def _near_of_part(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[Bounded]:
-        """Configurations with experts, ZeRO stage and replicas filled in; bounds drop unwanted ones before each key."""
+        """Configurations with experts, ZeRO stage and replicas filled in.
+
+        Before each of these keys, bounds drop unwanted configurations.
+        """
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
         degrees = degrees.take(self._keep(degrees, lower.timing_bound_seconds(degrees)))
@@ -260,7 +263,7 @@ class _Search:
         return degrees.take(near)
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """Configurations with replicas filled in, and their lower bounds, without unwanted configurations."""
+        """Configurations with replicas filled in, and their lower bounds; unwanted configurations are left out."""
         job, constraints, found = self._job, self._constraints, self.found
         policies = allowed_policies(job, constraints, degrees)
         if not policies:
@@ -281,15 +284,15 @@ class _Search:
             yield bounded
 
     def least_bound(self) -> float:
-        """A lower bound, in the objective's order, of every layout: of those found and of those not searched yet."""
+        """A lower bound of every layout, found or not searched yet, as a sort key of the objective."""
         found = self.found.layouts
         places = (self._best.order(x.seconds, self._best.devices(self._job, x.degrees)) for x in found)
         return min(self._least, *map(float, places), np.inf)
 
     def price(self, waiting: list[Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
-        """Price configurations in the order of their bounds, except those that the cutoff has ruled out by then.
+        """Price configurations in the order of their bounds, unless the cutoff has ruled them out by then.
 
-        only_first: price configurations only until one layout is found.
+        only_first: stop at the first layout.
         """
         reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
@@ -350,7 +353,7 @@ class _Search:
         return Bounded(degrees=found.take(near), seconds=seconds[near])
 
     def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """Wanted configurations of a schedule that has to be executed: each configuration has one assignment."""
+        """Configurations within the cutoff, for a schedule that is priced by execution: each has one assignment."""
         (pool,) = self._job.pools  # checked before: several pools have no such schedule
         degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
         seconds = busy_seconds(pool, degrees, allowed_policies(pool, self._constraints, degrees))
@@ -373,7 +376,7 @@ class _Search:
         return degrees.take(np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64))
 
     def _try_assignments(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff with even splits, or with greedy splits where devices differ and even splits are poor."""
+        """Lower the cutoff with even splits, or with greedy splits if devices differ and even splits are poor."""
         if not len(degrees):
             return
         job, constraints, cutoff = self._job, self._constraints, self._cutoff(degrees)

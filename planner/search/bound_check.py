@@ -1,7 +1,7 @@
-"""Checks lower bounds against exact optima: solves a sample of the configurations that bounds ruled out.
+"""Check lower bounds against exact optima, by solving a sample of the configurations that bounds ruled out.
 
 The integer program and the dynamic program share the lower bounds, so neither would notice a bound that is too high.
-Half of the sample are the configurations nearest to the limit, of time or of memory; the other half is drawn at random.
+Half of the sample are the configurations nearest to the time or memory limit; the other half is random.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_bounds(
 def _ruled_out(
     found: Found, constraints: Constraints, best: Incumbents, pick: np.random.Generator
 ) -> Iterator[_RuledOut]:
-    """Configurations, of a sample of partitions of the devices, that bounds keep from the solvers."""
+    """Configurations that bounds keep from the solvers, from a sample of the partitions of the devices."""
     job, partitions = found.job, device_partitions(found.job, constraints, {})
     order = np.argsort(PoolBounds(job, partitions).partition_bound_seconds(partitions), kind="stable")
     near, rest = order[: _NUM_PARTITIONS // 2], order[_NUM_PARTITIONS // 2 :]
@@ -110,7 +110,7 @@ def _complete(found: Found, constraints: Constraints, partitions: DegreeArrays) 
 
 
 def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:
-    """The configurations, each with its placements, and the last bound of their steps, [n]."""
+    """The configurations with each of their placements, and the tightest bound of each, [n]."""
     policies, no_cutoff = allowed_policies(found.job, constraints, degrees), np.full(len(degrees), np.inf)
     if degrees.schedule in EXECUTED:
         return degrees, busy_seconds(found.job.pools[0], degrees, policies)
@@ -149,7 +149,7 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
 
 
 def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
-    """Check that the bound with a cutoff, which may stop early, rules out only configurations beyond the cutoff."""
+    """Check the bound that stops early at a cutoff: it may rule out only configurations beyond the cutoff."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
     cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, one)), (1,)).astype(np.float64)
     placements, seconds = placed(job, unplaced, allowed_policies(job, constraints, one), constraints, cutoff)
@@ -159,7 +159,7 @@ def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one:
 
 
 def _check_memory(found: Found, constraints: Constraints, one: DegreeArrays, policies: PolicyMasks) -> None:
-    """Compare the bound of the fullest stage's memory share with the exact least over all splits and policies."""
+    """Compare the memory bound of the fullest stage with the exact least value over all splits and policies."""
     job, unplaced = found.job, replace(one, placement=0 * one.placement)
     bound = float(least_shares(job, one)[0])
     least = least_of(job, constraints, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share

@@ -1,4 +1,4 @@
-"""Deadlines kept with a given chance: the longest step depends on the forecast errors of the layout's kind."""
+"""Searches that keep a deadline with a given chance: the larger the forecast error, the shorter the allowed step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 def search_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, *, confidence: float, **options: Any
 ) -> Plan | NothingFits:
-    """`search` by an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
+    """`search` under an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
     found = _in_time(
         job,
         name,
@@ -49,7 +49,7 @@ def search_in_time(
 def fastest_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, *, confidence: float, reporter: Reporter | None = None
 ) -> tuple[Layout, float] | None:
-    """`fastest_layout` by an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
+    """`fastest_layout` under an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
     return _in_time(
         job,
         name,
@@ -67,13 +67,14 @@ def _in_time(
     solve: Callable[[Objective], _Answer],
     answer: Callable[[_Answer], tuple[Layout, float] | None],
 ) -> _Answer:
-    """The result of `solve` by an objective that keeps the deadline with the chance `confidence`.
+    """The result of `solve` under an objective that keeps the deadline with the chance `confidence`.
 
     answer: extracts the layout and its seconds from a result.
+
     The first search allows the longest step that any kind of layout may take. If its answer keeps the deadline, it is
-    the best layout. If not, the longest step of the answer's own kind is the limit of the next search. This limit may
-    rule out layouts of another kind with smaller forecast errors. Without a distribution of step times the forecast
-    alone decides; it also decides where the objective has no deadline.
+    the best layout. Otherwise the limit of the next search is the longest step of the answer's own kind. This limit may
+    rule out other kinds with smaller forecast errors. Without a distribution of step times, or without a deadline, the
+    forecast alone decides.
     """
     objective = objective_of(job, name)
     shortest = _least_quantile(job, confidence) if math.isfinite(objective.longest_step_seconds) else None
@@ -93,7 +94,7 @@ def _in_time(
 def keeps_deadline(chance: float | None, confidence: float) -> bool:
     """Whether a chance of meeting the deadline is enough.
 
-    Without a known chance the answer is true, because the search checked the forecast.
+    If the chance is unknown the answer is true, because the search has already checked the forecast.
     """
     return chance is None or chance >= confidence
 

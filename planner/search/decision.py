@@ -1,10 +1,10 @@
 """The integer program's decision, and the check that the dynamic program agrees with it.
 
 The integer program answers before any result of the dynamic program is read. Configurations are read in the order of
-their lower bounds, until a lower bound exceeds the incumbent of the integer program: the best greedy assignment so far.
-So the integer program includes every configuration whose lower bound is at most its own answer. The two methods share
-legal configurations, prices and lower bounds (`near`). In the end they must agree, and no assignment that was tried on
-the way may be better.
+their lower bounds, until a lower bound exceeds the incumbent, which is the best greedy assignment so far. The integer
+program therefore includes every configuration whose lower bound is at most its own answer. The two methods share legal
+configurations, prices and lower bounds (`near`). In the end they must agree, and no assignment that was tried before
+may be better.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FIRST: Final = 16  # configurations priced at first; each further round prices twice as many
 _MOST: Final = 256
 _MARGIN: Final = 1e-6
-"""Configurations within this share of the incumbent are kept too, so that rounding errors exclude none."""
+"""Configurations within this share of the incumbent are kept as well, so that rounding excludes none."""
 
 
 def rank_of(found: Found, objective: Objective, assigned: Assigned) -> Rank:
@@ -47,7 +47,7 @@ def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
 
 
 def best_layout(found: Found, objective: Objective) -> Assigned:
-    """The dynamic program's best layout; of layouts that tie, the first."""
+    """The best layout that the dynamic program found; if layouts tie, the first of them."""
     ranks = [rank_of(found, objective, each) for each in found.layouts]
     first, second = (value * (1 + TIE) for value in min(ranks))
     ranked = zip(found.layouts, ranks, strict=True)
@@ -56,9 +56,9 @@ def best_layout(found: Found, objective: Objective) -> Assigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The integer program's answer, the number of its configurations, and the rank of its best layout, if it has one.
+    """The integer program's answer, the number of its configurations, and the rank of its best layout, if there is one.
 
-    gap: the largest share by which the dynamic program's best may exceed the bound that the integer program proved.
+    gap: share by which the dynamic program's best layout may exceed the bound that the integer program proved.
     """
 
     solution: Solution
@@ -68,7 +68,7 @@ class Decision:
 
 
 def _of_program(found: Found, objective: Objective, solver: SolverName, time_limit: float | None) -> Decision:
-    """The integer program's answer over all configurations whose lower bounds are at most its own incumbent."""
+    """The integer program's answer over all configurations whose lower bounds do not exceed its own incumbent."""
     num_decided, solution = 0, solve([], solver=solver, certify=False)
     for group in contenders(found.near, objective):
         num_decided += len(group)
@@ -86,7 +86,7 @@ def _of_program(found: Found, objective: Objective, solver: SolverName, time_lim
 def _checked(found: Found, best: BestKinds, decision: Decision) -> Decision:
     """The decision, after a check that the two methods agree and that no layout tried on the way is better.
 
-    The check shows that no cutoff that ruled out a configuration was below the integer program's answer.
+    The check shows that every cutoff which ruled out a configuration was at least the integer program's answer.
 
     Raises:
         Disagreement: the methods found different optima, or a layout that was tried on the way is better than both.

@@ -1,4 +1,4 @@
-"""Finds the layout nearest to fitting, for jobs of which no layout fits."""
+"""Find the layout nearest to fitting, for jobs that fit with no layout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NothingFits:
 
 
 def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
-    """The layout whose fullest stage needs least memory, among even splits with one recompute policy for all stages.
+    """The layout whose fullest stage needs least memory, among even splits with one recompute policy.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -70,7 +70,7 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
 
 
 def _footprint(memory: tuple[StageMemory, ...]) -> tuple[bool, float]:
-    """A sort key: whether the hosts' memory is exceeded, then the share of the limit that the fullest stage needs."""
+    """A sort key: whether the host memory is exceeded, then the fullest stage's share of its limit."""
     hosts = [stage.host for stage in memory if stage.host is not None]
     return any(host.total_bytes > host.limit_bytes for host in hosts), max(map(_share_of_limit, memory))
 

@@ -1,6 +1,6 @@
-"""Fills the missing keys of a partly given layout by rules, the same ones for `--layout` and for published runs.
+"""Fill the missing keys of an incomplete layout by rules, which are the same for `--layout` and for published runs.
 
-The rules assume the engine's defaults. No rule knows whether a run of the layout is published, or how it ended.
+The rules assume the engine's defaults, and know nothing about the publication or the outcome of a run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def plan_for_text(job: Job, text: str, *, option: str = "--layout") -> Plan:
 
 
 def given_layout(job: Job, text: str, *, option: str = "--layout") -> tuple[Layout, tuple[Assumed, ...]]:
-    """The whole layout of a text that gives a part of it, and the list of filled keys with their rules.
+    """The complete layout of an incomplete text, and the list of filled keys with their rules.
 
-    Missing degrees are 1, and dp uses all remaining devices; these are not listed.
+    Missing degrees are 1, and dp uses all remaining devices; the list does not contain them.
 
     Raises:
         InputError: as `parse_layout`.
@@ -95,7 +95,7 @@ def _sequence_parallel(job: Job, layout: Layout, _: Mapping[str, str]) -> _Fille
 
 
 def _interleave(job: Job, layout: Layout, given: Mapping[str, str]) -> _Filled | None:
-    """The number of chunks where a text gives the schedule `interleaved` without a number of chunks."""
+    """The number of chunks, for a text that names the schedule `interleaved` without a number of chunks."""
     if given.get("schedule") != "interleaved" or "layers_per_stage" in given:
         return None
     per_stage, rest = divmod(job.model.num_layers, layout.pp)
@@ -107,11 +107,11 @@ def _interleave(job: Job, layout: Layout, given: Mapping[str, str]) -> _Filled |
 
 
 _MOST_LAYERS: Final = 4
-"""Most layers in a chunk of the interleaved pipelines of published recipes: NeMo 24.07, Megatron-Bridge."""
+"""Most layers per chunk in the interleaved pipelines of published recipes (NeMo 24.07, Megatron-Bridge)."""
 
 
 def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """Chunks that are equal if the ends of the model count as layers; only where chunks of layers alone are unequal."""
+    """Chunks of equal length when the model's ends count as layers, if chunks of only layers would be unequal."""
     split = split_with_ends(job.model.num_layers, job.model.mtp_layers, layout.num_chunks)
     if split is None or layout.schedule in V_SHAPED:
         return None
@@ -120,10 +120,10 @@ def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
 
 
 def split_with_ends(num_layers: int, mtp_layers: int, num_chunks: int) -> tuple[int, ...] | None:
-    """Layers of each chunk if the ends of the model count as layers; None where this is unnecessary or impossible.
+    """Layers of each chunk when the model's ends count as layers; None if this is unnecessary or impossible.
 
-    Without MTP, embedding and loss count as one layer each. With MTP, each MTP layer and each output head counts; the
-    embedding, a lookup, does not.
+    Without MTP, embedding and loss count as one layer each. With MTP, each MTP layer and each output head counts as a
+    layer; the embedding, a lookup, does not.
 
     Source: Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split;
     Megatron-Bridge, src/megatron/bridge/recipes/deepseek/deepseek_v3.py, layout_map (4, 8 and 16 chunks).
@@ -142,12 +142,10 @@ def _segment(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
 
 
 def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """The engine's default policy.
+    """The engine's default policy, or the policy with the least recompute that is likely to fit.
 
-    Where it is unlikely to fit, the policy with the least recompute that is likely to fit.
-
-    A layout that somebody runs is more likely to fit than not. So a policy is likely if its chance of fitting is at
-    least one half, or if it is within the plain limit where headroom is given.
+    A policy is likely to fit if its chance of fitting is at least one half, because a layout that somebody runs
+    probably fits. With headroom, it is likely to fit if it stays within the plain limit.
     """
     policies = policies_of(job, layout)
     if not policies or not _is_legal(job, layout, policies[0]):
@@ -164,12 +162,12 @@ def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None
 _CHEAP_MODULES: Final = ("moe_act", "layernorm", "mla_up_proj")
 """Modules whose recompute costs least for the memory saved: elementwise operators, and two small products.
 
-Source: Megatron-LM, transformer_config.py, recompute_modules; so do the recipes of Megatron-Bridge.
+Source: Megatron-LM, transformer_config.py, recompute_modules; the recipes of Megatron-Bridge use the same modules.
 """
 
 
 def policies_of(job: Job, layout: Layout) -> tuple[str, ...]:
-    """The engine's policies with ever more recompute, from its default on: named ones, modules, layers, `full`."""
+    """The engine's policies with increasing recompute, from its default on: named ones, modules, layers, `full`."""
     can, default, absent = job.engine.can, job.engine.defaults.recompute, absent_modules(job.model)
     words = [each for each in can.recompute if each != "full"]
     found = words[words.index(default) :] if default in words else words

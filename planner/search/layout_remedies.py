@@ -1,7 +1,7 @@
-"""Finds changes of one or two keys that make a given layout fit, and prices each change.
+"""Find changes of one or two keys that make a given layout fit, and price each change.
 
-Every value of a key is tried, not only values next to the layout's own. The other keys keep their values, and the
-number of devices stays the same, so a change of a degree changes dp too.
+Every value of a key is tried, not only the next one. The other keys and the number of devices stay the same, so a
+change of a degree also changes dp.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LayoutRemedy:
 
 
 class _Step(NamedTuple):
-    """A change of one key: its words, and the function that changes a job and a layout."""
+    """A change of one key: its description, and the function that changes a job and a layout."""
 
     key: str
     words: str
@@ -47,10 +47,10 @@ class _Step(NamedTuple):
 
 
 def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
-    """Changes that make the layout fit: the fastest of each key, fastest first; else the fastest of each pair of keys.
+    """Changes that make the layout fit: for each key the fastest change, or else for each pair of keys; fastest first.
 
-    Pairs are tried where no single change fits, or only adapters do, which train a different model. The changes of a
-    pair each lower the need of the fullest device, or are legal only together.
+    Pairs are tried if no single change fits, apart from adapters, which train a different model. Each change of a pair
+    lowers the fullest device's need, or the two are legal only together.
     """
     here, steps = _need((job, layout)), list(_steps(job, layout))
     needs = {step: _need(case) if (case := step.of(job, layout)) and _is_legal(case) else None for step in steps}
@@ -105,7 +105,7 @@ def _remedy(words: str, layout: Layout, priced: Estimate) -> LayoutRemedy:
 
 
 def _then(case: _Case | None, step: _Step) -> _Case | None:
-    """The case after a second change; the layout between the two changes may be illegal."""
+    """The job and layout after two changes; the layout after the first change alone may be illegal."""
     return step.of(*case) if case else None
 
 
@@ -177,7 +177,7 @@ def _with_degree(key: str) -> Callable[..., Layout | None]:
 
 
 def _with_pipeline(job: Job, layout: Layout, pp: int) -> Layout | None:
-    """The layout with another number of stages on the same devices, even layers, and the most common policy."""
+    """The layout with another number of stages on the same devices, with even layers and the most common policy."""
     dp, rest = divmod(layout.world_size, pp * layout.tp * layout.cp)
     if rest or dp < 1:
         return None

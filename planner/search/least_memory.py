@@ -1,4 +1,4 @@
-"""Computes the least memory of the devices with which a job can be trained at all."""
+"""The least memory per device with which a job can be trained at all."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class LeastPeak:
 
 
 def within_share(job: Job, share: float) -> Job:
-    """The same job with the memory limit of a plan multiplied by `share` in every pool."""
+    """The job with its memory limit multiplied by `share` in every pool."""
     return each_pool(job, lambda pool: replace(pool, memory_share=share * pool.memory_share))
 
 
 def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
-    """The least peak over all legal layouts: of the fullest stage that uses the least share of its device's limit.
+    """The least peak over all legal layouts: the peak of the fullest stage, as a share of its device's limit.
 
-    Stages on devices of unequal memory are compared by the share of the limit. Configurations are read in the order of
-    a lower bound (`least_stage_bytes`) until the bound exceeds the best peak: first in the order of the bound with the
-    smallest microbatches, which many configurations share, then in the order of their own bound.
+    Configurations are read in the order of a lower bound (`least_stage_bytes`) until the bound exceeds the best peak.
+    The first order uses the bound with the smallest microbatches, which many configurations share; the second uses each
+    configuration's own bound.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -83,7 +83,7 @@ def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
 
 
 def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
-    """The least of `best` and the peaks of some configurations, priced in the order of their bounds."""
+    """The least peak of these configurations, or `best` if none is smaller; priced in the order of their bounds."""
     shares = least_shares(job, some)
     order = np.argsort(shares, kind="stable")
     for first in range(0, len(order), _MOST_AT_ONCE):
@@ -101,7 +101,7 @@ def least_of(
 ) -> LeastPeak:
     """The least peak of some configurations over all placements; infinite where no peak is below `most_share`.
 
-    most_placements: on several pools, price at most this number of placements, evenly spaced.
+    most_placements: number of placements to price on several pools, at equal distances.
     """
     policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
     if len(within.pools) > 1:
@@ -133,7 +133,7 @@ def least_of(
 
 
 def _holds_all(candidate: Candidate) -> bool:
-    """Whether the stages can hold all layers with the columns of most layers.
+    """Whether the stages can hold all layers, if each uses its column with the most layers.
 
     With a tight memory limit most candidates fail this check.
     """
@@ -143,7 +143,7 @@ def _holds_all(candidate: Candidate) -> bool:
 
 
 def least_maximum(candidate: Candidate, values: FloatArray) -> float:
-    """The least, over all splits of the layers, of the fullest stage's value; a dynamic program over stages."""
+    """The least possible value of the fullest stage over all splits of the layers, by a dynamic program over stages."""
     layers = candidate.num_layers
     least = np.full(layers + 1, np.inf)  # least value of the stages so far, by their layers
     least[0] = 0.0

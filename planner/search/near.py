@@ -58,12 +58,12 @@ class Near:
         return len(self.seconds)
 
     def degrees(self, positions: Rows | int) -> DegreeArrays:
-        """Degrees at `positions`, for callers that read numbers only: the schedule and the offload are meaningless."""
+        """Degrees at `positions`, for callers that read only numbers; the schedule and the offload have no meaning."""
         assert self._all is not None, "there are none"
         return self._all.take(positions)
 
     def least(self, objective: Objective) -> float:
-        """A lower bound, in the order of an objective, of every layout of these configurations."""
+        """A lower bound of every layout of these configurations, as a sort key of the objective."""
         places = objective.rank(self.seconds, objective.devices(self.job, self.degrees(slice(None))))[0]
         return float(np.min(places))
 
@@ -72,7 +72,7 @@ class Near:
         return replace(self.degrees(position), **self._shared[int(self._which[position])]._asdict())
 
     def alike(self, positions: IntArray) -> Iterator[tuple[IntArray, DegreeArrays]]:
-        """The positions grouped by schedule and offload, and the configurations of each group."""
+        """The positions in groups with equal schedule and offload, and the configurations of each group."""
         for number in sorted(set(self._which[positions].tolist())):
             here = positions[self._which[positions] == number]
             yield here, replace(self.degrees(here), **self._shared[number]._asdict())
@@ -80,10 +80,11 @@ class Near:
     def candidates(
         self, positions: IntArray, longest: FloatArray
     ) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
-        """Groups of `alike` as candidates, without columns that alone exceed the longest step of each position, [n].
+        """The groups of `alike` as candidates, without columns that by themselves exceed the position's longest step.
 
-        Both methods share prices, so a configuration is priced once. It is priced again where a caller allows longer
-        steps than every caller before: no method sees fewer columns because of the cutoff of the other.
+        Both methods share prices, so a configuration is priced once. A configuration is priced again if a caller allows
+        longer steps than all earlier callers. So the cutoff of one method never removes columns of the other.
+        longest: longest step of each position, [n].
         """
         limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
         for here, degrees in self.alike(positions):
@@ -102,7 +103,10 @@ class Near:
 def candidates_of(
     job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
-    """Configurations of one schedule as candidates, without columns that alone exceed the cutoff [n]."""
+    """Configurations of one schedule as candidates, without columns that by themselves exceed the cutoff.
+
+    cutoff_seconds: longest step of each configuration, [n].
+    """
     policies = allowed_policies(job, constraints, degrees)
     if degrees.schedule in EXECUTED:
         return executed_candidates(uniform_job(job), degrees, policies)

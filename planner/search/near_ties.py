@@ -1,4 +1,4 @@
-"""Compares two layouts: the keys in which they differ, which one is simpler, and why one loses."""
+"""Compare two layouts: the keys that differ, the simpler layout, and the reason why one loses."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 NEAR_TIE = 0.03
-"""Two layouts of one job whose forecasts differ by less than this share may well run in the other order.
+"""If two forecasts for one job differ by less than this share, the real order of the layouts may be the opposite.
 
-The evidence is 132 pairs of layouts that a source ran on one job. Pairs with closer forecasts came out in the
-forecast's order in 15 of 22 cases, other pairs in 104 of 110 (docs/accuracy.md). The band of one forecast is much
-wider, because the forecasts of one job's layouts share most of their error.
+The evidence is 132 pairs of layouts that a source ran on one job. The forecast's order was right for 15 of 22 pairs
+below this share, and for 104 of 110 other pairs (docs/accuracy.md). The band of one forecast is much wider, because the
+forecasts of one job's layouts share most of their error.
 """
 
 _NOTICEABLE = 0.001  # least difference of a line, as a share of the step, to be a reason
@@ -36,10 +36,7 @@ _CLASSES: Final = {
 
 
 def simpler_in(chosen: Keys, other: Keys) -> str:
-    """The first key in which `chosen` is simpler than `other`, with both values in words.
-
-    The text is empty if there is no such key.
-    """
+    """The first key in which `chosen` is simpler than `other`, with both values in words; empty if there is none."""
     for key, mine in asdict(chosen).items():
         theirs = getattr(other, key)
         if mine < theirs:
@@ -67,7 +64,7 @@ def _tenths(count: int) -> str:
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
-    """The best layout by the objective compared with the chosen layout: what the choice loses and gains."""
+    """The best layout by the objective, with its price and its differences from the chosen layout."""
     priced, mine = estimate(job, best), estimate(job, chosen)
     keys, least = keys_of(job, chosen), keys_of(job, best)
     ranks = [
@@ -110,14 +107,14 @@ def _words(value: object) -> str:
 
 
 def near_tie(seconds: float, other_seconds: float) -> bool:
-    """Whether two layouts of one job are so close that the forecasts may have them in the wrong order."""
+    """Whether the forecasts of two layouts of one job are too close to decide which is faster."""
     return max(seconds, other_seconds) <= (1 + NEAR_TIE) * min(seconds, other_seconds)
 
 
 def runner_up(
     job: Job, winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
 ) -> RunnerUp:
-    """A runner-up: a layout that lost by the objective or by simplicity, the main reason, and the keys that differ."""
+    """A runner-up: a layout that lost in the objective or in simplicity, with the main reason and the other keys."""
     devices = objective.devices_of(job, winner), objective.devices_of(job, layout)
     mine, theirs = objective.rank(won.step_seconds, devices[0]), objective.rank(priced.step_seconds, devices[1])
     share = priced.step_seconds / won.step_seconds - 1
@@ -139,7 +136,7 @@ def runner_up(
 
 
 def _cause(won: Estimate, priced: Estimate) -> str:
-    """`loses bubble 1.2 s`: the line with most of the difference; `saves` where the layout is no slower."""
+    """The ledger line that differs most, such as `loses bubble 1.2 s`, or `saves ...` if the layout is not slower."""
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)
@@ -153,11 +150,11 @@ def _cause(won: Estimate, priced: Estimate) -> str:
 
 
 def slower_by(share: float) -> str:
-    """`4.3% slower`, `0.03% faster`, `as fast`."""
+    """The difference of two step times in words: `4.3% slower`, `0.03% faster`, or `as fast`."""
     return more_or_less(share, "slower", "faster") if abs(share) >= 5e-5 else "as fast"
 
 
 def more_or_less(share: float, more: str, less: str) -> str:
-    """`4.3% dearer`, `0.03% cheaper`: with enough digits to show the difference."""
+    """A difference in words, such as `4.3% dearer` or `0.03% cheaper`, with enough digits to show the difference."""
     digits = 2 if abs(share) < _NOTICEABLE else 1 if abs(share) < 0.0995 else 0
     return f"{abs(share):.{digits}%} {more if share > 0 else less}"

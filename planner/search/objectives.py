@@ -1,4 +1,4 @@
-"""Objectives: each is an order of layouts that bounds, solver and certificate share."""
+"""Objectives: orders of layouts that bounds, solvers and certificate share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
 Rank: TypeAlias = tuple[float, float]
-"""The sort key of a layout: the objective's number, then the seconds of a step; less is better."""
+"""The sort key of a layout: the objective's number, then the step seconds; less is better."""
 _NEVER: Final[Rank] = (math.inf, math.inf)
 
 
@@ -32,10 +32,11 @@ _NEVER: Final[Rank] = (math.inf, math.inf)
 class Objective:
     """An order of layouts by step time and devices in use.
 
-    throughput: by seconds. cost: by device seconds; one price per device and hour does not change this order. Where
-    pools differ in price, a device counts as its price over the price of the cheapest pool's device. gpus: by devices,
-    then by seconds. memory: by seconds, under the least memory that any layout needs (`least_memory`).
-    longest_step_seconds: layouts with longer steps are not considered. A deadline sets this limit.
+    name: `throughput` orders by seconds. `cost` orders by device seconds, because one price per device hour does not
+    change this order; if the prices of pools differ, a device counts as its price divided by the cheapest pool's price.
+    `gpus` orders by devices, then by seconds. `memory` orders by seconds, among the layouts with the least memory that
+    any layout needs (`least_memory`).
+    longest_step_seconds: layouts with longer steps are not considered; a deadline sets this limit.
     """
 
     name: ObjectiveName = "throughput"
@@ -50,12 +51,12 @@ class Objective:
         return seconds, seconds
 
     def is_near(self, rank: Rank, best: Rank, share: float) -> bool:
-        """Whether a layout is worse than the best by at most `share` (of seconds, cost, or devices and seconds)."""
+        """Whether a layout is worse than the best by at most `share` of the objective's number."""
         first = rank[0] <= best[0] * (1 + share)
         return first and (self.name != "gpus" or rank[1] <= best[1] * (1 + share))
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
-        """Devices in use as this objective counts them: [n], or one number for one configuration."""
+        """Devices in use, as this objective counts them, [n]; one number for one configuration."""
         return billed(job, degrees) if self.name == "cost" else degrees.world_size
 
     def devices_of(self, job: Job, layout: Layout) -> float:
@@ -70,24 +71,24 @@ class Objective:
 THROUGHPUT: Final = Objective()
 
 WORTH_READING: Final = 0.1
-"""A layout of another kind is no alternative if it is worse by more than this share.
+"""A layout of another kind is listed as an alternative only if it is worse by at most this share.
 
-Where two forecasts differ by more, nearly all pairs of layouts that a source ran on one job are in the forecast's order
-(docs/accuracy.md).
+For forecasts that differ by more, the forecast's order is right for nearly all pairs of layouts that a source ran on
+one job (docs/accuracy.md).
 """
 
 
 class Incumbents(Protocol):
-    """The best layouts so far, which set the cutoffs that rule other layouts out."""
+    """The best layouts so far; a layout whose step is longer than theirs is ruled out."""
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
-        """Devices in use as these incumbents count them: [n], or one number for one configuration."""
+        """Devices in use, as these incumbents count them, [n]; one number for one configuration."""
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """The longest step of a wanted layout on `num_devices` devices; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step of a layout among the best.
+        """The longest step with which a layout can be among the best.
 
         Layouts wanted only because they are near the best may have longer steps. Shape [n].
         """
@@ -96,14 +97,14 @@ class Incumbents(Protocol):
         """The sort key of the search: layouts of small values are searched first; broadcasts."""
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
-        """A layout has been found."""
+        """Record a layout that was found."""
 
 
 class BestKinds:
     """The best layouts of the `places` best kinds (`kind_of`) by an objective, and layouts near the best.
 
-    within: layouts that are worse than the best by no more than this share are wanted too, of any kind. Layouts that
-    are worse by more than `WORTH_READING` get no place.
+    within: layouts of any kind that are worse than the best by at most this share are also wanted. Layouts that are
+    worse by more than `WORTH_READING` get no place.
     """
 
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
@@ -117,12 +118,12 @@ class BestKinds:
         return self.objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """The longest step with which a layout on `num_devices` devices gets a place or is near the best."""
+        """The longest step with which a layout on `num_devices` devices is wanted."""
         near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
         return np.maximum(near, self._of_any_kind(num_devices))
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step with which a layout gets a place, or is better than the best layout of its kind, [n]."""
+        """The longest step of a layout that gets a place, or is better than the best layout of its kind, [n]."""
         kinds = np.stack(np.broadcast_arrays(*kind_of(degrees)), axis=-1).reshape(-1, 4)  # [n, 4]
         distinct, which = np.unique(kinds, axis=0, return_inverse=True)
         ranks = [self._ranks.get(tuple(kind), _NEVER) for kind in distinct.tolist()]
@@ -161,13 +162,13 @@ class BestKinds:
 
 
 class AnyLayout:
-    """Incumbents of a search for any layout: after the first layout no other is wanted."""
+    """Incumbents of a search for any layout: after the first layout, no other is wanted."""
 
     def __init__(self) -> None:
         self.found = False
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
-        """Devices in use, whatever they cost."""
+        """Devices in use, regardless of their price."""
         return degrees.world_size
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
@@ -175,7 +176,7 @@ class AnyLayout:
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """The same; broadcasts."""
+        """As `cutoff_seconds`; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
@@ -183,7 +184,7 @@ class AnyLayout:
         return seconds + 0 * num_devices
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of `Incumbents`
-        """A layout has been found."""
+        """Record a layout that was found."""
         self.found = True
 
 
@@ -199,7 +200,7 @@ class Staircase:
         self._seconds: list[float] = [math.inf]  # of each step of the staircase, descending
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
-        """Devices in use, whatever they cost."""
+        """Devices in use, regardless of their price."""
         return degrees.world_size
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
@@ -208,7 +209,7 @@ class Staircase:
         return np.asarray(self._seconds)[place - 1]
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """The same; broadcasts."""
+        """As `cutoff_seconds`; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:  # noqa: ARG002 - whatever they use
@@ -226,7 +227,7 @@ class Staircase:
 
 
 def partition_of(degrees: Degrees) -> tuple[int, ...]:
-    """The keys that make two plans different to a reader: how the model is partitioned, not the timing of its parts."""
+    """The keys in which plans differ for a reader: how the model is partitioned, but not the timing of the parts."""
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 
@@ -236,7 +237,9 @@ def kind_of(degrees: Degrees) -> tuple[int, ...]:
 
 
 def objective_of(job: Job, name: ObjectiveName) -> Objective:
-    """The objective for a job. A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
+    """The order of layouts that this job needs.
+
+    A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
 
     Raises:
         InputError: a deadline without a token budget, from which no step time follows.

@@ -1,4 +1,4 @@
-"""Refuses pins and objectives that no configuration of a job could meet, before the search starts."""
+"""Refuse pins and objectives that no configuration of a job can meet, before the search starts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _OFFERED: Final = {
     "offload": "offload.what",
     "recompute": "can.recompute",
 }
-"""For each key, the part of the engine's profile that lists the values a pin may have, or the axis of the key."""
+"""For each key, the part of the engine's profile that lists its allowed values, or the axis of the key."""
 
 
 def check_constraints(job: Job, constraints: Constraints) -> None:
-    """Refuse pins that no configuration could meet.
+    """Refuse pins that no configuration can meet.
 
     Raises:
         InputError: the engine lacks a pinned value, or the search cannot choose a pinned list.
@@ -56,7 +56,7 @@ def check_objective(job: Job, objective: Objective) -> None:
 def _check_pools(job: Job, constraints: Constraints) -> None:
     """Refuse pins that a mixed cluster does not support.
 
-    A pinned list must name its pools, stages of a pool in a row.
+    A pinned list must name its pools, and the stages of a pool must be consecutive.
     """
     schedule = constraints.value_of("schedule")
     if len(job.pools) > 1 and schedule in EXECUTED:
@@ -94,7 +94,7 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
 
 
 def _lacking(job: Job, key: str, value: str) -> Mistake | None:
-    """The mistake of pinning a value that the engine's profile does not list; None where the profile lists it."""
+    """The error for a pinned value that the engine's profile does not list; None if the profile lists the value."""
     offered_by = attrgetter(_OFFERED[key])
     have = offered_by(job.engine)
 
@@ -116,7 +116,7 @@ def _lacking(job: Job, key: str, value: str) -> Mistake | None:
 
 
 def _check_lists(job: Job, constraints: Constraints) -> None:
-    """Check that the search can choose the pinned lists: the sum is right, and the chunks of a stage are alike."""
+    """Check that the search can choose the pinned lists: they hold all layers, and a stage's chunks are equal."""
     schedule, given = constraints.value_of("schedule"), [key for key in _LISTS if constraints.per_chunk(key)]
     if schedule in EXECUTED and given:
         hint = f"`planner explain MODEL CLUSTER --layout schedule={schedule},...` prices any layers and recompute"

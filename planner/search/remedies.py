@@ -1,4 +1,4 @@
-"""Finds changes, and pairs of changes, that make a job fit of which no layout fits; each is verified by solving."""
+"""Find changes, and pairs of changes, that make a job fit; a search verifies each of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One or two changes that make the job fit, verified by solving, with the fastest layout after them."""
+    """One or two changes that make the job fit, verified by a search, with the fastest layout after them."""
 
     change: str
     layout: Layout
@@ -37,8 +37,8 @@ class Remedy:
 class LiftedPin:
     """The cost of one pin or forbidden combination: the result of a search without it.
 
-    remedy: the fastest layout without the pin, where one fits. least: otherwise, the least memory need of the fullest
-    stage without the pin; None where no layout is legal.
+    remedy: the fastest layout without the pin, if one fits.
+    least: otherwise the least memory need of the fullest stage without the pin; None if no layout is legal.
     """
 
     constraint: str
@@ -49,7 +49,7 @@ class LiftedPin:
 def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
     """The smallest change of each kind that makes the job fit, sorted by tokens per device second, most first.
 
-    Where only more hosts make the job fit, pairs of changes follow: for each two kinds the smallest pair that fits.
+    If only more hosts make the job fit, pairs follow: for each two kinds of changes, the smallest pair that fits.
     """
     reporter = reporter or Reporter()
     hosts = [_more_hosts(job, number, constraints) for number in range(len(job.pools))]
@@ -67,7 +67,7 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
 
 
 class Change(NamedTuple):
-    """A change of a job: its kind, its words, and the changed job; None where the documents forbid the change."""
+    """A change of a job: its kind, its description, and the changed job (None if the documents forbid the change)."""
 
     kind: str
     words: str
@@ -75,7 +75,7 @@ class Change(NamedTuple):
 
 
 def _kinds(job: Job, constraints: Constraints) -> Iterator[Iterator[Change]]:
-    """The kinds of changes, each from the smallest to the largest change."""
+    """The changes of each kind, from the smallest to the largest."""
     yield _shorter_sequences(job)
     yield _less_headroom(job)
     yield _other_losses(job)
@@ -98,7 +98,7 @@ def _first_solved(changes: Iterable[tuple[str, Job]], constraints: Constraints, 
 def _smallest_pair(
     job: Job, one: Sequence[Change], other: Sequence[Change], constraints: Constraints
 ) -> tuple[str, Job] | None:
-    """The smallest pair of changes of two kinds that fits, by the sum of their positions; None where no pair fits."""
+    """The smallest pair of changes of two kinds that fits, by the sum of their positions; None if no pair fits."""
     places = sorted(product(range(len(one)), range(len(other))), key=lambda place: (sum(place), place))
     pairs = [(f"{one[i].words} and {other[k].words}", _both(job, one[i], other[k])) for i, k in places]
     if not pairs or pairs[-1][1] is None or not _fits(pairs[-1][1], constraints):
@@ -112,7 +112,7 @@ def _both(job: Job, one: Change, other: Change) -> Job | None:
 
 
 def each_lifted(constraints: Constraints) -> Iterator[tuple[str, Constraints]]:
-    """Each pin and each forbidden combination in words, and the constraints without it."""
+    """Each pin and each forbidden combination, in words, with the constraints that remain without it."""
     for pin in constraints.pins:
         yield str(pin), constraints.without(pin)
     for index, combination in enumerate(constraints.forbidden):
@@ -186,7 +186,7 @@ def _on_hosts(job: Job, number: int, hosts: int) -> Job:
 
 
 def _shorter_sequences(job: Job) -> Iterator[Change]:
-    """Sequences of half the length with twice as many in a batch, and so on; the tokens of a step stay the same."""
+    """Sequences of half the length and twice the number, and so on; the tokens of a step stay the same."""
     length, batch = job.training.sequence_length, job.training.global_batch_size
     for factor in (2, 4, 8, 16, 32):
         if length % factor == 0:
@@ -205,7 +205,7 @@ def _other_losses(job: Job) -> Iterator[Change]:
 
 
 def _other_recipes(job: Job) -> Iterator[Change]:
-    """Other memory recipes of the engine, recipes with most bytes for each parameter first."""
+    """Other memory recipes of the engine, starting with most bytes per parameter."""
     if job.training.precision == "fp32":
         return
     others = [each for each in job.engine.can.memory_recipes if each not in (job.training.memory_recipe, "engine")]
@@ -215,7 +215,7 @@ def _other_recipes(job: Job) -> Iterator[Change]:
 
 
 def _other_optimizers(job: Job) -> Iterator[Change]:
-    """Other optimizers of the engine, in its own order, with the engine's own recipe."""
+    """Other optimizers of the engine in its own order, with the engine's own recipe."""
     for each in job.engine.can.optimizers:
         if each != job.training.optimizer:
             yield _training(f"optimizer {each}", optimizer=each, memory_recipe="engine")
@@ -226,7 +226,7 @@ _RANK: Final = 16
 
 
 def _adapters(job: Job) -> Iterator[Change]:
-    """Adapters instead of training all weights, a different training; weights frozen in 16 bits, then in fewer."""
+    """Adapters instead of training all weights; the frozen weights have 16 bits first, then fewer."""
     if job.training.lora_rank:
         return
     for each in job.engine.can.frozen_weights:
@@ -237,7 +237,7 @@ def _adapters(job: Job) -> Iterator[Change]:
 
 
 def _training(words: str, **changes: Any) -> Change:
-    """A change of values of the training document; the job is None where the document forbids the values together."""
+    """A change of values in the training document; the job is None if the document forbids these values together."""
 
     def changed(job: Job) -> Job | None:
         values = job.training.model_dump() | changes
@@ -251,7 +251,7 @@ def _training(words: str, **changes: Any) -> Change:
 
 
 def changes_of_training(job: Job) -> Iterator[Change]:
-    """Other ways to compute the loss, other optimizer states, and adapters instead of training all weights."""
+    """Changes of the loss, of the optimizer's state, and from training all weights to adapters."""
     yield from _other_losses(job)
     yield from _other_recipes(job)
     yield from _other_optimizers(job)

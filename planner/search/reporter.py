@@ -6,17 +6,17 @@ import warnings
 
 
 class Reporter:
-    """Receives the progress of a search. All methods but `noted` are empty.
+    """Receives the progress of a search. All methods except `noted` do nothing.
 
-    A subclass overrides those that it shows.
+    A subclass overrides the methods that it needs.
     """
 
     def noted(self, note: str) -> None:
-        """A warning about a document, for facts that plans do not contain."""
+        """Receive a warning about a document, for facts that plans do not contain."""
         warnings.warn(note, stacklevel=4)  # the line that called the function of `planner.api` which loads documents
 
     def about(self, question: str) -> None:
-        """The next searches answer this question."""
+        """The following searches answer this question."""
 
     def candidates(self, num_legal: int, num_refused: int) -> None:
         """The outer configurations have been listed."""
@@ -25,7 +25,10 @@ class Reporter:
         """A bound has ruled out configurations."""
 
     def priced(self, num_priced: int, incumbent_seconds: float) -> None:
-        """One more configuration has been priced; `incumbent_seconds` is the best step time so far."""
+        """One more configuration has been priced.
+
+        incumbent_seconds: the best step time so far.
+        """
 
     def solving(self, solver: str, num_candidates: int) -> None:
         """The integer program starts."""

@@ -1,4 +1,4 @@
-"""Turns a job into a plan: candidates, bounds, best-first pricing, the integer program, and why runners-up lost."""
+"""Turn a job into a plan: candidates, bounds, best-first pricing, the integer program, and the runners-up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = ()) -> Plan:
-    """Price one layout without a search. Its schedule may be one that the engine lacks, so that users can compare.
+    """Price one layout without a search; for comparisons, its schedule may be one that the engine lacks.
 
     assumed: values of the layout that the user left out.
 
@@ -86,13 +86,14 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
 
 
 LABEL: Final = 0.05
-"""A plan mentions the engine's calibration where it changes the step time by more than this share.
+"""A plan mentions the engine's calibration if it changes the step time by more than this share.
 
-The share is half of the typical error of a forecast."""
+The share is half of the typical error of a forecast.
+"""
 
 
 def _engine_label(job: Job, layout: Layout, priced: Estimate) -> EngineLabel | None:
-    """How much the engine's own calibration changes the step time; None where the change is at most `LABEL`."""
+    """How much the engine's own calibration changes the step time; None if the change is at most `LABEL`."""
     anybody = with_corrections_of_any_engine(job) if job.evidence else None
     share = 0.0 if anybody is None else priced.step_seconds / estimate(anybody, layout).step_seconds - 1
     if abs(share) <= LABEL:
@@ -115,14 +116,13 @@ def search(
     check: bool = False,
     reporter: Reporter | None = None,
 ) -> Plan | NothingFits:
-    """The best layout for a job by the objective, with its proof, or the reasons why no layout fits.
+    """The best layout for a job under the objective, with its proof, or the reasons why no layout fits.
 
-    Where no layout meets the deadline, the answer is the fastest layout. Where no layout fits but some may fit, the
-    answer is the best of the layouts with the greatest chance of fitting.
-    within: the plan is the simplest layout that is worse than the optimum by no more than this share (`simplest`);
-    0 asks for the optimum itself.
-    time_limit: seconds of the search. When they are over, the answer is the best layout found so far, with its gap to
-    a lower bound.
+    If no layout meets the deadline, the answer is the fastest layout. If no layout fits but some may fit, the answer is
+    the best of the layouts with the greatest chance of fitting.
+    within: the plan is the simplest layout that is worse than the optimum by at most this share (`simplest`); 0 asks
+    for the optimum itself.
+    time_limit: seconds of the search. At the limit the answer is the best layout so far, with its gap to a lower bound.
     check: compare lower bounds with the exact optima of configurations that they ruled out (`bound_check`).
 
     Raises:
@@ -192,14 +192,14 @@ def _simplest(
     solver: SolverName,
     time_limit: float | None,
 ) -> Recommendation | None:
-    """The simplest layout in the window; None where the user asked for the optimum, or the search was interrupted."""
+    """The simplest layout in the window; None if the user asked for the optimum, or the search was interrupted."""
     if not window.within or decision.solution.status in ("interrupted", "out of time"):
         return None
     return simplest_within(found, window, solver, time_limit)
 
 
 def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
-    """The job; where least memory is the objective, its memory is limited to the need of its smallest layout."""
+    """The job; if least memory is the objective, its memory is limited to the need of the smallest layout."""
     if objective.name != "memory":
         return job
     least = least_peak(job, constraints)
@@ -207,11 +207,11 @@ def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
 
 
 def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
-    """The job with just enough memory for the layouts most likely to fit; None where no layout may fit.
+    """The job with just enough memory for the layouts most likely to fit; None if no layout may fit.
 
-    A plain limit (`--headroom`) has no chance of fitting, so the answer is None. A layout's chance falls as its share
-    of the limit grows, as long as all layouts have the same error distribution. Layouts with offload may have a wider
-    distribution; the least share decides then too.
+    With a plain limit (`--headroom`) there is no chance of fitting, so the answer is None. If all layouts have the same
+    error distribution, a layout's chance falls as its share of the limit grows. Layouts with offload may have a wider
+    distribution; the least share decides for them, too.
     """
     loose = each_pool(job, lambda pool: replace(pool, risk=1 - UNLIKELY))
     if job.headroom is not None or not fits(loose, constraints):
@@ -220,7 +220,7 @@ def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
 
 
 def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
-    """Why the plan leaves devices idle; an empty string when it uses all devices."""
+    """Why the plan leaves devices idle; empty if it uses all devices."""
     if num_used == job.cluster.num_devices:
         return ""
     if num_used == found.most_devices:
@@ -243,11 +243,12 @@ def fastest_layout(
     objective: Objective = THROUGHPUT,
     known: Layout | None = None,
 ) -> tuple[Layout, float] | None:
-    """The best layout and its step seconds, by the dynamic program alone; None where none fits or meets the deadline.
+    """The best layout and its step seconds, by the dynamic program alone; None if none fits or meets the deadline.
 
-    The layout is the one that `search` finds, without the integer program's proof. It is for questions that need many
-    searches. known: a layout near the best one, which makes better layouts quicker to find. Where `known` fits and no
-    layout is better, the answer is None.
+    The layout equals the answer of `search`, but without the integer program's proof. Questions that need many searches
+    use this function.
+    known: a layout near the best one, which makes better layouts faster to find. If `known` fits and no layout is
+    better, the answer is None.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -275,7 +276,7 @@ def fits(job: Job, constraints: Constraints) -> bool:
 
 
 def _runners_up(found: Found, winner: Assigned, top: int, objective: Objective) -> list[Assigned]:
-    """The best layout of each of the `top` next best kinds, without layouts that are much worse than the best."""
+    """The best layout of each of the `top` next best kinds, unless it is much worse than the best layout."""
     best = min(rank_of(found, objective, each) for each in found.layouts)
     seen = {kind_of(winner.degrees)}
     losers: list[Assigned] = []
@@ -298,7 +299,7 @@ def _certificate(
     simplest: Recommendation | None,
     within: float,
 ) -> Certificate:
-    """The certificate that proves the choice, in seconds of a step under every objective."""
+    """The certificate of the choice; under every objective it is given in step seconds."""
     solution = decision.solution
     is_checked = solution.status in ("optimal", "time limit") and solution.solver != "dynamic program"
     return Certificate(

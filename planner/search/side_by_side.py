@@ -1,4 +1,4 @@
-"""Compares clusters and sizes: the time and cost of a job on each, and the choices that no other choice beats."""
+"""Compare clusters and sizes: time and cost of a job on each, and the choices that no other choice beats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 REFERENCE_TOKENS: Final = 1e9
-"""The token count for which the time and cost of a choice are given, where the training has no token budget."""
+"""Number of tokens for the time and cost of a choice, if the training has no token budget."""
 
 Measure = Literal["usd", "kilowatt_hours", "device_hours"]
 
@@ -24,9 +24,11 @@ Measure = Literal["usd", "kilowatt_hours", "device_hours"]
 class Choice:
     """One cluster in one size.
 
-    cluster: its name as the user gave it. hosts: the number asked for; None where the cluster or --gpus sets it.
-    why_not: the reason why no plan exists. on_front: the choice fits, and no other choice is better in time or in the
-    measure while being at least as good in the other.
+    cluster: its name as the user gave it.
+    hosts: the requested number; None if the cluster or --gpus sets it.
+    why_not: the reason why no plan exists.
+    on_front: the choice fits, and no other choice beats it: none is better in time or in the measure and at least equal
+    in the other.
     """
 
     cluster: str
@@ -52,7 +54,7 @@ class Choice:
 
     @property
     def chance_of_fitting(self) -> float | None:
-        """The plan's chance of fitting; None without a plan or where plans have no chance."""
+        """The plan's chance of fitting; None without a plan, or if headroom replaces the chance."""
         return getattr(self.plan, "chance_of_fitting", None)
 
 
@@ -60,8 +62,8 @@ class Choice:
 class SideBySide:
     """Choices in the order in which the user named them.
 
-    measure: the measure compared besides time: money where every choice that fits has a price, else energy at rated
-    power where every device has a rated power, else device hours.
+    measure: the second measure besides time: money if every choice that fits has a price, else energy at rated power if
+    every device states its power, else device hours.
     """
 
     choices: tuple[Choice, ...]
@@ -74,18 +76,18 @@ class SideBySide:
 
     @property
     def front(self) -> tuple[Choice, ...]:
-        """The choices that no other choice beats, the quickest first."""
+        """The choices that no other choice beats, the fastest first."""
         return tuple(sorted((each for each in self.choices if each.on_front), key=self.costs))
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Seconds of the run, and the amount of the measure that the run uses."""
+        """Seconds of the run, and its cost in the second measure."""
         run = choice.run
         assert run is not None, "a choice without a plan costs nothing"
         return run.seconds, float(getattr(run, self.measure) or 0.0)
 
 
 def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str, int | None], Plan]) -> SideBySide:
-    """Plan a job on each cluster in each size; a choice that cannot be planned holds the reason instead of a plan.
+    """Plan a job on each cluster in each size; a choice without a plan holds the reason.
 
     plan_on: plans the job on a cluster with the given number of hosts.
 
@@ -108,7 +110,7 @@ def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str
 
 
 def _nowhere(errors: Sequence[tuple[str, PlannerError]]) -> PlannerError:
-    """The mistakes of all clusters as one error; a mistake that all clusters share appears once."""
+    """One error with the mistakes of all clusters; a mistake that every cluster has appears once."""
     if any(isinstance(error, NothingFitsError) for _, error in errors):
         messages = dict.fromkeys(f"{cluster}: {error.mistakes[0].message}" for cluster, error in errors)
         return NothingFitsError(*messages, hint="`planner plan MODEL CLUSTER` says what would fit")
@@ -116,7 +118,7 @@ def _nowhere(errors: Sequence[tuple[str, PlannerError]]) -> PlannerError:
 
 
 def with_front(choices: Iterable[Choice]) -> SideBySide:
-    """The choices, with `on_front` set for choices that no other choice beats."""
+    """The choices, with `on_front` set."""
     choices = tuple(choices)
     found = SideBySide(choices=choices, measure=_measure([each for each in choices if each.fits]))
     costs = {id(each): found.costs(each) for each in choices if each.fits}

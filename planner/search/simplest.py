@@ -1,15 +1,14 @@
-"""The second solve: the simplest of the layouts that are nearly as good as the proven minimum.
+"""The second solve: the simplest layout among those that are nearly as good as the proven minimum.
 
-Layouts within a share of the minimum (the window) are compared by their keys (`optimum.simplicity`), one key after the
-other, then by step time. Every configuration whose lower bound is within the window is included, even if the first
-solve ruled it out.
+Layouts within a share of the minimum (the window) are compared by their keys (`optimum.simplicity`) in order, then by
+step time. Every configuration whose lower bound is within the window is included, even if the first solve ruled it out.
 
-Two methods solve this. The dynamic program reads configurations in the order of the keys that belong to the
-configuration, and stops where these are worse than those of the simplest layout so far
-(`optimum.simplest_dynamic_program`). The integer program decides among all configurations that keys and its own lower
-bounds do not rule out (`optimum.simplest_program`). Both methods share legal configurations, prices, the keys of
-columns and lower bounds of step times, but no cutoff. They must agree. The keys and the step time of the answer must
-equal the keys and the step time of its layout, and no layout that the first solve found may be simpler.
+Two methods solve this. The dynamic program reads configurations in the order of the configurations' own keys. The
+search stops when these keys are worse than the keys of the simplest layout so far (`optimum.simplest_dynamic_program`).
+The integer program decides among all configurations that keys and its own lower bounds do not rule out
+(`optimum.simplest_program`). Both methods share legal configurations, prices, the keys of columns and lower bounds of
+step times, but no cutoff. The two methods must agree. The answer's keys and step time must equal its layout's, and no
+layout of the first solve may be simpler.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ _MOST_TRIED: Final = 16  # layouts of the first solve that are compared with the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Layouts that are worse than the minimum by no more than a share of the objective."""
+    """Layouts that are worse than the minimum by at most a share of the objective."""
 
     objective: Objective
     minimum: Rank
     within: float
 
     def longest_seconds(self, devices: FloatArray) -> FloatArray:
-        """The longest step of a layout within the window, by devices as the objective counts them, [n]."""
+        """The longest step of a layout in the window, for each number of devices as the objective counts them, [n]."""
         first, seconds = (value * (1 + self.within) for value in self.minimum)
         if self.objective.name == "cost":
             longest = first / devices
@@ -106,7 +105,7 @@ def simplest_within(
 
 
 def _inside(found: Found, window: Window) -> tuple[IntArray, FloatArray]:
-    """Positions of configurations whose lower bounds are within the window, and the longest step of each, [n] both."""
+    """Positions of configurations whose lower bounds are within the window, and the longest step of each, both [n]."""
     near = found.near
     devices = np.broadcast_to(window.objective.devices(found.job, near.degrees(slice(None))), near.seconds.shape)
     longest = window.longest_seconds(devices)
@@ -157,7 +156,7 @@ def _by_dynamic_program(found: Found, inside: IntArray, longest: FloatArray) -> 
 def _of_dynamic_program(found: Found, positions: IntArray, longest: FloatArray) -> list[Rated | None]:
     """The configurations with keys, and with the columns that a choice within the window may use.
 
-    An entry is None where no such column exists.
+    An entry is None if no such column exists.
     """
     kept: dict[int, Rated] = {}
     for here, degrees, priced in _in_window(found, positions, longest):
@@ -186,7 +185,7 @@ def _by_program(
     solver: SolverName,
     time_limit: float | None,
 ) -> SimplestAnswer:
-    """The integer programs' best answer, over all configurations that no key and no lower bound rules out."""
+    """The best answer of the integer programs, over all configurations that neither keys nor lower bounds rule out."""
     idle, interleave, axes = configuration_keys(found.job, found.near.degrees(inside)).T
     bounds, contenders = found.near.seconds[inside], Contenders()
     for part in _in_parts(np.lexsort((bounds, axes, interleave, idle))):
@@ -223,7 +222,7 @@ def _check_agreement(answer: SimplestAnswer, standing: Standing) -> None:
 
 
 def _check_layout(found: Found, window: Window, standing: Standing, assigned: Assigned) -> None:
-    """Check that the layout has the solvers' keys and step time and is in the window, and that no layout is simpler.
+    """Check the layout: keys, step time and window must match the solvers' answer, and no layout may be simpler.
 
     Raises:
         Disagreement: one of these does not hold.

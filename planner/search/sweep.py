@@ -1,4 +1,4 @@
-"""Finds the best layouts of clusters of many sizes in one pass: the Pareto front of time, cost and devices."""
+"""Find the best layouts of clusters of many sizes in one pass: the Pareto front of time, cost and devices."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The fastest layout of the smallest cluster, of `hosts` hosts, on which it is the fastest.
+    """A layout, and the smallest cluster on which this layout is the fastest; this cluster has `hosts` hosts.
 
-    billed_devices: devices in use, each counted as its price over the price of the cheapest pool's device. pools: the
-    hosts of each pool of a mixed cluster; their sum is `hosts`. deadline_chance: the chance that a run with the layout
-    meets its deadline; None without a deadline, or where the chance is unknown.
+    billed_devices: devices in use; each counts as its price divided by the price of the cheapest pool's device.
+    pools: the hosts of each pool of a mixed cluster; their sum is `hosts`.
+    deadline_chance: chance that a run with the layout meets its deadline; None if there is no deadline, or the chance
+    is unknown.
     """
 
     hosts: int
@@ -60,12 +61,12 @@ class Point:
 
     @property
     def sequence_seconds(self) -> float:
-        """Seconds of a step divided by its sequences, so that steps of different batches compare."""
+        """Seconds of a step divided by its sequences, to compare different batches."""
         return self.step_seconds / self.global_batch_size
 
     @property
     def device_seconds(self) -> float:
-        """Billed devices times seconds of a sequence: the cost of a sequence before the price.
+        """Billed devices times seconds per sequence: the cost of a sequence without its price.
 
         Idle devices are not counted.
         """
@@ -77,13 +78,14 @@ class Sweep:
     """The fastest layout of each size of cluster, and the Pareto front.
 
     job: the user's job on one of the sizes.
-    sizes: for each number of hosts (of each pool, on a mixed cluster) the fastest layout, as a search at that size
-    finds it; None where no layout fits. front: layouts that no other layout beats in time, cost and devices at once,
-    fewest devices first. On a uniform cluster the front holds the fastest layout, the cheapest layout, and for any
-    deadline the layout with the fewest devices. On a mixed cluster the front holds only fastest layouts of a size.
-    Where the batch is a range, each size has the batch with the least time for each sequence. confidence: chance with
-    which a deadline is to be kept. Only layouts of the front are checked, so a slower layout with a smaller forecast
-    error is never found.
+    sizes: for each number of hosts (on a mixed cluster, for each combination of the pools' hosts) the fastest layout,
+    as a search at that size finds it; None if no layout fits. If the batch is a range, each size has the batch with the
+    least time per sequence.
+    front: layouts that no other layout beats in time, cost and devices at once, fewest devices first. On a uniform
+    cluster the front holds the fastest layout, the cheapest layout, and for any deadline the layout with the fewest
+    devices. On a mixed cluster the front holds only the fastest layout of each size.
+    confidence: chance with which the deadline must be kept. Only layouts of the front are checked, so a slower layout
+    with a smaller forecast error is never found.
     """
 
     job: Job
@@ -93,7 +95,7 @@ class Sweep:
 
     @property
     def fastest(self) -> Point | None:
-        """The point with the least time for each sequence; None where no layout fits."""
+        """The point with the least time per sequence; None if no layout fits."""
         return min(self.front, key=lambda point: (point.sequence_seconds, point.num_devices), default=None)
 
     @property
@@ -102,19 +104,22 @@ class Sweep:
         return min(self.front, key=lambda point: (point.device_seconds, point.num_devices), default=None)
 
     def fewest_within(self, longest_sequence_seconds: float) -> Point | None:
-        """The point of fewest devices with at most `longest_sequence_seconds` for each sequence, or None."""
+        """The point with the fewest devices that takes at most `longest_sequence_seconds` per sequence, or None."""
         return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
 
     @property
     def fewest_in_time(self) -> Point | None:
-        """The point of fewest devices that keeps the deadline with the confidence.
+        """The point with the fewest devices that keeps the deadline with the confidence.
 
-        The result is None without a deadline, or where no point keeps it.
+        The result is None if there is no deadline, or if no point keeps the deadline.
         """
         return next((point for point in self.front if self.meets_deadline(point)), None)
 
     def meets_deadline(self, point: Point) -> bool | None:
-        """Whether a point keeps the deadline with the confidence, or by its forecast; None without a deadline."""
+        """Whether a point keeps the deadline with the confidence, or, if its chance is unknown, by its forecast.
+
+        The result is None without a deadline.
+        """
         training = self.job.training
         if training.deadline is None or not training.tokens:
             return None
@@ -132,11 +137,10 @@ def sweep(
     *,
     confidence: float = CONFIDENCE,
 ) -> Sweep:
-    """The fastest layout for every number of hosts, and the front of all layouts that use them.
+    """The fastest layout for every number of hosts, and the front of all these layouts.
 
-    Each layout is priced once for all cluster sizes at which its cost is the same. The cost of a group of ranks changes
-    only at sizes where another level of the network is the first to span the whole cluster. The dynamic program finds
-    the optima.
+    Each layout is priced once for all cluster sizes at which its price is the same. The price changes only with the
+    innermost network level that spans the whole cluster. The dynamic program finds the optima.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -207,10 +211,10 @@ _Found: TypeAlias = "tuple[_Sizes, list[Point]]"
 def _of_batches(job: Job, constraints: Constraints, of_batch: Callable[[int, Sequence[Point]], _Found]) -> _Found:
     """The points of one batch size.
 
-    For a range of sizes, the result is the best points for each size of cluster and number of devices.
+    For a range of batch sizes, the result has the best point for each size of cluster and number of devices.
 
-    of_batch: finds the points of a batch size. It also reads the points of other batch sizes and may leave out points
-    that are slower by more than `AS_GOOD`. Batch sizes with most divisors are first, because they are hard to beat.
+    of_batch: finds the points of a batch size. The function may leave out points that are slower than other batch
+    sizes' points by more than `AS_GOOD`. Batch sizes with many divisors come first, because they are hard to beat.
     """
     check_constraints(job, constraints)
     if job.batch is None:
@@ -258,7 +262,7 @@ def _point_of_pools(
 def _best_in_something(points: Sequence[Point]) -> tuple[Point, ...]:
     """Points that no other point beats in devices, cost and seconds at once.
 
-    Of equal points, the point with fewest hosts is kept.
+    Of equal points, the one with the fewest hosts is kept.
     """
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (p.num_devices, p.device_seconds, p.sequence_seconds, p.hosts)):
@@ -281,7 +285,7 @@ def _with_batch(job: PoolJob, size: int) -> PoolJob:
 
 
 def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
-    """The numbers that prices and rules read of the cluster's size; where they are equal, a layout costs the same."""
+    """The numbers that prices and rules read from the cluster's size; they determine the price of a layout."""
     spans = [link.num_devices or math.inf for link in cluster.links]
     return (cluster.scale_up_devices, *(int(span >= cluster.num_devices) for span in spans))
 
@@ -312,7 +316,7 @@ def _staircase(
 
 
 def _point(job: Job, layout: Layout) -> Point:
-    """The point of a layout on the smallest number of hosts that has its devices."""
+    """The point of a layout on the smallest number of hosts with enough devices."""
     priced, in_use = estimate(job, layout), devices_in_use(job.cluster, layout)
     return Point(
         hosts=sum(-(-count // cluster.devices_per_host) for cluster, count in in_use),
@@ -326,7 +330,10 @@ def _point(job: Job, layout: Layout) -> Point:
 
 
 def _undominated(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Points with strictly decreasing seconds, fewest devices first; other points are beaten in time and devices."""
+    """Points with strictly decreasing seconds, fewest devices first.
+
+    All other points are beaten in time and devices.
+    """
     front: list[Point] = []
     for point in sorted(points, key=lambda point: (point.num_devices, point.sequence_seconds)):
         if not front or point.sequence_seconds < front[-1].sequence_seconds * (1 - TIE):

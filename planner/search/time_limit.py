@@ -1,4 +1,4 @@
-"""A limit on the time of a whole search. At the limit the search ends as after Ctrl-C: with the best layout so far."""
+"""A time limit for a whole search; at the limit, the search ends as after Ctrl-C, with the best layout so far."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ class TimeLimit:
 
     @property
     def left(self) -> float | None:
-        """The remaining seconds, at least `_LEAST_SECONDS`, so that a solver can report that it reached its limit."""
+        """The remaining seconds.
+
+        The result is at least `_LEAST_SECONDS`, so that a solver can report the time limit.
+        """
         return None if self._end is None else max(self._end - time.monotonic(), _LEAST_SECONDS)
 
     @contextmanager
     def ends(self) -> Iterator[None]:
-        """Raise `OutOfTime` in the code of the `with` block at the time limit.
+        """Raise `OutOfTime` inside the `with` block at the time limit.
 
         Only the main thread can be interrupted this way; in another thread the limit applies to the solver alone.
         """

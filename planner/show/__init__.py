@@ -1,1 +1,1 @@
-"""Text for people, made from plans, ledgers and mistakes. Modules here compute nothing but sums of ledger lines."""
+"""Text for people, made from plans, ledgers and mistakes. The modules compute nothing except sums of ledger lines."""

@@ -117,7 +117,7 @@ def _worst(rows: Iterable[Row]) -> Lines | None:
 
 
 def _assumed(rows: Iterable[Row]) -> Lines | None:
-    """List the settings that rows leave out with the rule that fills each, the most frequent settings first."""
+    """List the settings that rows leave out, with the rule that fills each; the most frequent settings come first."""
     rules = Counter((each.key, each.rule) for row in rows if row.setup for each in row.setup.assumed)
     lines = [(str(count), clean(key), clean(rule)) for (key, rule), count in rules.most_common(_MOST_REASONS)]
     return section("Assumed", Columns(lines, right=(0,), wrap=(1, 2), header=("rows", "", "rule"))) if lines else None

@@ -1,4 +1,4 @@
-"""Answers to `--why-not` and `--what-if`, and the gain of 10 % more of each resource."""
+"""Answers to `--why-not` and `--what-if`, and the gain from 10 % more of each resource."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def why_not_section(found: WhyNot) -> Group:
-    """Show the alternative layout, and the outcome of planning with it forced."""
+    """Show the alternative layout, and the result of planning with it."""
     asked = clean(found.asked)
     title = Text(f"Why not {asked}", style="bold")
     pins = f"solved with {', '.join(found.pins)}" if found.pins else "priced as it is"
@@ -39,9 +39,9 @@ def why_not_section(found: WhyNot) -> Group:
 
 
 def _alone(found: WhyNot) -> RenderableType | None:
-    """State the step time, or the missing memory, of the plan's layout with this change alone.
+    """State the step time, or the missing memory, of the plan's layout with only the asked change.
 
-    None where the forced plan has no other change.
+    The result is None if the forced plan differs from the plan only in this change.
     """
     if found.alone is None:
         difference = found.outcome.difference
@@ -75,7 +75,7 @@ def what_if_section(found: WhatIf) -> Group:
 
 
 def _planned_again(found: WhatIf) -> RenderableType | None:
-    """Note that the following table is for another layout than the plan's; None where the layout is the same."""
+    """Note that the following table is for another layout than the plan's; None if the layout is the same."""
     difference = found.outcome.difference
     if difference is None or difference.before.layout == difference.after.layout:
         return None
@@ -93,7 +93,7 @@ def _short(text: str) -> str:
 
 
 def sensitivity_section(found: Sensitivity) -> Group:
-    """Show the gain of 10 % more of each resource, largest gain first."""
+    """Show the gain from 10 % more of each resource, largest gain first."""
     rows = [
         (
             clean(_resource(each)),
@@ -114,7 +114,7 @@ def sensitivity_section(found: Sensitivity) -> Group:
 
 
 def _resource(found: Gain) -> str:
-    """Name a resource and its increase: one more host for a countable resource, else 10 % more."""
+    """Name a resource and its increase: one more of a countable resource such as hosts, else 10 % more."""
     return f"{found.resource}, {found.before} to {found.after}" if found.before.isdigit() else found.resource
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def batch_section(plan: Plan, found: Batch) -> Group:
-    """Show where larger microbatches stop helping, and how a larger batch changes bubble, tokens and learning rate."""
+    """Show the best microbatch size, and how bubble, tokens and learning rate change with a larger batch."""
     sizes: list[list[RenderableType]] = []
     for each in found.sizes:
         bar = StepBar(before_seconds=0.0, seconds=each.of_best, full_seconds=1.0, max_width=20)

@@ -44,7 +44,7 @@ def _corrections(learnt: Sequence[Learnt]) -> Group:
 
 
 def _one_run(names: Sequence[str]) -> Text:
-    """Explain that one step time does not tell which part was slow, and name the runs that would tell."""
+    """Explain that one step time does not show which part was slow, and name the runs that would."""
     words = f"One run of {' and of '.join(names)} does not tell slow computing from slow links. "
     words += "Add runs of another tp or of more hosts, or let `planner measure` time products and collectives apart."
     return Text(clean(words))

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 _GAP: Final = 2
 _LEAST_TEXT: Final = 16
-"""Least width of a column of running text, in characters; a narrower column would have one word a line."""
+"""Least width of a column of running text, in characters; a narrower column would have one word per line."""
 
 
 class Columns:
     """A table of rows and columns.
 
     right: columns of figures, aligned to the right.
-    wrap: columns that may be broken over several lines or shrink; all other columns keep their width.
-    optional: columns to omit on a narrow screen, the least important column first.
+    wrap: columns that may wrap or shrink; all other columns keep their width.
+    optional: columns to omit on a narrow screen, the least important first.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Columns:
 
 
 def _named(cell: RenderableType) -> RenderableType:
-    """Return the first cell of a row, which names the row's subject, with a link to its glossary entry if any."""
+    """Return the first cell of a row, which names the row's subject, linked to its glossary entry if there is one."""
     return linked(cell) if isinstance(cell, Text) else cell
 
 
@@ -124,5 +124,5 @@ class Flow:
 
 
 def assignments(text: str, style: str = "") -> Flow:
-    """A layout text `tp=8,pp=4,recompute=full/3*none,...` whose lines break after commas and slashes only."""
+    """A layout text `tp=8,pp=4,recompute=full/3*none,...` whose lines break only after commas and slashes."""
     return Flow([Text(part, style=style) for part in re.findall("[^,/]*[,/]?", text) if part], gap=0)

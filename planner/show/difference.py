@@ -1,4 +1,4 @@
-"""The difference of two plans, and the outcome of planning an alternative."""
+"""The difference of two plans, and the result of planning an alternative."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def difference_view(found: Difference, *, names: tuple[str, str]) -> Group:
 
 
 def _inputs(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Group | None:
-    """Show input values that differ; where two documents have different names, show only the names."""
+    """Show input values that differ; of two documents with different names, show only the names."""
     if not changes:
         return None
     renamed = [path.removesuffix("name") for each in changes if (path := each.path).endswith(".name")]
@@ -50,7 +50,7 @@ def _inputs(changes: Sequence[ChangedValue], names: tuple[str, str]) -> Group | 
 
 
 def outcome_body(outcome: Outcome, *, names: tuple[str, str]) -> list[RenderableType]:
-    """Show the rules that forbid the alternative, the memory that it lacks, or its difference to the plan."""
+    """Show the rules that forbid the alternative, or the memory that it lacks, or its difference from the plan."""
     if outcome.rules:
         heading = Text("No legal layout:", style="bold red")
         return [indented(Group(heading, *(indented(Text(clean(rule))) for rule in outcome.rules)))]
@@ -132,7 +132,7 @@ def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
 def _lines(
     lines: Sequence[LineDifference], scale: Scale, names: tuple[str, str], title: str, note: str = ""
 ) -> Group | None:
-    """Show the lines that differ, the sum of the other lines, and the total; None where no line differs."""
+    """Show the lines that differ, the sum of the other lines, and the total; None if no line differs."""
     differ = [each for each in lines if _signed(each.after - each.before, scale) != "-"]
     if not differ:
         return None
@@ -151,6 +151,6 @@ def _row(name: str, lines: Sequence[LineDifference], scale: Scale) -> list[str]:
 
 
 def _signed(value: float, scale: Scale) -> str:
-    """Format a difference with its sign; a difference that rounds to zero is a dash."""
+    """Format a difference with its sign; a difference that rounds to zero becomes a dash."""
     text = scale(abs(value))
     return ("+" if value > 0 else "-") + text if text.strip("0.,") not in ("", "-") else "-"

@@ -1,4 +1,4 @@
-"""Numbers in columns and bars: one unit for a whole column, and bars that can be read without colour."""
+"""Numbers in columns and bars: one unit for a whole column, and bars that are legible without colour."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Scale:
     digits: int
 
     def __call__(self, value: float) -> str:
-        """Format the number without its unit, which is in the heading; exactly zero is a dash."""
+        """Format the number without its unit, which is in the heading; exactly zero becomes a dash."""
         return f"{value / self.factor:,.{self.digits}f}" if value else "-"
 
 
 def bytes_scale(values: Iterable[float]) -> Scale:
-    """Choose the binary unit by the largest value, and decimals that show four figures of that value."""
+    """Choose the binary unit for the largest value, and as many decimals as show four digits of it."""
     return _scale(max(values, default=0.0), [unit for unit in _BYTES if unit[0] != "TiB"])
 
 
 def seconds_scale(values: Iterable[float]) -> Scale:
-    """Choose s, ms or us by the largest value, and decimals that show four figures of that value."""
+    """Choose s, ms or us for the largest value, and as many decimals as show four digits of it."""
     return _scale(max(values, default=0.0), _SECONDS)
 
 
@@ -53,7 +53,7 @@ def _scale(largest: float, units: Sequence[tuple[str, float]]) -> Scale:
 
 
 class Fill(NamedTuple):
-    """How a part of a bar is drawn: in Unicode, in ASCII and in colour."""
+    """How one part of a bar is drawn: in Unicode, in ASCII and in colour."""
 
     mark: str
     ascii: str
@@ -68,7 +68,7 @@ FILLS: Final = {
     LineName.TRANSIENTS: Fill("▚", "T", "yellow"),
     LineName.RUNTIME: Fill("·", "R", "white"),
 }
-"""One fill for each line of memory; adjacent fills differ in darkness, so they can be told apart without colour."""
+"""One fill for each line of memory; adjacent fills differ in darkness, so they are distinct without colour."""
 
 
 def fill_of(name: LineName) -> Fill:
@@ -79,7 +79,7 @@ def fill_of(name: LineName) -> Fill:
 def edges(parts: Iterable[float], *, full: float, width: int) -> list[int]:
     """Return the end of each part of a stacked bar, in characters; the value `full` fills `width` characters.
 
-    Rounding is applied to the running sum and not to each part, so the bar's length is that of the rounded total.
+    The running sum is rounded, not each part, so the bar has the length of the rounded total.
     """
     ends, total = [], 0.0
     for part in parts:
@@ -97,11 +97,11 @@ class MemoryBar:
     max_width: int = 48
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """From a bar that still says something to one that is comfortable."""
+        """Return the least useful and the comfortable width of the bar."""
         return Measurement(8, max(8, min(self.max_width, options.max_width)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render one line of characters; the mark has a character of its own at the limit."""
+        """Render one line of characters, with a mark at the limit."""
         width = min(self.max_width, options.max_width) - 1
         lines = self.memory.lines
         ends = edges((float(line.num_bytes) for line in lines), full=self.full_bytes, width=width)
@@ -120,7 +120,7 @@ class MemoryBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBar:
-    """A bar of one time line of the step, which starts where the bar of the line before ends."""
+    """A bar of one time line of the step, which starts at the end of the previous line's bar."""
 
     before_seconds: float
     seconds: float
@@ -128,11 +128,11 @@ class StepBar:
     max_width: int = 48
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """From a bar that still says something to one that is comfortable."""
+        """Return the least useful and the comfortable width of the bar."""
         return Measurement(8, max(8, min(self.max_width, options.max_width)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render one line of characters; a part shorter than one full block is drawn as a thin block."""
+        """Render one line of characters; a part shorter than one full block becomes a thin block."""
         plain = options.ascii_only
         width = min(self.max_width, options.max_width)
         start, end = edges((self.before_seconds, self.seconds), full=self.full_seconds, width=width)

@@ -1,4 +1,4 @@
-"""Failures and checkpoints in words: how often they occur, what they cost, and what a spare host is worth."""
+"""Failures and checkpoints in words: their frequency, their cost, and the value of a spare host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENOUGH = 0.0005
 
 
 def goodput_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return (name, text) rows on failures, checkpoints and spare hosts; no rows where the plan has no goodput."""
+    """Return (name, text) rows on failures, checkpoints and spare hosts; empty if the plan has no goodput."""
     found = plan.goodput
     if found is None:
         return []
@@ -46,7 +46,7 @@ def _lost(found: Goodput) -> str:
 
 
 def _spares(plan: Plan, found: Goodput) -> str:
-    """State for 0, 1, 2, ... spare hosts how long the run waits for repairs, until the wait is negligible."""
+    """State how long the run waits for repairs with 0, 1, 2, ... spare hosts, until the wait is negligible."""
     given = plan.cluster.pools[0].failures.spare_hosts
     shares, told = found.waiting_by_spares, []
     for spares, share in shares:

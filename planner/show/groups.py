@@ -83,7 +83,7 @@ def _algorithms(found: GroupReport) -> Columns:
 
 
 def _synchronous(found: Asynchronous | None) -> Group | None:
-    """Explain why gradients are reduced before every update, and the effect of updates without waiting."""
+    """Explain why gradients are reduced before every update, and the effect of replicas that do not wait."""
     if found is None:
         return None
     why = (

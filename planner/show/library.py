@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _DERIVED: Final = ("num_params", "num_active_params", "source", "price_source")
-"""Keys of an entry that are derived and not keys of its document."""
+"""Keys of an entry that are derived, that is, not in its document."""
 
 
 def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
@@ -57,7 +57,7 @@ def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """Show the engines as a table: the axes that each engine can divide, and the program whose files emit writes."""
+    """Show the engines as a table: each engine's axes, and the program for which emit writes files."""
     rows = [
         (
             Text(clean(entry["name"]), style="bold"),
@@ -73,7 +73,7 @@ def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def entry_text(entry: dict[str, Any]) -> str:
-    """Return one entry as a document that can be saved, changed and planned with; derived values are comments."""
+    """Return one entry as a document that can be saved, changed and used; derived values are comments."""
     derived = {key: entry[key] for key in _DERIVED if key in entry}
     document = {key: value for key, value in entry.items() if key not in derived}
     comments = "".join(f"# {key}: {clean(value)}\n" for key, value in derived.items())

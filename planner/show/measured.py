@@ -24,9 +24,10 @@ _HEADER = ("planned", "measured", "ratio", "")
 
 
 def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) -> Group:
-    """Show each line as planned and as measured; lines that are zero in both are omitted.
+    """Show each line as planned and as measured, or the reason why it was not measured.
 
-    A line that was not measured gives the reason. commands: commands to suggest next.
+    Lines that are zero in both columns are omitted.
+    commands: commands to suggest next.
     """
     shown = [each for each in deviations if each.planned or each.measured]
     notes = list(dict.fromkeys(each.note for each in shown if each.note))
@@ -67,7 +68,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def measured_document_view(found: ClusterSpec, made: ClusterSpec, curves: Mapping[str, Any]) -> Group:
-    """Show device and link figures of the detected document beside the measured figures."""
+    """Show device and link figures of the detected document, each with the measured figure."""
     before, after = (dict(_numbers(each)) for each in (found, made))
     rows = [(key, _number(before[key]), _number(after[key])) for key in after if before[key] != after[key]]
     table = Columns(rows, right=(1, 2), header=("", "before", "measured"))

@@ -1,4 +1,4 @@
-"""Output of `planner plan` when no layout fits: the missing memory, its causes, and changes with which it would fit."""
+"""Output of `planner plan` if no layout fits: the missing memory, its causes, and changes that make the job fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
-    """Show the smallest footprint found, its largest part, and the cheapest changes with which a layout fits."""
+    """Show the smallest footprint, its largest part, and the cheapest changes with which a layout fits."""
     fullest = worst_stage(found.memory)
     part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
     over = f"{format_bytes(fullest.missing_bytes)} too much{'' if fullest.host_fits else ' on the host'}"
@@ -67,7 +67,7 @@ def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
 
 
 def _pins_section(pins: Sequence[LiftedPin]) -> Group:
-    """Show for each pin what layout is possible without the pin."""
+    """Show for each pin the result without this pin."""
     rows: list[tuple[RenderableType, ...]] = []
     for each in pins:
         if each.remedy is not None:

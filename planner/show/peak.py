@@ -1,4 +1,4 @@
-"""The memory peak of the fullest stage, and peak and step time of layouts that differ in one key."""
+"""The memory peak of the fullest stage, and the peak and step time of layouts that differ in one key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None = None) -> Group:
-    """Show when the fullest stage has its memory peak, and what its activations consist of."""
+    """Show the moment of the fullest stage's memory peak, and its activations at that moment."""
     fullest = plan.worst_stage
     peak = next(each for each in peaks if each.stage == fullest.stage)
     scale = bytes_scale(part.num_bytes for part in peak.activations)
@@ -51,7 +51,7 @@ def _spread(band: MemoryBand) -> str:
 
 
 def _missing(found: Alternative) -> str:
-    """State the memory that an alternative lacks; where it may fit, state its chance of fitting instead."""
+    """State the memory that an alternative lacks, or its chance of fitting if it may fit."""
     over = f"{format_bytes(found.missing_bytes)} too much{' on the host' if found.missing_on_host else ''}"
     if found.verdict != "may not fit" or found.chance_of_fitting is None:
         return over
@@ -59,7 +59,7 @@ def _missing(found: Alternative) -> str:
 
 
 def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | None:
-    """Show the smallest changes that make a layout fit into memory; None where the layout fits already."""
+    """Show the smallest changes that make a layout fit into memory; None if the layout already fits."""
     if plan.fits:
         return None
     if not changes:

@@ -1,4 +1,4 @@
-"""Progress of a search that takes long, shown while the user waits, and a search's counts and times for a file."""
+"""Progress of a long search for a waiting user, and a search's counts and times for a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATIENCE_SECONDS: Final = 0.5
 
 _REFRESH_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 5.0
-"""Time between two lines of progress where the stream cannot erase a line."""
+"""Time between two lines of progress if the stream cannot erase a line."""
 
 
 class Progress(Reporter):
@@ -65,7 +65,7 @@ class Progress(Reporter):
             self._console = None
 
     def _write_lines(self) -> None:
-        """Write lines of progress to a file or a pipe; a pipe that nobody reads ends them without an error."""
+        """Write lines of progress to a file or a pipe; if nobody reads the pipe, stop without an error."""
         while not self._done.wait(_LINE_SECONDS):
             try:
                 self._stream.write(f"{self._text}\n")
@@ -123,7 +123,7 @@ def _can_wipe(stream: TextIO) -> bool:
 
 
 def write_stats(progress: Progress, path: Path) -> None:
-    """Write counts and times of a search to a file; unlike a plan, the times differ from run to run.
+    """Write counts and times of a search to a file; the times differ from run to run, so they are not in the plan.
 
     Raises:
         EnvironmentProblem: the file cannot be written.

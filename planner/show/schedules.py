@@ -89,7 +89,7 @@ def _share(share: float) -> str:
 
 
 class _Drawing:
-    """A drawing with one row of characters for each stage; rows wider than the screen are cut and end in `>`."""
+    """A drawing with one row of characters per stage; rows wider than the screen end in `>`."""
 
     def __init__(self, found: SketchedSchedule) -> None:
         self._found = found
@@ -103,7 +103,7 @@ class _Drawing:
 
 
 def draw(found: SketchedSchedule) -> list[str]:
-    """Return a row of characters for each stage, one character for each unit of time; a dot is waiting time."""
+    """Return a row of characters for each stage, one character per unit of time; a dot is waiting time."""
     length = round(max((each.end for each in found.passes), default=0.0))
     rows = [["."] * length for _ in range(found.stages)]
     for each in found.passes:

@@ -1,7 +1,7 @@
 """Properties of the screen on which text is shown: its width, colour or none, Unicode or ASCII.
 
-All text that a user wrote passes through `clean`: names are shown literally, markup in names is not interpreted,
-and control characters never reach the terminal.
+All text of users passes through `clean`: names are shown literally, without interpreting markup, and control characters
+never reach the terminal.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _LINKING_PROGRAMS: Final = ("ghostty", "iTerm.app", "vscode", "WezTerm", "zed")
 
 
 def _shows_links(environ: Mapping[str, str]) -> bool:
-    """Whether the terminal is known to show hyperlinks, and runs on this machine, whose files the links name.
+    """Whether the terminal can show hyperlinks, and runs on this machine, whose files the links name.
 
-    The list of terminals is that of the npm package supports-hyperlinks, as is the switch FORCE_HYPERLINK.
+    The list of terminals and the switch FORCE_HYPERLINK are those of the npm package supports-hyperlinks.
     """
     if forced := environ.get("FORCE_HYPERLINK"):
         return forced != "0"
@@ -139,7 +139,7 @@ def linked(text: Text) -> Text:
 
 
 def stack(*parts: RenderableType | None) -> Group:
-    """Stack the parts vertically with a blank line between two; parts that are None are skipped."""
+    """Stack the parts vertically, with a blank line between two parts; parts that are None are skipped."""
     shown: list[RenderableType] = []
     for part in parts:
         if part is not None:

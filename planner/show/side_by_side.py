@@ -85,13 +85,13 @@ def explanation(found: SideBySide) -> str:
 
 
 def names_of(found: SideBySide, choice: Choice) -> str:
-    """Return the name of the choice's cluster, with its size where the table has several sizes of that cluster."""
+    """Return the name of the choice's cluster, with its size if the table has several sizes of this cluster."""
     several = sum(each.cluster == choice.cluster for each in found.choices) > 1
     return f"{choice.cluster} x {choice.hosts}" if several and choice.hosts else choice.cluster
 
 
 def best_at(found: SideBySide, choice: Choice) -> str:
-    """State what a choice is best at, or that no choice beats it; empty where another choice beats it."""
+    """State what a choice is best at, or that no choice beats it; empty if another choice beats it."""
     if not choice.on_front:
         return ""
     quickest = choice is found.front[0]
@@ -102,7 +102,7 @@ def best_at(found: SideBySide, choice: Choice) -> str:
 
 
 def time_words(choice: Choice) -> str:
-    """Return the duration of the run, or tokens per second where no token budget is given."""
+    """Return the duration of the run, or tokens per second without a token budget."""
     plan, run = choice.plan, choice.run
     if plan is None or run is None:
         return ""
@@ -121,7 +121,7 @@ def band_words(choice: Choice) -> str:
 
 
 def figures(choice: Choice) -> tuple[str, str, str]:
-    """Return cost, energy and chance of fitting as text; each is empty where it is unknown."""
+    """Return cost, energy and chance of fitting as text; each is empty if it is unknown."""
     run, chance = choice.run, choice.chance_of_fitting
     if run is None:
         return "", "", ""
@@ -143,7 +143,7 @@ def _row(found: SideBySide, choice: Choice) -> list[RenderableType]:
 
 
 def side_by_side_to_dict(found: SideBySide) -> dict[str, Any]:
-    """Return the choices as plain data; without a token budget, times and costs are for `tokens` tokens."""
+    """Return the choices as plain data; without a token budget, times and costs refer to `tokens` tokens."""
     first = found.planned[0].plan if found.planned else None
     return {
         "format": 1,

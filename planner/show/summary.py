@@ -1,4 +1,4 @@
-"""Output of `planner plan`: the layout, its cost, the runners-up, and the command to type next."""
+"""Output of `planner plan`: the layout, its cost, the runners-up, and a command to continue with."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """List the settings that were assumed, and the settings of a foreign file that change no figure."""
+    """List the assumed settings, and the settings of a foreign file that change no figure."""
     filled = [str(each) for each in plan.assumed if each.rule != NOT_PRICED]
     left_out = [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
     rows = (("assumed", filled), ("not priced", left_out))
@@ -133,7 +133,7 @@ def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State how the loss is computed, unless all logits of a microbatch are computed operator by operator."""
+    """State how the loss is computed; no rows if separate operators compute all logits of a microbatch."""
     training = plan.training
     words = {
         "fused": "one kernel for all logits of a microbatch",
@@ -145,7 +145,7 @@ def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def overlap_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State the overlaps of the training document: CUDA graphs, and expert exchanges beside other microbatches."""
+    """State the overlaps set by the training document: CUDA graphs, and expert exchanges beside other microbatches."""
     words = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
     graphs, rows = plan.training.cuda_graphs, list[tuple[str, RenderableType]]()
     if graphs in words:
@@ -156,7 +156,7 @@ def overlap_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State which parameters are trained, where some are frozen."""
+    """State which parameters are trained, if some are frozen."""
     training = plan.training
     if not training.lora_rank:
         return []
@@ -169,7 +169,7 @@ def trained_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def host_rows(memory: Sequence[StageMemory]) -> list[tuple[str, RenderableType]]:
-    """State the bytes per device in host memory, for the stage with the most; no rows without offload."""
+    """State the host memory per device, for the stage that uses most; no rows without offload."""
     hosts = [stage.host for stage in memory if stage.host is not None]
     if not hosts:
         return []
@@ -212,7 +212,7 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State how the forecast depends on the engine's name alone, where the effect is large."""
+    """State how much the forecast depends on the engine's name alone, if the effect is large."""
     label = plan.engine_label
     if label is None:
         return []
@@ -224,7 +224,7 @@ def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """Name the devices whose efficiency is that of their generation because the device itself was not measured."""
+    """Name the devices without a measured efficiency, which have the values of their generation."""
     devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
     found = [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
     taken = f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}"
@@ -251,7 +251,7 @@ def _headline_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _minimum_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State the proven minimum of the objective beside the plan's value; no rows without a search."""
+    """State the proven minimum of the objective and the plan's value; no rows without a search."""
     if plan.minimum is None:
         return []
     words = Text(minimum_words(plan))
@@ -314,7 +314,7 @@ def _bytes_of(stage: StageMemory, name: str) -> float:
 
 
 def _time_section(plan: Plan) -> Group:
-    """Show the step as a waterfall: the bar of each line starts where the bar before it ends."""
+    """Show the step as a waterfall: the bar of each line starts at the end of the previous bar."""
     total = float(total_exposed_seconds(plan.time))
     scale = seconds_scale([total])
     shown = [line for line in plan.time if line.busy_seconds > 0]

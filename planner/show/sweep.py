@@ -31,7 +31,7 @@ _REFERENCE_TOKENS = 1_000_000_000  # without a token budget, costs are for this 
 
 
 def sweep_view(found: Sweep) -> Group:
-    """Show the front as a table, thinned out where it is long, with the point that is best at each objective."""
+    """Show the front as a table, thinned out if it is long, and the best point for each objective."""
     job = found.job
     head = Text.assemble((clean(job.model.name), "bold"))
     head.append(f" on {clean(_sizes_words(job, found))}")
@@ -77,7 +77,7 @@ def _pool_names(job: Job) -> list[str]:
 
 
 def _sizes_words(job: Job, found: Sweep) -> str:
-    """Return `4 to 64 hosts of 8 x h100 (dgx-h100)`, for a mixed cluster the hosts of each pool."""
+    """Return `4 to 64 hosts of 8 x h100 (dgx-h100)`; for a mixed cluster, the hosts of each pool."""
     columns = zip(*((hosts,) if isinstance(hosts, int) else hosts for hosts, _ in found.sizes), strict=True)
     parts = []
     for pool, counts in zip(job.pools, columns, strict=True):
@@ -99,7 +99,7 @@ def _best_at(found: Sweep) -> list[tuple[Point, str]]:
 
 
 def _thinned(points: Sequence[Point], kept: Sequence[Point]) -> list[Point]:
-    """Return a limited number of evenly spread points, with the points `kept` among them."""
+    """Return a limited number of evenly spaced points, including the points `kept`."""
     step = max(1, -(-len(points) // _MOST_ROWS))
     return [point for i, point in enumerate(points) if i % step == 0 or any(point is each for each in kept)]
 
@@ -130,7 +130,10 @@ def _tokens_per_second(job: Job, point: Point) -> float:
 
 
 def _cost(job: Job, point: Point) -> float:
-    """Return the US dollars of the run, or device hours without a price; without a budget, of a billion tokens."""
+    """Return the price of the run in US dollars, or its device hours without a price.
+
+    Without a budget, for a billion tokens.
+    """
     run, is_priced = _run(job, point), _is_priced(job)
     if run is not None:
         return run.usd if is_priced and run.usd is not None else run.device_hours
@@ -199,7 +202,7 @@ def _point_to_dict(found: Sweep, point: Point) -> dict[str, Any]:
 
 
 def _nodes(job: Job, hosts: int | tuple[int, ...]) -> int | dict[str, int]:
-    """Return the number of hosts, for a mixed cluster the number of each pool by its name."""
+    """Return the number of hosts; for a mixed cluster, the number of each pool by its name."""
     if isinstance(hosts, int):
         return hosts
     return dict(zip((pool.cluster.name for pool in job.pools), hosts, strict=True))

@@ -1,9 +1,9 @@
 """The executed step in the Trace Event Format, which Perfetto and chrome://tracing open.
 
-The first process is the ledger: its lines end to end, whose sum is the step time of the estimate. Every other process
-is a pipeline stage, or with `ranks` a rank of one replica. It shows the stage's passes in the order of the schedule,
-each pass cut into the ledger's lines, and hidden communication in separate threads. Within a pass the lines are drawn
-one after the other, although in reality the layers of a chunk alternate between computing and communicating.
+The first process is the ledger, with its lines end to end; their sum is the step time of the estimate. Every other
+process is a pipeline stage, or with `ranks` a rank of one replica. A process shows the stage's passes in the order of
+the schedule, each divided into the ledger's lines, and hidden communication in separate threads. The lines of a pass
+are drawn one after another, although in reality the layers of a chunk alternate between computing and communicating.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 _MOST_EVENTS: Final = 4_000_000
-"""Events of about 800 MB of text, the most that Perfetto's user interface can load in a browser."""
+"""Largest number of events, about 800 MB of text, that Perfetto's user interface can load in a browser."""
 _TICKS_PER_MICROSECOND: Final = 1000
 _PASS_NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _CATEGORIES: Final = {
@@ -154,7 +154,7 @@ def _layers(layout: Layout, stage: int) -> str:
 
 
 def _ledger(plan: Plan) -> Iterator[_Slice]:
-    """Draw the step and its ledger lines end to end, with hidden work on a thread beside them."""
+    """Draw the step and its ledger lines end to end, and the hidden work on a separate thread."""
     yield _Slice(thread=1, name="step", category="step", start=0.0, end=plan.step_seconds)
     at = free = 0.0
     for line in plan.time:
@@ -189,7 +189,7 @@ def _stage(layout: Layout, step: ExecutedStep, stage: int) -> Iterator[_Slice]:
 
 
 def _bytes(step: ExecutedStep, name: LineName, stage: int, seconds: float) -> dict[str, Any]:
-    """Return the bytes of a slice of a communication line, in proportion to the slice's seconds."""
+    """Return the bytes of one slice of a communication line, in proportion to the slice's seconds."""
     rate = step.bytes_per_second.get(name)
     return {} if rate is None else {"num_bytes": round(float(rate[stage]) * seconds)}
 
@@ -225,7 +225,7 @@ def _passes(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[
 
 
 def _hidden_sends(layout: Layout, step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
-    """Draw sends to adjacent stages that are hidden behind the next pass, one after the other on the link."""
+    """Draw the sends to adjacent stages that the next pass hides, one after another on the link."""
     if step.send <= 0:
         return
     passes, free = step.timeline, 0.0
@@ -242,7 +242,7 @@ def _hidden_sends(layout: Layout, step: ExecutedStep, stage: int, own: NDArray[n
 
 
 def _hidden_collectives(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
-    """Draw hidden collectives of each microbatch beside its passes, and those of the step before its last pass ends."""
+    """Draw hidden collectives: those of a microbatch beside its passes, those of the step before its last pass ends."""
     passes = step.timeline
     starts, lengths = passes.start[own], passes.end[own] - passes.start[own]
     for name, each in step.hidden_each.items():
@@ -284,7 +284,7 @@ def _ticks(seconds: Iterable[float]) -> NDArray[np.int64]:
 
 
 def _microseconds(ticks: NDArray[np.int64]) -> list[float]:
-    """Convert nanoseconds to microseconds, as doubles that give the same nanosecond when multiplied and truncated."""
+    """Convert nanoseconds to microseconds, as doubles that give the same nanoseconds when multiplied and truncated."""
     found = ticks / _TICKS_PER_MICROSECOND
     short = np.floor(found * _TICKS_PER_MICROSECOND) < ticks
     times: list[float] = np.where(short, np.nextafter(found, np.inf), found).tolist()

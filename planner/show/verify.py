@@ -1,4 +1,4 @@
-"""Output of `planner verify`: one rank's memory ledger beside the bytes counted in its step."""
+"""Output of `planner verify`: one rank's memory ledger compared with the bytes counted in its step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections on the step as a waterfall, and on its rates such as MFU."""
+"""Sections on the step as a waterfall, and on its rates, such as MFU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def waterfall_section(waterfall: Waterfall) -> Group:
-    """Show each part as a bar that starts where the bar before ends; a part that saves time points backwards."""
+    """Show each part as a bar that starts at the end of the previous bar; a part that saves time points backwards."""
     total = waterfall.step_seconds
     scale = seconds_scale([total])
     rows: list[list[RenderableType]] = []

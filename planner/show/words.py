@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 _DEFAULTS: Final = {
     "cp": "1", "ep": "1", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
 }  # fmt: skip
-"""Values that `--layout` assumes for omitted keys, for every engine; `short_layout` handles keys that depend on other
-keys."""
+"""Values of omitted keys that `--layout` assumes for every engine.
+
+Keys whose default depends on other keys are missing; `short_layout` handles them.
+"""
 
 
 _BETTER: Final = {
@@ -32,7 +34,7 @@ _BETTER: Final = {
     "gpus": "on as few devices is faster",
     "memory": "with as little memory is faster",
 }
-"""By objective, the words for a better layout, which an optimal plan excludes."""
+"""For each objective, the words for a better layout; an optimal plan has none."""
 
 
 def line_label(name: LineName | str) -> str:
@@ -97,7 +99,7 @@ def cluster_words(cluster: AnyCluster) -> str:
 
 
 def layers_words(layers: Sequence[int]) -> str:
-    """List the layers of each stage, with runs of equal numbers joined: 24, 24, 24, 23 is "3 x 24, 23 per stage"."""
+    """List the layers of each stage, with equal neighbours joined: 24, 24, 24, 23 becomes "3 x 24, 23 per stage"."""
     runs = [(value, len(list(group))) for value, group in groupby(layers)]
     if len(runs) == 1:
         return f"{layers[0]} on each stage" if len(layers) > 1 else f"{layers[0]}"
@@ -105,7 +107,7 @@ def layers_words(layers: Sequence[int]) -> str:
 
 
 def recompute_words(layout: Layout) -> str:
-    """Name the recompute policy, stage by stage where stages differ."""
+    """Name the recompute policy, stage by stage if stages differ."""
     policies = [layout.recompute_of_stage(stage) for stage in range(layout.pp)]
     if len(set(policies)) == 1:
         return policies[0]
@@ -124,10 +126,10 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
 
 
 def certificate_sentence(plan: Plan) -> str:
-    """State what the search proved and how many layouts it examined; empty for a layout that the user chose.
+    """State the search's proof and the number of examined layouts; empty for a layout that the user chose.
 
-    A plan is called optimal only if no layout beats it. For a plan preferred because it is simpler, the sentence names
-    the proven minimum. A proof made with formulas of another version is not claimed for the figures shown.
+    A plan is called optimal only if no layout beats it. For a simpler plan the sentence names the proven minimum. A
+    proof with another version's formulas is not claimed for the present figures.
     """
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:
@@ -172,7 +174,7 @@ def _counts_of_simplest(certificate: Certificate) -> str:
 
 
 def minimum_words(plan: Plan) -> str:
-    """State how much the proven minimum is better, and how the plan is simpler instead; empty without a search."""
+    """State how much better the proven minimum is, and why the plan is simpler; empty without a search."""
     least = plan.minimum
     if least is None:
         return ""
@@ -183,7 +185,7 @@ def minimum_words(plan: Plan) -> str:
 
 
 def _counts(certificate: Certificate) -> str:
-    """State how many layouts lower bounds ruled out, and which method decided on the other layouts."""
+    """State how many layouts lower bounds ruled out, and which method decided among the others."""
     if certificate.status in ("interrupted", "out of time"):
         return ""
     num_legal, num_decided = certificate.num_legal, certificate.num_decided
@@ -235,12 +237,12 @@ def of_ten(chance: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share in whole percent; a share above zero is never shown as 0 %."""
+    """Format a share in whole percent; a share above zero never becomes 0 %."""
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def change(share: float) -> str:
-    """Format a relative change: `+3.1%`, `-12%`; a change that rounds to zero is a dash."""
+    """Format a relative change: `+3.1%`, `-12%`; a change that rounds to zero becomes a dash."""
     digits = 1 if abs(share) < 0.0995 else 0
     text = f"{share:+,.{digits}%}"
     return "-" if text.strip("+-") in ("0.0%", "0%") else text
@@ -262,7 +264,7 @@ def limit_words(plan: Plan) -> str:
 
 
 def segment_words(cluster: ClusterSpec, layout: Layout) -> str:
-    """State how many hosts of each scale-up domain are used, and the number of domains."""
+    """State how many hosts the layout uses in each scale-up domain, and the number of domains."""
     count, most = int(num_domains(cluster, layout.world_size, layout.segment)), cluster.hosts_per_domain
     name = cluster.links[0].name
     domains = f"{count:,} {name} domain{'s' if count != 1 else ''}"

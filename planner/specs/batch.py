@@ -1,4 +1,4 @@
-"""Global batch sizes that leave a choice: a range of sequences, or a number of tokens."""
+"""Global batch sizes among which the search may choose: a range of sequences, or a number of tokens."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from planner.units import parse_count
 
 COUNT_PATTERN: Final = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[kKMBGT]?"
 BATCH_PATTERN: Final = rf"^\s*({COUNT_PATTERN}\s*\.\.\s*{COUNT_PATTERN}(\s+tokens)?|{COUNT_PATTERN}\s+tokens)\s*$"
-"""What a choice of batch sizes looks like, as a regular expression for editors."""
+"""Regular expression for a choice of batch sizes; editors read it from the schema."""
 
 _NEAR_TARGET: Final = 0.05
-"""A number of tokens may be missed by this share, so that it can be cut into equal parts."""
+"""Allowed deviation from a target number of tokens, so that the batch divides evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRange:
-    """Sequences per optimizer step, from `least` to `most`; `target` is the number to be near to, if there is one."""
+    """Allowed sequences per optimizer step, from `least` to `most`.
+
+    `target` is the preferred number of sequences, where the user gave a number of tokens.
+    """
 
     least: int
     most: int
     target: float | None = None
 
     def sizes(self, most_sizes: int = 33) -> tuple[int, ...]:
-        """Batch sizes to try, ascending: both ends and all multiples of a power of two between them.
+        """Batch sizes to try, ascending: both ends of the range, and all multiples of one power of two between them.
 
-        The power is the largest that leaves at least half of `most_sizes`; more sizes than that are never tried.
+        The power of two is the largest that gives at least half of `most_sizes` sizes. There are never more than
+        `most_sizes`.
         """
         step = 1
         while (self.most - self.least) // step > most_sizes - 2:
@@ -41,7 +45,7 @@ def read_batch(text: str, sequence_length: int) -> BatchRange:
     """Read `512..2048` (sequences), `2M..8M tokens` or `4M tokens`.
 
     Raises:
-        ValueError: the text is none of these, or no whole number of sequences is meant.
+        ValueError: the text has none of these forms, or the tokens are less than one sequence.
     """
     if not re.match(BATCH_PATTERN, text):
         raise ValueError(f"{text!r} is no batch size; write 1024, 512..2048 or 4M tokens")

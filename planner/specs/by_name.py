@@ -1,4 +1,4 @@
-"""Models, engines, devices and corrections by shipped name, and documents of the user's by path."""
+"""Load models, engines, devices and corrections by their shipped name, and the user's own documents by path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PROFILE_OF: Final = {
     **dict.fromkeys(("pytorch", "planner"), "torch"),
     "titan": "torchtitan",
 }
-"""Programs and words that people type in place of an engine profile's name."""
+"""Names of other programs, and common words, that people type for an engine profile."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -50,12 +50,12 @@ def engine_names() -> tuple[str, ...]:
 
 
 def model_source(name: str) -> str:
-    """Where the shapes of a shipped model come from."""
+    """The source of a shipped model's shapes."""
     return library.header("models", name)
 
 
 def load_model(name: str) -> ModelSpec:
-    """A model by shipped name or path: of a YAML file, a Hugging Face config.json or its folder.
+    """Load a model by its shipped name, or from the path of a YAML file, a Hugging Face config.json or its folder.
 
     Raises:
         InputError: unknown name, or a document with mistakes.
@@ -64,7 +64,7 @@ def load_model(name: str) -> ModelSpec:
 
 
 def model_notes(name: str) -> tuple[str, ...]:
-    """What a reader should know about a model that was read from a Hugging Face config.json: what it left out.
+    """Notes on a model from a Hugging Face config.json: the parts of the file that planning leaves out.
 
     Raises:
         InputError: a document with mistakes.
@@ -74,7 +74,7 @@ def model_notes(name: str) -> tuple[str, ...]:
 
 
 def load_device(name: str) -> DeviceSpec:
-    """A shipped device by name.
+    """Load a shipped device by name.
 
     Raises:
         InputError: a document with mistakes.
@@ -83,7 +83,7 @@ def load_device(name: str) -> DeviceSpec:
 
 
 def load_engine(name: str) -> EngineSpec:
-    """An engine profile by name.
+    """Load an engine profile by name.
 
     Raises:
         InputError: unknown name.
@@ -92,7 +92,7 @@ def load_engine(name: str) -> EngineSpec:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Corrections from a file of the user's.
+    """Corrections from the user's own calibration file.
 
     Raises:
         InputError: all mistakes of the document at once.
@@ -102,7 +102,10 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def other_engines(before: str, has_it: Callable[[EngineSpec], bool]) -> str:
-    """`before` and `--engine fsdp or torch`: the engines that have what another lacks; empty where none has it."""
+    """`before`, followed by the `--engine` options of all engines for which `has_it` is true.
+
+    The text is empty if there is no such engine.
+    """
     names = [engine.name for engine in _shipped_engines() if has_it(engine)]
     return f"{before}--engine {any_of(names)}" if names else ""
 
@@ -114,14 +117,14 @@ def _shipped_engines() -> tuple[EngineSpec, ...]:
 
 @cache
 def shipped_calibration() -> Calibration:
-    """Corrections from published runs; written by `make calibrate`."""
+    """Corrections fitted to published runs; `make calibrate` writes them."""
     return Calibration.model_validate_json(_SHIPPED_CALIBRATION.read_text(encoding="utf-8"))
 
 
 def calibrations_of(
     cluster: AnyCluster, model: ModelSpec, training: TrainingSpec, engine: EngineSpec, corrections: Calibration
 ) -> tuple[CalibrationEntry, ...]:
-    """The corrections for the devices of each pool of the cluster; a uniform cluster is one pool."""
+    """The corrections for the devices of each pool; a uniform cluster is one pool."""
     return tuple(
         find_entry(
             corrections,
@@ -135,7 +138,7 @@ def calibrations_of(
 
 
 def model_tree(name: str) -> Node:
-    """A model as it is written, by shipped name or path; a Hugging Face config.json in our keys.
+    """A model's document before it is checked, by shipped name or path; a Hugging Face config.json is translated first.
 
     Raises:
         InputError: unknown name, or a document that cannot be read.
@@ -145,9 +148,9 @@ def model_tree(name: str) -> Node:
 
 
 def _of_hub(name: str) -> str:
-    """The shipped model that an id of the Hugging Face Hub names (`Qwen/Qwen2.5-14B`); empty where none does.
+    """The shipped model with this id on the Hugging Face Hub, such as `Qwen/Qwen2.5-14B`; empty if there is none.
 
-    It is the one whose source is that page, or that has the id's own name.
+    A shipped model matches if its source is the id's page, or if its name equals the id's last part.
     """
     owner, _, own = name.lower().partition("/")
     if not owner or not own or not _HUB_ID.fullmatch(name) or _exists(Path(name)):
@@ -158,7 +161,7 @@ def _of_hub(name: str) -> str:
 
 
 def _config_path(name: str) -> Path | None:
-    """The Hugging Face config.json that a model's name means, if it does: a JSON file, or a folder with one."""
+    """The Hugging Face config.json at the path `name`, which is a JSON file or a folder that contains one."""
     if name in model_names():
         return None
     path = Path(name)
@@ -167,7 +170,7 @@ def _config_path(name: str) -> Path | None:
 
 @cache
 def engine_tree(name: str) -> Node:
-    """An engine profile as it is written.
+    """An engine profile's document before it is checked.
 
     Raises:
         InputError: unknown name.
@@ -181,7 +184,7 @@ def engine_tree(name: str) -> Node:
 
 
 def training_tree(path: str | None) -> Node:
-    """A training document as it is written; empty where no path is given.
+    """A training document before it is checked; empty without a path.
 
     Raises:
         InputError: a document that cannot be read.
@@ -190,7 +193,7 @@ def training_tree(path: str | None) -> Node:
 
 
 def named_tree(kind: Kind, name: str) -> Node:
-    """A document as it is written, by shipped name, else by path.
+    """A document before it is checked, by shipped name or else by path.
 
     Raises:
         InputError: unknown name, or a document that cannot be read.

@@ -1,4 +1,4 @@
-"""The calibration document: how much slower than the roofline measured runs were, and how far off forecasts are."""
+"""The calibration document: how much slower than the roofline measured runs were, and the error of forecasts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ PrecisionClass = Literal["fp32", "16", "fp8", "fp4"]
 
 
 class CalibrationEntry(Document):
-    """Measured corrections for a device, engine, precision class and kind of layers; a missing key matches all.
+    """Measured corrections for a device, engine, precision class and kind of layers; a missing key matches everything.
 
-    experts: whether the model has experts, whose kernels and exchanges are others.
-
-    slowdown: computing takes this many times what the roofline says; the entries that match multiply. memory, host,
-    scale_up, network: the same of operators that only move bytes, of what the host takes for launches, layers and
-    steps, of the innermost link, and of the links beyond it. attention: share of the 16-bit peak that fused attention
-    reaches, in place of the device file's. low, high: 10 % and 90 %
-    quantiles of measured over predicted step time; without them the evidence of published runs speaks. alone: no
-    entry after this one counts. num_rows: measured runs behind it, from these sources.
+    experts: whether the model has experts, which need other kernels and exchanges.
+    slowdown: factor on the roofline's compute time; the factors of all matching entries multiply.
+    memory: the same factor for operators that only move bytes.
+    host: the same factor for the host's time for launches, layers and steps.
+    scale_up: the same factor for the innermost link.
+    network: the same factor for the links beyond the innermost one.
+    attention: share of the 16-bit peak that fused attention reaches; it replaces the value of the device file.
+    low, high: 10 % and 90 % quantiles of measured over predicted step time; without them the band comes from published
+    runs.
+    alone: the search for matching entries ends at this entry.
+    num_rows: number of measured runs behind the entry.
+    sources: where these runs were published.
     """
 
     device: Name | None = None
@@ -46,17 +50,18 @@ class CalibrationEntry(Document):
 
 
 FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network")
-"""Fields that multiply over the entries that match."""
+"""Fields that multiply over all matching entries."""
 
 UNCALIBRATED: Final = CalibrationEntry()
-"""The data sheet and the device file alone, without an error band."""
+"""No correction: the data sheet and the device file alone, without an error band."""
 
 
 class Evidence(Document):
-    """Measured over predicted step time of runs of one kind, forecast by a fit that had not seen their source.
+    """Measured over predicted step times of one kind of runs, each forecast by a fit that excluded the run's source.
 
-    source: where the runs were published; the runs of each source together count alike. axes: what divides the work, as
-    `planner.cost.band.axes_of` writes it. features: what else sets the runs apart, as `features_of` there names it.
+    source: where the runs were published; every source has the same total weight.
+    axes: the axes that divide the work, as `planner.cost.band.axes_of` writes them.
+    features: further properties of the runs, as `planner.cost.band.features_of` names them.
     """
 
     source: str = ""
@@ -74,11 +79,11 @@ Counter = Literal["allocated", "device", "needed", "reserved"]
 
 
 class MemorySpread(Document):
-    """Of measured over predicted bytes, as a logarithm: Student's t with 4 degrees of freedom.
+    """Distribution of log(measured / predicted bytes): Student's t with 4 degrees of freedom.
 
-    counter: which is read: PyTorch's allocated or reserved bytes, or the whole device (nvidia-smi); `needed` is what a
-    run has to have lest it run out of memory, without what the allocator only keeps for later. engine: without it of
-    every engine.
+    counter: the measured quantity: PyTorch's allocated or reserved bytes, or the whole device (nvidia-smi). `needed` is
+    the memory below which a run fails; blocks that the allocator only keeps for later are not in it.
+    engine: the engine of the runs; without a value the distribution holds for every engine.
     """
 
     counter: Counter
@@ -89,10 +94,12 @@ class MemorySpread(Document):
 
 
 class Spread(Document):
-    """How much wider than the misses of published runs a band is (`planner.cost.band.spread_of`).
+    """How much wider a band is than the errors of published runs (`planner.cost.band.spread_of`).
 
-    tails: factor of the logit of a level, because a new source is less like the others than they are like each other.
-    unseen: factor of the log width for a kind that no published run has. memory: how far off peaks of memory are.
+    tails: factor on the logit of a quantile level, because a new source differs from the known sources more than these
+    differ from each other.
+    unseen: factor on the log width for a kind of run that nobody has published.
+    memory: distributions of the errors of peak memory.
     """
 
     tails: float = Field(default=1.25, gt=0)
@@ -101,7 +108,7 @@ class Spread(Document):
 
 
 class Calibration(Document):
-    """Corrections from the most to the least specific, and what they rest on."""
+    """Corrections, the most specific entry first, and the evidence behind them."""
 
     entries: tuple[CalibrationEntry, ...]
     evidence: tuple[Evidence, ...] = ()
@@ -117,9 +124,9 @@ def precision_class(precision: Precision) -> PrecisionClass:
 def find_entry(
     calibration: Calibration, *, device: str, engine: str, precision: Precision, experts: bool
 ) -> CalibrationEntry:
-    """What the matching entries say together; `UNCALIBRATED` where none matches.
+    """The combination of all matching entries; `UNCALIBRATED` if none matches.
 
-    Slowdowns and other factors multiply. Everything else is that of the first entry that states it.
+    Slowdowns and other factors multiply. Every other value comes from the first entry that has it.
     """
     wanted = {"device": device, "engine": engine, "precision": precision_class(precision), "experts": experts}
     matching = [

@@ -1,4 +1,4 @@
-"""A job with something changed: more of a resource, another workload, in the words of `--set`."""
+"""Change a job in the words of `--set`: more of a resource, or another workload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHORT: Final = {
     "global_batch": "training.global_batch_size",
     "precision": "training.precision",
 }
-"""Names of options that stand for a path."""
+"""Short names of paths."""
 
 _FACTOR: Final = re.compile(r"(?:x\s*(?P<times>\d+\.?\d*|\.\d+)|(?P<percent>[+-]\d+\.?\d*)\s*%)", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"(?P<number>[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<unit>.*)", re.DOTALL)
@@ -42,7 +42,7 @@ _NUMBER: Final = re.compile(r"(?P<number>[0-9.]+(?:[eE][+-]?[0-9]+)?)(?P<unit>.*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Edited:
-    """A job as documents that can be changed."""
+    """The documents of a job while they are changed."""
 
     trees: dict[str, Node]
     job: Job
@@ -50,15 +50,15 @@ class _Edited:
 
 
 def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
-    """The job after `PATH=VALUE` or several of them with commas between.
+    """The job after one change `PATH=VALUE`, or after several, separated by commas.
 
-    Paths are those of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
-    `engine`, `headroom` and `risk`; a mixed cluster has no `nodes` and `gpus`, its pools have `hosts`. A value is one
-    of the document's, or `x2`, `x0.5`, `+10%`: times what is there. What is calibrated keeps its calibration, unless
-    the change is to another device, engine or precision.
+    Paths are the paths of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
+    `engine`, `headroom` and `risk`. A mixed cluster has no `nodes` and `gpus`; its pools have `hosts`. A value replaces
+    the present one, or multiplies it: `x2`, `x0.5`, `+10%`. The calibration stays the same, unless the change is to
+    another device, engine or precision.
 
     Raises:
-        InputError: an unknown path, or a value that the document refuses; `option` is named in the message.
+        InputError: an unknown path, or a value that the document refuses; the message names `option`.
     """
     edited = _Edited(trees={name: _tree(spec, option) for name, spec in _documents(job).items()}, job=job)
     parts = [part.strip() for part in changes.split(",") if part.strip()]
@@ -147,7 +147,7 @@ def _share(value: str, where: str, path: str) -> float:
 
 
 def _checked(edited: _Edited, where: str) -> Job:
-    """The job from the changed documents, with the rules that hold between them."""
+    """The job from the changed documents, checked against the rules between documents."""
     mistakes = Mistakes()
     trees, before = edited.trees, edited.job
     model = mistakes.attempt(validate, ModelSpec, trees["model"])
@@ -169,7 +169,10 @@ def _checked(edited: _Edited, where: str) -> Job:
 
 
 def _on(before: Job, cluster: AnyCluster, calibrations: Sequence[CalibrationEntry], **changes: Any) -> Job:
-    """The job on another cluster, with some of what its pools share changed; all else is that of its first pool."""
+    """The job on another cluster, with `changes` to the fields that all pools share.
+
+    Other fields keep the values of the first pool of `before`.
+    """
     own = {"cluster", "calibration", "between", *changes}
     kept = {each.name: getattr(before.pools[0], each.name) for each in fields(PoolJob) if each.name not in own}
     return job_on(cluster, calibrations, **changes, **kept)

@@ -1,4 +1,4 @@
-"""The cluster and device documents: what machines there are and how they are linked."""
+"""The cluster and device documents: the machines and the links between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FROM_GENERATION: Final = "or give `generation`, from which it follows"
 
 
 def _leave_out(schema: dict[str, Any]) -> None:
-    """What a file may leave out where it gives its generation."""
+    """Make optional the keys that a file with a generation may leave out."""
     given = ("efficiency", "num_processors", "reserved_memory")
     required = schema.pop("required", [])
     if "memory_bandwidth" in required:
@@ -28,11 +28,11 @@ def _leave_out(schema: dict[str, Any]) -> None:
 
 
 class Efficiency(Document):
-    """How much of the data sheet a device reaches; measured data, with its source in a comment.
+    """The share of the data sheet's values that a device reaches; these are measurements, with the source in a comment.
 
-    matmul: share of peak that a large matrix product reaches.
-    matmul_half_depth: depth K of a product at which half of that share is reached (ramp K / (K + this)).
-    attention: share of the 16-bit peak that fused attention's forward pass reaches.
+    matmul: share of the peak that a large matrix product reaches.
+    matmul_half_depth: depth K at which a product reaches half of that share; the share grows as K / (K + this).
+    attention: share of the 16-bit peak that the forward pass of fused attention reaches.
     memory: share of the memory bandwidth that a memory-bound operator reaches.
     launch: host time per operator that the device cannot hide.
     """
@@ -53,7 +53,8 @@ class Efficiency(Document):
 class DeviceSpec(Document):
     """One accelerator, or one process's share of a CPU host.
 
-    Its generation gives what a file leaves out: clusters/generations. assumed: the keys that it gave.
+    The device's generation (clusters/generations) supplies the keys that the file leaves out.
+    assumed: the keys that the generation supplied.
     """
 
     model_config = ConfigDict(json_schema_extra=_leave_out)
@@ -99,17 +100,21 @@ class LinkSpec(Document):
     """One level of the network; a group of devices is priced on the levels that it spans.
 
     bandwidth: bytes per second of one device in one direction, from the data sheet.
-    latency: of one hop. startup: of one pass of a collective, besides its hops (launch, filling of buffers).
-    efficiency: share of the bandwidth that collectives reach; the default is an assumption, for a link that nobody
-    measured. half_peers: peers at which half of it is reached (ramp peers / (peers + this)).
-    in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); none by default.
-    devices_per_adapter: devices that share one network adapter, or one PCIe root port; `bandwidth` is each one's part.
-    kind: `pcie` joins cards that have no switch in common. What one sends to another goes up into the host's memory and
-    down again.
-    measured_bandwidth, measured_hosts: bytes per second that each device got in a collective over that many hosts,
-    where the network gave less than `bandwidth`; `efficiency` is not applied to it. Groups over fewer hosts get more,
-    up to the efficiency of `bandwidth` over two hosts. Groups over more hosts get the same.
-    links_per_device, wiring: of a mesh; `bandwidth` is that of all links of a device together.
+    latency: time of one hop.
+    startup: time of one pass of a collective in addition to its hops (launch, filling of buffers).
+    efficiency: share of the bandwidth that collectives reach; the default is an assumption for links that nobody
+    measured.
+    half_peers: number of peers at which half of the efficiency is reached; it grows as peers / (peers + this).
+    in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); by default there are none.
+    devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is the share of each.
+    kind: topology of the level; `pcie` joins cards without a common switch, which exchange data through the host's
+    memory.
+    measured_bandwidth: bytes per second that each device got in a collective over `measured_hosts` hosts, for networks
+    that deliver less than `bandwidth`; `efficiency` is not applied to it. Groups over fewer hosts get more, up to the
+    efficiency of `bandwidth` over two hosts. Groups over more hosts get the same.
+    measured_hosts: number of hosts in the measurement of `measured_bandwidth`.
+    links_per_device, wiring: number and arrangement of a mesh's links; `bandwidth` is the sum over all links of a
+    device.
     """
 
     name: Name
@@ -131,7 +136,7 @@ class LinkSpec(Document):
 
     @property
     def num_devices(self) -> int | None:
-        """Devices that one instance of this level joins; None: the whole cluster."""
+        """Devices that one instance of this level joins; None means the whole cluster."""
         return _read_span(self.spans)
 
     @model_validator(mode="after")
@@ -155,14 +160,17 @@ class LinkSpec(Document):
 
 
 class HostSpec(Document):
-    """The memory of a host, which its devices share, and the way there: what offloading needs to know.
+    """The memory of a host, shared by its devices, and the path to it; offloading depends on both.
 
-    memory, memory_bandwidth: of the whole host, all sockets together, from the data sheet.
-    usable_share: of the memory, what training may pin beside the system and the loading of data; an assumption.
-    memory_efficiency: share of that bandwidth that an optimizer's update reaches. CPU-Adam updates 10e9 parameters in
-    2.57 s, 30 bytes each, on two Xeon 8168 of 256 GB/s (Ren et al., ZeRO-Offload, USENIX ATC 2021, table 4).
-    bandwidth: of one device to the host's memory in one direction, while all devices of the host use theirs.
-    efficiency: share of it that copies of pinned memory reach; the default is an assumption.
+    memory, memory_bandwidth: values of the whole host, all sockets together, from the data sheet.
+    usable_share: share of the memory that training may pin; the rest is for the system and the loading of data. It is
+    an assumption.
+    memory_efficiency: share of the memory bandwidth that an optimizer's update reaches. CPU-Adam updates 10e9
+    parameters in 2.57 s, 30 bytes each, on two Xeon 8168 of 256 GB/s (Ren et al., ZeRO-Offload, USENIX ATC 2021, table
+    4).
+    bandwidth: bandwidth between one device and the host's memory in one direction, while all devices of the host use
+    theirs.
+    efficiency: share of `bandwidth` that copies of pinned memory reach; the default is an assumption.
     """
 
     memory: Bytes
@@ -174,12 +182,14 @@ class HostSpec(Document):
 
 
 class ClusterSpec(Document):
-    """Hosts of equal devices; `links` are listed innermost first.
+    """Hosts with equal devices; `links` start with the innermost.
 
-    The first link's span is the scale-up domain: tensor parallelism stays inside it unless the user lifts
-    the rule. Where a domain is larger than a host (a rack of NVL72), how many hosts of each domain a job takes is part
-    of its layout. segment: that number, where the scheduler decides it. domains: how many domains there are; without it
-    a job finds as many as its segments take.
+    The span of the first link is the scale-up domain: tensor parallelism stays inside it unless the user lifts the
+    rule. If a domain is larger than a host (a rack of NVL72), the layout also decides how many hosts of each domain the
+    job takes.
+
+    segment: hosts of each domain that the job takes, if the scheduler fixes this number.
+    domains: number of domains; without it a job gets as many domains as its segments need.
     """
 
     name: Name
@@ -202,12 +212,12 @@ class ClusterSpec(Document):
 
     @property
     def hosts_per_domain(self) -> int:
-        """Whole hosts in one scale-up domain: 18 of an NVL72 rack; 1 where a domain is a host, or the whole cluster."""
+        """Whole hosts in one scale-up domain: 18 in an NVL72 rack; 1 if the domain is one host or the whole cluster."""
         return max(1, (self.links[0].num_devices or 1) // self.devices_per_host)
 
     @property
     def most_hosts(self) -> float:
-        """Hosts that a job can take of the domains that there are; infinite where their number is not given."""
+        """Hosts that a job can take from all domains; infinite if the number of domains is not given."""
         return math.inf if self.domains is None else self.domains * (self.segment or self.hosts_per_domain)
 
     @property
@@ -217,16 +227,16 @@ class ClusterSpec(Document):
 
     @property
     def between(self) -> None:
-        """The link to other pools: there are none."""
+        """The link to other pools: None, because there are no other pools."""
 
     @property
     def kind(self) -> Literal["cuda", "cpu"]:
-        """What its devices are."""
+        """The name of the device."""
         return self.device.kind
 
     @property
     def scale_up_devices(self) -> int:
-        """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), never more than there are."""
+        """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), at most those of the whole cluster."""
         return min(self.links[0].num_devices or self.num_devices, self.num_devices)
 
     @model_validator(mode="after")
@@ -262,10 +272,10 @@ class ClusterSpec(Document):
 
 
 class MixedClusterSpec(Document):
-    """Pools of hosts that differ: in their devices, in how many a host has, or in their links.
+    """Pools of hosts that differ in their devices, in the number of devices per host, or in their links.
 
-    Each pool is a cluster of its own; a stage of the pipeline lives in one of them. `between` is the link of a device
-    to the devices of other pools: where the pools' adapters differ, the slower one.
+    Each pool is a cluster of its own; a pipeline stage runs within one pool. `between` is the link from a device to the
+    devices of other pools; if the pools have different adapters, it is the slower one.
     """
 
     name: Name
@@ -289,7 +299,7 @@ class MixedClusterSpec(Document):
 
     @property
     def kind(self) -> Literal["cuda", "cpu"]:
-        """What the devices of all pools are."""
+        """The names of the devices of all pools."""
         return self.pools[0].kind
 
     @model_validator(mode="after")
@@ -316,6 +326,6 @@ class MixedClusterSpec(Document):
 
 
 _ROOTS: Final = ("model", "cluster", "device", "training", "engine", "pools", "between")
-"""First words of paths that no pool can be called (specs/settings.py)."""
+"""First words of paths, which cannot be names of pools (specs/settings.py)."""
 
 AnyCluster: TypeAlias = ClusterSpec | MixedClusterSpec

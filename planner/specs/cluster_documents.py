@@ -1,4 +1,4 @@
-"""Clusters by name or path: devices and pools written out, in the size that is asked for."""
+"""Load clusters by name or path, with their devices and pools written out, in the requested size."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def cluster_source(name: str) -> str:
-    """Where the figures of a shipped cluster come from."""
+    """The source of a shipped cluster's figures."""
     return library.header("clusters", name)
 
 
 def load_cluster(name: str) -> AnyCluster:
-    """A cluster by shipped name or path; `local-cpu` describes this machine.
+    """Load a cluster by shipped name or path; `local-cpu` describes this machine.
 
     Raises:
         InputError: unknown name, or a document with mistakes.
@@ -47,7 +47,7 @@ def load_cluster(name: str) -> AnyCluster:
 
 
 def cluster_tree(name: str) -> Node:
-    """A cluster as it is written, by shipped name or path.
+    """A cluster's document before it is checked, by shipped name or path.
 
     Raises:
         InputError: unknown name, or a document that cannot be read.
@@ -56,14 +56,14 @@ def cluster_tree(name: str) -> Node:
 
 
 def folder_of(cluster: str) -> Path | None:
-    """The folder of a user's own cluster file, where its devices may be."""
+    """The folder of the user's own cluster file; it may also contain device files."""
     return None if cluster in cluster_names() else Path(cluster).parent
 
 
 def with_devices(cluster: Node, folder: Path | None) -> Node:
-    """The cluster, or each pool of a mixed one, with its device written out.
+    """The cluster, or each pool of a mixed cluster, with its device written out.
 
-    A pool may name a cluster, whose keys it takes where it has none of its own.
+    A pool may name another cluster, which supplies the keys that the pool leaves out.
 
     Raises:
         InputError: a device or cluster that is not found.
@@ -91,9 +91,9 @@ def _pool(pool: Node, folder: Path | None) -> Node:
 
 
 def _with_device(cluster: Node, folder: Path | None) -> Node:
-    """The cluster with the device file that it names in place of the name.
+    """The cluster with its device written out, if it only names a device file.
 
-    A device file lies in `devices/` beside the user's own cluster file, or is shipped.
+    The device file is in `devices/` beside the user's own cluster file, or is shipped.
     """
     assert isinstance(cluster.data, dict)
     node = cluster.data.get("device")
@@ -114,7 +114,10 @@ def _with_device(cluster: Node, folder: Path | None) -> Node:
 
 
 def _open(cluster: Node) -> Node:
-    """The cluster, with a place for settings of device.efficiency where its generation gives all of them."""
+    """The cluster with an `efficiency` key in its device.
+
+    Settings can then change it even if the generation supplies all its values.
+    """
     assert isinstance(cluster.data, dict)
     device = cluster.data.get("device")
     if (
@@ -127,7 +130,7 @@ def _open(cluster: Node) -> Node:
 
 
 def on_this_machine(cluster: Node, num_processes: int | None) -> Node:
-    """The shipped description of a CPU host with this machine's cores and memory."""
+    """The shipped description of a CPU host, with this machine's cores and memory."""
     where = f"--gpus {num_processes}" if num_processes else "this machine"
     for path, value in local_host(validate(ClusterSpec, cluster), num_processes).items():
         cluster = with_value(cluster, path, Node(data=value, where=where, key_where=where))
@@ -135,7 +138,7 @@ def on_this_machine(cluster: Node, num_processes: int | None) -> Node:
 
 
 def with_hosts(trees: Mapping[str, Node], pool: str, hosts: int) -> dict[str, Node]:
-    """The documents with so many hosts in a pool.
+    """The documents with `hosts` hosts in one pool.
 
     Raises:
         InputError: the cluster has no such pool.
@@ -149,10 +152,10 @@ def with_hosts(trees: Mapping[str, Node], pool: str, hosts: int) -> dict[str, No
 
 
 def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
-    """The cluster, of one kind or of pools.
+    """The checked cluster, uniform or mixed.
 
     Raises:
-        InputError: mistakes in the document, or one size for a mixed cluster.
+        InputError: mistakes in the document, or a single size for a mixed cluster.
     """
     assert isinstance(tree.data, dict)
     if "pools" not in tree.data:
@@ -165,7 +168,7 @@ def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
 
 
 def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
-    """The cluster with `gpus` devices: a part of one host, or whole hosts."""
+    """The cluster with `gpus` devices: a part of one host, or several whole hosts."""
     cluster = validate(ClusterSpec, tree)
     if gpus is None or not 1 <= gpus <= MAX_DEVICES:
         return cluster

@@ -1,4 +1,4 @@
-"""What this machine offers to the cluster `local-cpu`: stable quantities only, never a timing."""
+"""This machine as the cluster `local-cpu`: only quantities that stay the same, and no timings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEBIBYTE = 2**20
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use: its affinity mask, less what a container's quota forbids."""
+    """CPU cores that this process may use: its affinity mask, limited by the container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _cgroup("cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit() and int(period) > 0:
@@ -25,7 +25,7 @@ def usable_cores() -> int:
 
 
 def total_memory_bytes() -> int:
-    """Bytes of memory of the machine, or of the container where that is less."""
+    """Bytes of memory of the machine, or of the container if the container has less."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _cgroup("memory.max")
     return min(memory, int(limit)) if limit.isdigit() else memory
@@ -41,8 +41,8 @@ def _cgroup(name: str) -> str:
 def local_host(cluster: ClusterSpec, num_processes: int | None) -> dict[tuple[str | int, ...], int | str]:
     """Values for the document of this machine, by path: one process per core unless `num_processes` is given.
 
-    More processes than cores share them: each gets its part of the cores' peak and memory bandwidth, and host
-    work takes as many times as long. Messages are host work too: gloo copies them.
+    If there are more processes than cores, each process gets its part of the peak and of the memory bandwidth, and host
+    work takes proportionally longer. Messages count as host work, because gloo copies them.
     """
     device, cores = cluster.device, usable_cores()
     processes = num_processes or cores

@@ -1,4 +1,4 @@
-"""What every input document has in common: frozen, strict, and quantities with units."""
+"""The base of every input document: frozen and strict, with quantities that have units."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLES: Final = {
 
 
 class Document(BaseModel):
-    """A frozen document; unknown keys are refused and nothing is coerced silently."""
+    """A frozen document; it refuses unknown keys and coerces nothing silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
 
@@ -63,4 +63,4 @@ Watts = Annotated[float, *_quantity("watts"), AfterValidator(_positive)]
 UsdPerHour = Annotated[float, *_quantity("usd_per_hour"), AfterValidator(_positive)]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-"""Names go into file names, job names and scripts: letters, digits, dot, underscore and hyphen."""
+"""A name that can be part of file names, job names and scripts: letters, digits, dot, underscore and hyphen."""

@@ -1,4 +1,4 @@
-"""The engine profile: what the program that will run the plan keeps in memory, overlaps and can do."""
+"""The engine profile: memory, overlap and abilities of the program that will run the plan."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Offload = Literal["none", "optimizer", "activations", "both"]
 
 
 class EngineDefaults(Document):
-    """What users of the engine have where they set nothing: its own defaults, or those of its published recipes.
+    """Settings of users who set nothing: the engine's defaults, or the settings of its published recipes.
 
-    They fill what a `--layout` leaves out (planner/search/given.py), beside rules that follow from what the engine can.
+    These settings fill the gaps of a `--layout` (planner/search/given.py), together with rules that follow from the
+    engine's abilities.
     """
 
     recompute: Recompute = "none"
@@ -28,7 +29,7 @@ class EngineDefaults(Document):
 
 
 class EngineAbilities(Document):
-    """What the engine can run."""
+    """Features that the engine can run."""
 
     axes: tuple[Literal["tp", "pp", "dp", "cp", "ep", "etp"], ...] = Field(description="mesh axes that may exceed 1")
     precisions: tuple[Precision, ...]
@@ -69,14 +70,14 @@ class EngineAbilities(Document):
 
     @property
     def recompute_words(self) -> str:
-        """Its recompute policies, for messages."""
+        """The engine's recompute policies, for messages."""
         alone = [policy for policy in self.recompute if not set(policy.split("+")) <= set(self.recompute_modules)]
         some = {"full": "full:K for K layers of each chunk", "every": "every:N for every N-th layer"}
         modules = [f"any of {', '.join(self.recompute_modules)} joined by +"] if self.recompute_modules else []
         return any_of([*alone, *(some[each] for each in self.recompute_some), *modules])
 
     def recomputes(self, policy: str) -> bool:
-        """Whether it has a recompute policy."""
+        """Whether the engine has this recompute policy."""
         kind, partial, _ = policy.partition(":")
         if partial:
             return kind in self.recompute_some
@@ -84,7 +85,7 @@ class EngineAbilities(Document):
 
 
 class EnginePipeline(Document):
-    """What the engine can run as a pipeline."""
+    """Pipelines that the engine can run."""
 
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...] = Field(description="ZeRO stages under a pipeline")
@@ -97,7 +98,7 @@ class EnginePipeline(Document):
 
 
 class EngineMemory(Document):
-    """What the engine keeps in a device's memory."""
+    """Data that the engine keeps in a device's memory."""
 
     states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
     whole_gradients: Literal["lasting", "piped", "accumulated"] = Field(
@@ -193,7 +194,7 @@ class EngineMemory(Document):
 
 
 class EngineOffload(Document):
-    """What the engine keeps in the host's memory."""
+    """Data that the engine keeps in the host's memory."""
 
     what: tuple[Offload, ...] = Field(description="what it can keep there")
     with_pipeline: Offload = Field(default="both", description="how much of that also under a pipeline")
@@ -213,7 +214,7 @@ class EngineOffload(Document):
 
 
 class EngineCompute(Document):
-    """What the engine's computing costs beside the device's efficiency."""
+    """Costs of the engine's computing in addition to the device's efficiency."""
 
     fp8_experts: bool = Field(default=True, description="in fp8, products of routed experts are in 8 bits too")
     accumulation_bytes: float = Field(
@@ -273,7 +274,7 @@ class EngineCommunication(Document):
 
 
 class EngineOverlap(Document):
-    """What the engine hides behind computing."""
+    """Communication that the engine hides behind computing."""
 
     data_parallel: bool = Field(description="reductions of gradients and ZeRO's gathering of weights")
     sharded_data_parallel: bool = Field(default=True, description="the same with ZeRO, where it is so without")
@@ -298,7 +299,7 @@ class EngineOverlap(Document):
 
 
 class EngineSpec(Document):
-    """A profile is data; the cost model reads it and never asks for an engine's name."""
+    """An engine profile; it is data, so the cost model reads it and never asks for the engine's name."""
 
     name: Name
     program: str = Field(description="what runs the plan")

@@ -1,4 +1,4 @@
-"""Plans and tables of runs: larger than the documents that people write, and limited all the same."""
+"""Read plans and tables of runs, which are larger than hand-written documents but still limited in size."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 MAX_LARGE_BYTES: Final = 2**25
-"""A plan has a ledger for each pipeline stage: a thousand stages take some 3 MB."""
+"""Size limit; a plan has a ledger for each pipeline stage, and a thousand stages take about 3 MB."""
 
 
 def limited_text(file: BinaryIO, shown: str) -> str:
-    """The text of an open file of at most `MAX_LARGE_BYTES`; messages call it `shown`.
+    """The text of an open file of at most `MAX_LARGE_BYTES` bytes; messages call the file `shown`.
 
     Raises:
-        InputError: it is longer, or not UTF-8.
-        OSError: it cannot be read.
+        InputError: the file is longer, or is not UTF-8.
+        OSError: the file cannot be read.
     """
     content = file.read(MAX_LARGE_BYTES + 1)
     if len(content) > MAX_LARGE_BYTES:

@@ -1,4 +1,4 @@
-"""What a device takes from its generation where its own document says nothing."""
+"""Values that a device takes from its generation if its own document leaves them out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _SIXTEEN_BITS: Final = ("bf16", "fp16")
 
 
 def with_defaults(device: Mapping[str, Any]) -> dict[str, Any]:
-    """A device as it is written, with what it leaves out; `assumed` lists the keys that its generation gave.
+    """A device's document with the missing keys filled in; `assumed` lists the keys that the generation supplied.
 
-    A device that was written out before keeps those of its `assumed` keys that still have the generation's value.
-    Nothing is filled where the generation is missing. An unknown generation is refused later, when the device is
-    checked. Until then the device has the values of some known generation, so that its keys are not reported as
-    missing too.
+    If the document already has `assumed`, its entries stay as long as their values equal the generation's. Without a
+    generation nothing is filled in. An unknown generation is reported later, when the device is checked. Until then the
+    values of some known generation stand in, so that the check does not also report missing keys.
     """
     generation, before = device.get("generation"), device.get("assumed")
     if isinstance(before, list):  # of JSON
@@ -57,7 +56,7 @@ def _defaults_of(generation: str) -> dict[str, Any]:
 
 
 def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that a generation can give, those of `efficiency` as `efficiency.KEY`."""
+    """The keys that a generation can supply; keys of `efficiency` are written `efficiency.KEY`."""
     found = {key: value for key, value in document.items() if key in ("processor", "num_processors", "reserved_memory")}
     efficiency = document.get("efficiency")
     parts = efficiency if isinstance(efficiency, dict) else {}
@@ -65,7 +64,7 @@ def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _num_processors(peak: Any, of_one: str) -> int | None:
-    """How many processors have this peak of 16 bits; None where it is not given, or wrongly."""
+    """The number of processors that together have this 16-bit peak; None if the peak is missing or invalid."""
     given = [peak[precision] for precision in _SIXTEEN_BITS if isinstance(peak, dict) and precision in peak]
     try:
         rate = parse_quantity(str(given[0]), "flops_per_second") if given else 0.0

@@ -1,4 +1,4 @@
-"""The words of the program: docs/glossary.md as data."""
+"""The terms of the program: docs/glossary.md as data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _ENTRY: Final = re.compile(r"^- (.*(?:\n  .*)*)", re.MULTILINE)
 _MARKUP: Final = re.compile(r"`|\*\*|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)")
-"""Code, bold, and italics, which is no product: an asterisk at the start or the end of a word."""
+"""Markup to remove: code, bold and italics. An asterisk inside a word is a product and stays."""
 _TERM: Final = re.compile(r"\*\*(.+?)\*\*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One entry: the terms that it explains, the first of them its name, and its text without markup."""
+    """One entry: its text without markup, and the terms that it explains; the first term is its name."""
 
     section: str
     terms: tuple[str, ...]
@@ -31,7 +31,7 @@ class Entry:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Every entry in the order of the page."""
+    """Every entry, in the order of the page."""
     _, *parts = glossary_file().read_text(encoding="utf-8").split("\n## ")
     return tuple(
         _entry(title, body)
@@ -41,7 +41,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def _entry(title: str, body: str) -> Entry:
-    """Terms stand in bold, wherever in the entry; what follows the first one up to the colon is another name."""
+    """Read one entry. Its terms are the bold words, and the names before the first colon."""
     body = re.sub(r"\s*\n\s*", " ", body)
     plain = _MARKUP.sub("", body)
     names = plain.partition(":")[0].split(", ")
@@ -55,22 +55,24 @@ def _key(word: str) -> str:
 
 @cache
 def _by_term() -> dict[str, Entry]:
-    """The entry of every term; where two have one, that which is named by it."""
+    """Each term with its entry; if two entries explain a term, the entry that is named after it wins."""
     found = {_key(term): entry for entry in entries() for term in entry.terms}
     return found | {_key(entry.terms[0]): entry for entry in reversed(entries())}
 
 
 def entry_for(word: str) -> Entry | None:
-    """The entry that explains a word, in the singular or the plural."""
+    """The entry that explains a word, given in the singular or the plural."""
     key = _key(word)
     return _by_term().get(key) or _by_term().get(key.removesuffix("s"))
 
 
 def entries_of(words: Iterable[str]) -> tuple[Entry, ...]:
-    """The entries of the words: those that explain each, else those with a term in which it stands; without any, all.
+    """The entries that explain these words; all entries if there are no words.
+
+    A word that no entry explains selects every entry with a term that contains the word.
 
     Raises:
-        InputError: a word that no term has.
+        InputError: no term contains the word.
     """
     found = [entry for word in words for entry in _matches(word)]
     return tuple(dict.fromkeys(found)) or entries()

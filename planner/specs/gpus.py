@@ -1,6 +1,6 @@
-"""The GPUs, their links and network adapters of this machine, as its drivers and kernel tell; nothing is timed.
+"""The GPUs, links and network adapters of this machine, as its drivers and its kernel report them; nothing is timed.
 
-Each program that is missing, fails or prints what is not expected leaves its answer out.
+If a program is missing, fails or prints something unexpected, its answer is left out.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
 
 _ADAPTERS = Path("/sys/class/infiniband")
 _SIGNALLING: Final = {26.562: 25.0, 53.125: 50.0}
-"""GB/s of a link that nvidia-smi shows -> GB/s that the data sheets of H100 and B200 give the same link."""
+"""Signalling rate of a link in nvidia-smi (GB/s) -> rate of the same link in the data sheets of H100 and B200 (GB/s).
+"""
 _PCIE_LANE: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""Generation -> GB/s of one lane in one direction, after its encoding (PCI-SIG)."""
+"""PCIe generation -> rate of one lane in one direction after encoding, in GB/s (PCI-SIG)."""
 _TRANSFERS: Final = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
-"""GT/s of a lane, as lspci shows them -> generation."""
+"""Rate of a PCIe lane as lspci shows it (GT/s) -> PCIe generation."""
 _UNDER_ONE_PORT: Final = ("PIX", "PXB")
-"""Words of nvidia-smi for paths over PCIe bridges that do not reach a host bridge: one root port."""
+"""nvidia-smi's words for paths over PCIe bridges below one root port, that is, without a host bridge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU: its name, and the bytes of memory that the driver leaves to programs.
 
-    index: its number in the driver's tables. bus: its PCIe address, `0000:17:00.0`, or empty.
+    index: its number in the driver's tables.
+    bus: its PCIe address, such as `0000:17:00.0`, or empty.
     """
 
     name: str
@@ -49,9 +51,9 @@ class Gpu:
 class Paths:
     """How the GPUs of a machine reach each other.
 
-    joined: GPUs in a group that NVLink or Infinity Fabric joins; 1 without it, None where no driver tells. under_port:
-    GPUs that share one PCIe root port. Where groups differ, the smallest of the first and the largest of the second
-    count.
+    joined: size of the smallest group of GPUs that NVLink or Infinity Fabric joins; 1 if there is neither, None if no
+    driver reports it.
+    under_port: size of the largest group of GPUs that share one PCIe root port.
     """
 
     joined: int | None = None
@@ -59,7 +61,7 @@ class Paths:
 
 
 def nvidia_gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, or None where there is no NVIDIA driver."""
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible; None without an NVIDIA driver."""
     fields = "index,uuid,name,memory.total,memory.reserved,pcie.link.gen.max,pcie.link.width.max,pci.bus_id"
     answer = _ask("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     if answer is None:
@@ -81,12 +83,12 @@ def _gpu(row: list[str]) -> Gpu:
 
 
 def _number(text: str) -> float:
-    """A number of nvidia-smi; 0 where it says [N/A], as old drivers do for what they keep for themselves."""
+    """A number from nvidia-smi; 0 for [N/A], with which old drivers hide a value."""
     return float(text) if re.fullmatch(r"[\d.]+", text) else 0.0
 
 
 def _address(text: str) -> str:
-    """A PCIe address as lspci -D writes it: nvidia-smi has eight digits of the domain, and capitals."""
+    """A PCIe address in the form of lspci -D; nvidia-smi writes eight digits for the domain, and capitals."""
     found = re.fullmatch(r"[0-9A-Fa-f]*([0-9A-Fa-f]{4}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", text)
     return f"{found[1]}:{found[2]}".lower() if found else ""
 
@@ -99,7 +101,7 @@ def _is_visible(index: str, uuid: str) -> bool:
 
 
 def amd_gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs that rocm-smi lists, a die each, or None where there is no AMD driver; PCIe as lspci shows it."""
+    """The GPUs that rocm-smi lists, one per die, with the PCIe slots that lspci shows; None without an AMD driver."""
     answer = _ask("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showbus", "--json")
     cards = _json(answer)
     if answer is None or not cards:
@@ -128,7 +130,7 @@ def _json(text: str | None) -> dict[str, object]:
 
 
 def _slots() -> dict[str, tuple[int, int]]:
-    """PCIe generation and lanes of each device by its address, as far as lspci may tell it."""
+    """PCIe generation and number of lanes of each device by address, where lspci is permitted to read them."""
     found, address = {}, ""
     for line in (_ask("lspci", "-D", "-vv") or "").splitlines():
         if head := re.match(r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ", line):
@@ -139,7 +141,7 @@ def _slots() -> dict[str, tuple[int, int]]:
 
 
 def paths(gpus: tuple[Gpu, ...]) -> Paths:
-    """How these GPUs reach each other: `nvidia-smi topo -m`, else rocm-smi and the PCIe tree of lspci."""
+    """How these GPUs reach each other, from `nvidia-smi topo -m`, or else from rocm-smi and lspci's PCIe tree."""
     kinds = _nvidia_topology() or _amd_topology()
     of = {frozenset((a, b)): kind for (a, b), kind in kinds.items()}
     indices = [gpu.index for gpu in gpus]
@@ -154,12 +156,12 @@ def paths(gpus: tuple[Gpu, ...]) -> Paths:
 
 
 def _near(index: int, indices: list[int], kinds: Mapping[frozenset[int], str], counts: Callable[[str], bool]) -> int:
-    """A GPU and those of the others whose path to it counts."""
+    """The GPU `index` and all GPUs that it reaches by a path of one of these kinds."""
     return 1 + sum(counts(kinds.get(frozenset((index, other)), "")) for other in indices if other != index)
 
 
 def _nvidia_topology() -> dict[tuple[int, int], str]:
-    """Kind of the path between two GPUs: NV18, PIX, PXB, PHB, NODE or SYS."""
+    """The kind of path between each two GPUs: NV18, PIX, PXB, PHB, NODE or SYS."""
     columns: list[str] = []
     found = {}
     for line in (_ask("nvidia-smi", "topo", "-m") or "").splitlines():
@@ -174,7 +176,7 @@ def _nvidia_topology() -> dict[tuple[int, int], str]:
 
 
 def _amd_topology() -> dict[tuple[int, int], str]:
-    """Kind of the path between two GPUs: XGMI or PCIE."""
+    """The kind of path between each two GPUs: XGMI or PCIE."""
     answer = _json(_ask("rocm-smi", "--showtopotype", "--json")).get("system", {})
     found = {}
     for key, kind in (answer if isinstance(answer, dict) else {}).items():
@@ -184,7 +186,7 @@ def _amd_topology() -> dict[tuple[int, int], str]:
 
 
 def _root_ports() -> dict[str, str]:
-    """The root port of each device below one, by its address: the first step of the paths that `lspci -PP` prints."""
+    """The root port above each device, by the device's address: the first step of the paths that `lspci -PP` prints."""
     found = {}
     for line in (_ask("lspci", "-D", "-PP") or "").splitlines():
         path = line.split(" ", 1)[0].split("/")
@@ -195,14 +197,14 @@ def _root_ports() -> dict[str, str]:
 
 
 def nvlink_bytes_per_second() -> float:
-    """Bandwidth of all active NVLinks of the first GPU together, one way; 0 without NVLink."""
+    """Bandwidth of the first GPU's active NVLinks together, in one direction; 0 without NVLink."""
     answer = _ask("nvidia-smi", "nvlink", "--status", "--id=0") or ""
     links = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", answer)]
     return parse_quantity(f"{sum(_SIGNALLING.get(rate, rate) for rate in links)} GB/s", "bytes_per_second")
 
 
 def pcie_bytes_per_second(gpu: Gpu) -> float:
-    """Bandwidth of a GPU's PCIe slot, one way; 0 where the driver does not tell.
+    """Bandwidth of a GPU's PCIe slot in one direction; 0 if the driver does not report it.
 
     Source: PCI-SIG, rates of the generations with their encoding.
     """
@@ -210,9 +212,9 @@ def pcie_bytes_per_second(gpu: Gpu) -> float:
 
 
 def adapter_bytes_per_second() -> tuple[float, str]:
-    """Bandwidth of all active InfiniBand and RoCE ports together, one way, and the name of their network.
+    """Bandwidth of all active InfiniBand and RoCE ports together, in one direction, and the name of their network.
 
-    The kernel tells of them; where it shows none, ibstat is asked.
+    The kernel reports the ports; if it reports none, ibstat is asked.
     """
     ports = [
         (_read(port / "rate").partition(" ")[0], _read(port / "state"), _read(port / "link_layer"))
@@ -246,7 +248,7 @@ def _read(path: Path) -> str:
 
 
 def _ask(name: str, *arguments: str) -> str | None:
-    """What a program prints; None where it is missing, fails or does not answer."""
+    """The output of a program; None if the program is missing, fails or does not answer."""
     program = shutil.which(name)
     if program is None:
         return None

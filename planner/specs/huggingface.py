@@ -1,7 +1,7 @@
 """Hugging Face `config.json`: read as JSON, translated by a table for each `model_type`, never executed.
 
-What a key means is defined by the class of that model type in the transformers library, defaults included. A
-key that concerns attention or experts and that no table reads is an error, never a guess.
+The meaning and the default of a key are those of the model type's class in the transformers library. If a key concerns
+attention or experts and no table reads it, it is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""Keys that change neither what is counted nor what is priced, where their type does not read them."""
+"""Keys that change neither parameters nor prices, unless the table of their type reads them."""
 _CONCERNS: Final = re.compile(r"attn|attention|head|expert|moe|router|window|lora|kv|qk|layer|norm|mlp|ffn|bias|sink")
-"""Keys with these in their name may change what is counted."""
+"""Parts of key names; a key with one of them may change the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceModel:
-    """A model document made from a config.json; the values stand where the file has them.
+    """A model document made from a config.json; each value has the position of its key in the file.
 
-    notes: what a reader should know about what was not read, a sentence each.
+    notes: sentences for the user about parts of the file that were not read.
     """
 
     tree: Node
@@ -97,7 +97,7 @@ def read_config(path: Path, name: str = "") -> HuggingFaceModel:
     """Read a config.json; messages call the file `name`.
 
     Raises:
-        InputError: no such file, no strict JSON, an unknown model_type, or keys that no table reads.
+        InputError: the file is missing or no strict JSON, or has an unknown model_type, or keys that no table reads.
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
@@ -105,7 +105,7 @@ def read_config(path: Path, name: str = "") -> HuggingFaceModel:
 
 
 def config_from_text(text: str, shown: str, model_name: str = "model") -> HuggingFaceModel:
-    """The model document of the text of a config.json; messages call it `shown`.
+    """The model document from the text of a config.json; messages call the file `shown`.
 
     Raises:
         InputError: no strict JSON, an unknown model_type, or keys that no table reads.
@@ -143,7 +143,10 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
 
 
 def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
-    """The three parts of the file of a model that reads images; None of any other, or where no tower is described."""
+    """The three parts of the file of a model that reads images.
+
+    None for other models and for files without a vision tower.
+    """
     name = str(outer.get("model_type"))
     if name not in PROJECTORS or not isinstance(outer.get("vision_config"), dict):
         return None
@@ -180,7 +183,7 @@ def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
 
 
 def _is_text_model(outer: dict[str, Any]) -> bool:
-    """Whether `architectures` names the text model alone; if so, only the text model's own keys are read."""
+    """Whether `architectures` names only the text model; then only the text model's own keys are read."""
     names = outer.get("architectures")
     return (
         isinstance(names, list)
@@ -190,9 +193,9 @@ def _is_text_model(outer: dict[str, Any]) -> bool:
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:
-    """Strict JSON: no comments, no NaN, no key twice, not nested or long beyond the limits of our documents.
+    """Parse strict JSON: no comments, no NaN, no repeated keys, and the nesting and length limits of our documents.
 
-    Infinity is read, as Python writes it: limits of time steps in Mamba's files are infinite.
+    Infinity is read, in Python's spelling, because Mamba's files have infinite limits of time steps.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -235,7 +238,7 @@ def _walk(value: Any, name: str, depth: int = 1) -> Iterator[Any]:
 
 @cache
 def _class_defaults() -> dict[str, dict[str, Any]]:
-    """What missing keys mean, by type.
+    """Default values of missing keys, by model type.
 
     Source: configuration classes of transformers 5.23, recorded by tools/hf_counts.py.
     """
@@ -253,22 +256,22 @@ _ANOTHER_WAY: Final = {
     "attention_layers": ("attention_types",),
     "num_attention_heads": ("kv_channels",),
 }
-"""Older keys that say the same as a list of layers."""
+"""Older keys that express a list of layers in another way."""
 
 
 _OLDER_LISTS: Final = {
     "hybrid_layer_pattern": ("layer_types", {"0": "full_attention", "1": "sliding_attention"}),
     "moe_layer_freq": ("mlp_layer_types", {"0": "dense", "1": "sparse"}),
 }
-"""Lists of numbers, which the library writes as lists of names."""
+"""Lists of numbers that the library now writes as lists of names."""
 
 
 _OLDER_KEYS: Final = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
-"""Keys of LFM2's files that its class takes for others."""
+"""Keys in LFM2's files that the library's class reads under other names."""
 
 
 def _spell_anew(values: dict[str, Any]) -> None:
-    """Older keys as the classes of the library spell them, and layers by their numbers as lists of names."""
+    """Rename older keys to the library's present spelling, and turn lists of layer numbers into lists of names."""
     for older, key in _OLDER_KEYS.items():
         if older in values:
             values[key] = values.pop(older)
@@ -286,13 +289,16 @@ def _spell_anew(values: dict[str, Any]) -> None:
 
 
 def _has_no_windows(config: Config) -> bool:
-    """Whether a file without a list of layers says that all of them attend to all tokens."""
+    """Whether all layers attend to all tokens, for a file without a list of layers."""
     unused = config.values.get("use_sliding_window") is False
     return unused or ("sliding_window" in config.values and config.values["sliding_window"] is None)
 
 
 def _fill_in(config: Config) -> None:
-    """Defaults of the class for missing keys; what the class works out from other keys must be in the file."""
+    """Fill in the class's defaults of missing keys.
+
+    Values that the class derives from other keys must be in the file.
+    """
     _spell_anew(config.values)
     for older, (key, names) in _OLDER_LISTS.items():
         listed = config.values.get(older)
@@ -321,7 +327,7 @@ def _model_type(config: Config) -> ModelType:
 
 
 def _refuse_unread(config: Config) -> None:
-    """Every key that was not read must be known to change nothing that is counted or priced."""
+    """Refuse unread keys, unless they are known to change neither parameters nor prices."""
     unread = [
         key
         for key, value in config.values.items()

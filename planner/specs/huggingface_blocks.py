@@ -1,6 +1,6 @@
-"""Blocks of a Hugging Face config.json beyond plain attention: experts, windows by layer, mixers, gates, further parts.
+"""Rules for the blocks of a Hugging Face config.json beyond plain attention: experts, windows, mixers, gates.
 
-Each rule reads the keys of its block and fills the fields of ours. Source of all: the classes of the model types in
+Each rule reads the keys of its block and fills our fields. The source of all rules is the code of the model types in
 transformers 5.23 (configuration_*.py and modeling_*.py of each type).
 """
 
@@ -25,7 +25,7 @@ _FULL: Final = ("full_attention", "attention", "full", "hybrid_attention")
 
 
 def layers_by(key: str, kinds: Mapping[str, Callable[[Config], Fields]]) -> Callable[[Config], None]:
-    """The layers that a list of names in the file describes; full attention is the plain kind."""
+    """The number of layers of each kind, from a list of names in the file; full attention is the plain kind."""
 
     def rule(config: Config) -> None:
         names = config.entries(key)
@@ -51,12 +51,12 @@ def _put_kinds(config: Config, key: str, names: list[Any], kinds: Mapping[str, C
 
 
 def every(period: int, offset: int, total: int) -> int:
-    """How many of `total` layers come at `offset` of each period."""
+    """How many of `total` layers are at position `offset` of their period."""
     return sum(1 for number in range(total) if number % period == offset) if period else 0
 
 
 def window(key: str = "sliding_window", **fields: str) -> Callable[[Config], Fields]:
-    """Layers of a list that attend within a window, with fields of their own."""
+    """Layers of a list that attend within a window and have fields of their own."""
 
     def kind(config: Config) -> Fields:
         own = {target: value for name, target in fields.items() if (value := config.get(name)) is not None}
@@ -66,7 +66,7 @@ def window(key: str = "sliding_window", **fields: str) -> Callable[[Config], Fie
 
 
 def windows(config: Config) -> None:
-    """Layers within windows: by a list, or all but every n-th where the file has a number; else none."""
+    """Layers with windows: from a list, or all but every n-th layer if the file has a number, or none."""
     width = config.count("sliding_window")
     pattern = 0
     for key in ("sliding_window_pattern", "global_attn_every_n_layers", "no_rope_layer_interval", "no_rope_layers"):
@@ -90,7 +90,7 @@ def windows(config: Config) -> None:
 def mixture(
     width: str = "moe_intermediate_size", *, shared: str = "", shared_width: str = "", shared_unit: str = ""
 ) -> Callable[[Config], None]:
-    """Routed experts of one width, and shared ones: `shared` of them as wide, or all together `shared_width`."""
+    """Routed experts of one width, and shared ones: `shared` of the same width, or `shared_width` for all together."""
 
     def rule(config: Config) -> None:
         each = config.count(width)
@@ -112,7 +112,7 @@ def mixture(
 
 
 def _leading_dense_layers(config: Config) -> int:
-    """Layers without experts, which must come first: by a list of names, a list of numbers, or a number."""
+    """The number of leading layers without experts, from a list of names, a list of numbers, or a number."""
     kinds = ["dense" if kind == "dense" else "sparse" for kind in config.entries("mlp_layer_types")]
     only, number = config.entries("mlp_only_layers"), 0
     for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_dense_layers"):
@@ -136,7 +136,7 @@ def _leading_dense_layers(config: Config) -> int:
 
 
 def gate(how: str, key: str = "") -> Callable[[Config], None]:
-    """The output of attention is gated, by `head` or `element`; where `key` is given, only if it is true."""
+    """A gate on the output of attention, per `head` or per `element`; with `key`, only if that flag is true."""
 
     def rule(config: Config) -> None:
         if not key or config.get(key):
@@ -146,7 +146,7 @@ def gate(how: str, key: str = "") -> Callable[[Config], None]:
 
 
 def norm_if(key: str, target: str, value: Any) -> Callable[[Config], None]:
-    """Set `target` where the flag `key` is true."""
+    """Set `target` if the flag `key` is true."""
 
     def rule(config: Config) -> None:
         if config.flag(key):
@@ -156,7 +156,7 @@ def norm_if(key: str, target: str, value: Any) -> Callable[[Config], None]:
 
 
 def both_biases(key: str) -> Callable[[Config], None]:
-    """One key for the biases of attention and of the feed-forward block."""
+    """One key that gives both attention and the feed-forward block their biases."""
 
     def rule(config: Config) -> None:
         for target in ("attention_bias", "mlp_bias"):
@@ -166,7 +166,7 @@ def both_biases(key: str) -> Callable[[Config], None]:
 
 
 def sparse(config: Config) -> None:
-    """An indexer in every layer, or in those that a list calls indexed."""
+    """An indexer in every layer, or in the layers that a list calls indexed."""
     indexer = {
         "num_heads": config.count("index_n_heads"),
         "head_size": config.count("index_head_dim"),
@@ -188,7 +188,7 @@ def sparse(config: Config) -> None:
 
 
 def _indexer_modes(config: Config) -> list[str]:
-    """Which layers choose keys, and which take those of the layer before: by a list, letters, or every n-th layer."""
+    """Which layers choose keys, and which reuse the previous layer's: from a list, letters, or every n-th layer."""
     listed, letters = config.entries("indexer_types"), config.get("index_topk_pattern")
     if listed:
         return [str(each) for each in listed]
@@ -203,7 +203,7 @@ def _indexer_modes(config: Config) -> list[str]:
 
 
 def mamba2(prefix: str = "mamba_", *, beside: bool = False) -> Callable[[Config], Fields]:
-    """A Mamba-2 block; `beside`: attention works beside it on the same input (Falcon-H1)."""
+    """A Mamba-2 block; with `beside`, attention reads the same input in parallel (Falcon-H1)."""
 
     def kind(config: Config) -> Fields:
         names = {
@@ -234,7 +234,7 @@ def mamba2(prefix: str = "mamba_", *, beside: bool = False) -> Callable[[Config]
 
 
 def _mamba_head_size(config: Config, key: str, heads: int) -> int:
-    """Head size of Mamba-2: as given, or the inner width over the heads."""
+    """Head size of Mamba-2: as given, or the inner width divided by the heads."""
     config.get(key)
     if width := config.count("mamba_d_ssm"):
         return width // max(1, heads)
@@ -266,7 +266,7 @@ def _time_step_rank(config: Config, key: str) -> int:
 
 
 def gated_deltanet(config: Config) -> Fields:
-    """Gated DeltaNet, as Qwen3-Next has it."""
+    """Gated DeltaNet as in Qwen3-Next."""
     mixer = {
         "kind": "gated-deltanet",
         "num_heads": config.count("linear_num_value_heads"),
@@ -279,7 +279,7 @@ def gated_deltanet(config: Config) -> Fields:
 
 
 def kda(*, low_rank: bool) -> Callable[[Config], Fields]:
-    """Kimi delta attention, with gates of low rank or of whole matrices."""
+    """Kimi delta attention, whose gates are low-rank or full matrices."""
 
     def kind(config: Config) -> Fields:
         size = config.count("linear_head_dim")
@@ -299,7 +299,7 @@ def kda(*, low_rank: bool) -> Callable[[Config], Fields]:
 
 
 def lightning(config: Config) -> Fields:
-    """Lightning attention: as many heads as attention, of the same size."""
+    """Lightning attention, with the same heads as attention."""
     heads = config.filled("num_heads")
     size = config.filled("head_size") or config.filled("hidden_size") // max(1, heads)
     mixer = {"kind": "lightning", "num_heads": heads, "key_size": size, "value_size": size}
@@ -320,7 +320,7 @@ def convolution(config: Config) -> Fields:
 
 
 def whole_stack(kind: Callable[[Config], Fields]) -> Callable[[Config], None]:
-    """All layers have the mixer of this kind."""
+    """Give every layer a mixer of this kind."""
 
     def rule(config: Config) -> None:
         for target, value in kind(config).items():
@@ -330,7 +330,7 @@ def whole_stack(kind: Callable[[Config], Fields]) -> Callable[[Config], None]:
 
 
 def pure_mamba(config: Config) -> None:
-    """Mamba: one norm and one block in a layer, no attention, no feed-forward block."""
+    """Mamba: each layer is one norm and one block, without attention and without a feed-forward block."""
     mixer = {
         "kind": "mamba",
         "num_heads": 1,
@@ -355,7 +355,7 @@ def pure_mamba2(config: Config) -> None:
 
 
 def jamba(config: Config) -> None:
-    """Attention at one place of each period, Mamba elsewhere; experts at one place of another period."""
+    """Attention at one position of each period, Mamba elsewhere; experts at one position of another period."""
     layers = config.filled("num_layers")
     period, offset = config.count("attn_layer_period"), config.count("attn_layer_offset")
     if (others := layers - every(period, offset, layers)) and (fields := mamba1(config)):
@@ -370,14 +370,14 @@ def jamba(config: Config) -> None:
 
 
 def zamba(config: Config) -> None:
-    """Mamba-1 in each layer; before some of them an attention block that they share, and a matrix of each."""
+    """Mamba-1 in each layer; before some layers a shared attention block, with one matrix of the layer's own."""
     mixer = mamba1(config)["mixer"] | {"state_norms": False}
     config.get("n_mamba_heads")
     _shared_blocks(config, mixer, config.entries("layers_block_type").count("hybrid"), blocks=1, adapters=0)
 
 
 def zamba2(config: Config) -> None:
-    """The same with Mamba-2, several blocks that take turns, and adapters of each layer that uses one."""
+    """Zamba with Mamba-2, several shared blocks in turn, and adapters in each layer that uses one."""
     mixer = {
         "kind": "mamba2",
         "num_heads": config.count("n_mamba_heads"),
@@ -400,9 +400,11 @@ def zamba2(config: Config) -> None:
 
 
 def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adapters: int) -> None:
-    """`blocks` attention blocks for `hybrid` layers in turn, each counted as a layer of its own before the mixer's.
+    """`blocks` attention blocks that `hybrid` layers use alternately.
 
-    Attention reads the layer's input beside the embedding. Source: Zamba (arXiv 2405.16712), section 2.
+    Each use counts as a layer before the mixer's layer.
+
+    Attention reads the layer's input together with the embedding. Source: Zamba (arXiv 2405.16712), section 2.
     """
     layers, h, wide = config.filled("num_layers"), config.filled("hidden_size"), config.count("attention_hidden_size")
     names = set(map(str, config.entries("layers_block_type"))) - {"hybrid", "mamba", "linear_attention"}
@@ -425,7 +427,7 @@ def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adap
 
 
 def bamba(config: Config) -> None:
-    """Mamba-2 in all layers but those of a list."""
+    """Mamba-2 in all layers except those of a list."""
     config.get("layer_types")
     attention = config.entries("attn_layer_indices")
     if others := config.filled("num_layers") - len(attention):
@@ -439,7 +441,7 @@ _OF_EXPERTS: Final = (
 
 
 def nemotron_h(config: Config) -> None:
-    """One block in a layer: Mamba-2, attention, experts or a feed-forward block, by a list or a text of letters."""
+    """One block per layer (Mamba-2, attention, experts or feed-forward), from a list or a string of letters."""
     key = "layers_block_type"
     letters = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
     pattern = config.get("hybrid_override_pattern")
@@ -499,7 +501,7 @@ def nemotron_h(config: Config) -> None:
 
 
 def recurrent_gemma(config: Config) -> None:
-    """Recurrent blocks and local attention in turn; half the feed-forward width for each of its two inputs."""
+    """Recurrent blocks and local attention in turn; each of the two feed-forward inputs has half the width."""
     pattern, layers = config.entries("block_types") or config.entries("_block_types"), config.filled("num_layers")
     names = [str(pattern[number % len(pattern)]) for number in range(layers)] if pattern else []
     width = config.count("lru_width") or config.filled("hidden_size")
@@ -522,7 +524,7 @@ def recurrent_gemma(config: Config) -> None:
 
 
 def rwkv(config: Config) -> None:
-    """RWKV-4: time mixing in place of attention; a feed-forward block with a receptance of its own."""
+    """RWKV-4: time mixing replaces attention, and the feed-forward block has its own receptance."""
     hidden = config.filled("hidden_size")
     width = config.count("attention_hidden_size") or hidden
     config.put("mixer", {"kind": "rwkv", "num_heads": 1, "value_size": width}, "model_type")
@@ -534,7 +536,7 @@ def rwkv(config: Config) -> None:
 
 
 def xlstm(config: Config) -> None:
-    """xLSTM: a matrix memory in place of attention, and a feed-forward block of a rounded width."""
+    """xLSTM: a matrix memory replaces attention, and the width of the feed-forward block is rounded."""
     if config.flag("use_bias"):
         config.refuse("use_bias", "biases of xLSTM are not supported")
     config.put("tied_embeddings", False, "model_type")  # the library ties nothing here

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json while it is being translated: which keys were read, and where values came from."""
+"""A Hugging Face config.json during its translation: the keys that were read, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from planner.specs.yaml import Node
 class Config:
     """The keys of a config.json and the model document that is made from them.
 
-    name, text: the file, for messages. values: its keys. document: our fields, those of nested documents inside.
-    read: keys that were looked at. missing: keys that must be there. notes: what a reader should know.
+    name, text: the file, for messages.
+    values: the keys of the file.
+    document: our fields, with nested documents inside.
+    read: keys that were read.
+    missing: required keys that the file lacks.
+    notes: sentences for the user.
     """
 
     name: str
@@ -29,16 +33,16 @@ class Config:
     _origins: dict[str, str] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or `default` where it is missing or null."""
+        """The value of a key, or `default` if it is missing or null."""
         self.read.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
     def count(self, key: str, default: int = 0) -> int:
-        """The value of a key that must be a whole number, or `default` where it is missing or null.
+        """The value of a key that must be a whole number, or `default` if it is missing or null.
 
         Raises:
-            InputError: it is something else.
+            InputError: the value is no whole number.
         """
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -46,10 +50,10 @@ class Config:
         return value
 
     def entries(self, key: str) -> list[Any]:
-        """The value of a key that must be a list; empty where it is missing or null.
+        """The value of a key that must be a list; empty if it is missing or null.
 
         Raises:
-            InputError: it is something else.
+            InputError: the value is no list.
         """
         value = self.get(key, [])
         if not isinstance(value, list):
@@ -57,10 +61,10 @@ class Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """The value of a key that must be true or false, or `default` where it is missing or null.
+        """The value of a key that must be true or false, or `default` if it is missing or null.
 
         Raises:
-            InputError: it is something else.
+            InputError: the value is neither true nor false.
         """
         value = self.get(key, default)
         if not isinstance(value, bool):
@@ -68,11 +72,11 @@ class Config:
         return value
 
     def add(self, target: str, value: int) -> None:
-        """Add to our field `target`, a number of parameters."""
+        """Add a number of parameters to our field `target`."""
         self.put(target, self.filled(target) + value, "model_type")
 
     def add_kind(self, num_layers: int, origin: str, **fields: Any) -> None:
-        """Add layers of a kind of their own, with the fields in which they differ."""
+        """Add a kind of layers, with the fields in which they differ from the others."""
         known = [
             kind for kind in self.document.get("layers", ()) if {**kind, "num_layers": 0} != {**fields, "num_layers": 0}
         ]
@@ -80,12 +84,12 @@ class Config:
         self.put("layers", (*known, {"num_layers": num_layers + same, **fields}), origin)
 
     def filled(self, target: str) -> int:
-        """What our field `target` holds so far; 0 where that is no whole number, which is reported later."""
+        """The present value of our field `target`; 0 if it is no whole number, which is reported later."""
         value = self.document.get(target)
         return value if type(value) is int else 0
 
     def put(self, target: str, value: Any, origin: str) -> None:
-        """Set our field `target` (`moe.num_experts` for a nested one) from the key `origin`."""
+        """Set our field `target` (`moe.num_experts` for a nested field) from the key `origin`."""
         *parents, last = target.split(".")
         document = self.document
         for parent in parents:
@@ -94,7 +98,7 @@ class Config:
         self._origins[target] = origin
 
     def adopt(self, prefix: str, other: Config) -> None:
-        """Take the fields of another part of the file as those of our document `prefix`, and its notes."""
+        """Copy the fields of another part of the file to our document `prefix`, and add that part's notes."""
         for target, origin in other._origins.items():
             value: Any = other.document
             for part in target.split("."):
@@ -107,7 +111,7 @@ class Config:
         raise InputError(self.mistake(key, message, hint))
 
     def raise_if_missing(self) -> None:
-        """Raise an `InputError` that names every key that must be there and is not."""
+        """Raise an `InputError` that names every missing required key."""
         if self.missing:
             keys = [key.split("|")[0] for key in self.missing]
             raise InputError(
@@ -115,12 +119,12 @@ class Config:
             )
 
     def mistake(self, key: str, message: str, hint: str = "") -> Mistake:
-        """A mistake at the first line that has `key`."""
+        """A mistake at the first line that contains `key`."""
         where, line = self._place(key)
         return Mistake(message=printable(message, 300), where=where, hint=printable(hint, 400), source_line=line)
 
     def tree(self) -> Node:
-        """The model document as nodes; each value stands where the key is that it was made from."""
+        """The model document as nodes; each value has the position of the key that it was made from."""
         return self._node(self.document, "")
 
     def _node(self, document: dict[str, Any], prefix: str) -> Node:
@@ -134,7 +138,7 @@ class Config:
         return Node(data=data, where=self.name)
 
     def _place(self, key: str) -> tuple[str, str]:
-        """Where the first `"key":` is, as file:line:column, and its line; the file alone where there is none."""
+        """Position of the first `"key":` as file:line:column, and its line; only the file if the key is not found."""
         found = re.search(rf'"{re.escape(key)}"\s*:', self.text)
         if not found:
             return self.name, ""
@@ -145,7 +149,7 @@ class Config:
 
 
 def _as_node(value: Any, where: str, line: str) -> Node:
-    """A value as a node; what no field of ours can be is left as its text, for the message about it."""
+    """A value as a node; a value of an unsupported type stays text, so that the message can show it."""
     data: Any = value if isinstance(value, str | int | float) else str(value)
     if isinstance(value, tuple):
         data = tuple(_as_node(each, where, line) for each in value)

@@ -1,6 +1,6 @@
-"""Rules of BERT's and BART's descendants: heads by architecture, tables of embeddings, decoders without their encoder.
+"""Rules for the descendants of BERT and BART: heads, tables of embeddings, decoders without their encoder.
 
-Source of all: configuration_*.py and modeling_*.py of each type in transformers 5.23.
+The source of all rules is the code in transformers 5.23: configuration_*.py and modeling_*.py of each type.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def head_by_architecture(*, transform: bool = True, pooled: bool = False) -> Callable[[Config], None]:
-    """A language model's head where `architectures` names one, else a pooler.
+    """A language model's head if `architectures` names one, otherwise a pooler.
 
-    transform: a square matrix and a norm stand before the head. pooled: the pooler stays beside the head (BigBird).
+    transform: a square matrix and a norm precede the head.
+    pooled: the pooler exists in addition to the head (BigBird).
     """
 
     def rule(config: Config) -> None:
@@ -39,9 +40,10 @@ def head_by_architecture(*, transform: bool = True, pooled: bool = False) -> Cal
 
 
 def narrow_embeddings(*, to: str = "", out: str = "", reads: int = 0) -> Callable[[Config], None]:
-    """Embeddings of another width, which one matrix makes as wide as the model, and a second one narrower again.
+    """Embeddings of another width: one matrix projects them to the model's width, a second one back for the head.
 
-    to, out: the keys of the width of the embedding and of what the head reads; reads: what a missing `out` means.
+    to, out: the keys that set the width of the embedding, and the width that the head reads.
+    reads: the width that the head reads if the key `out` is missing.
     """
 
     def rule(config: Config) -> None:
@@ -62,7 +64,7 @@ def narrow_embeddings(*, to: str = "", out: str = "", reads: int = 0) -> Callabl
 
 
 def roformer(config: Config) -> None:
-    """Sinusoids of a head's size, kept as a parameter."""
+    """Sinusoidal positions of a head's size, stored as a parameter."""
     rows, heads = config.filled("max_sequence_length"), max(1, config.filled("num_heads"))
     config.put("table_params", rows * (config.filled("hidden_size") // heads), "max_position_embeddings")
     config.put("position", "rope", "model_type")
@@ -72,7 +74,7 @@ def roformer(config: Config) -> None:
 
 
 def xmod(config: Config) -> None:
-    """An adapter in each layer for each language, of which a token passes through one."""
+    """One adapter per layer and language; a token passes through one of a layer's adapters."""
     hidden = config.filled("hidden_size")
     languages = max(1, len(config.entries("languages")))
     middle = int(hidden // config.get("adapter_reduction_factor", 2))
@@ -86,7 +88,7 @@ def xmod(config: Config) -> None:
 
 
 def roc_bert(config: Config) -> None:
-    """Embeddings of pronunciation and shape, joined with that of the word by a matrix."""
+    """Embeddings of pronunciation and shape; a matrix joins them with the word's embedding."""
     hidden = config.filled("hidden_size")
     widths, tables = hidden, 0
     for name in ("pronunciation", "shape"):
@@ -110,9 +112,9 @@ def ernie(config: Config) -> None:
 def bart(
     *, extra: int = 0, embedding_norm: bool = True, final_norm: bool = False, biases: bool = True, tied: bool = True
 ) -> Callable[[Config], None]:
-    """The decoder alone: each layer attends to an encoder that is no part of the model.
+    """The decoder alone; each of its layers attends to an encoder that is not part of the model.
 
-    extra: rows of positions beyond those of the file.
+    extra: rows in the table of positions in addition to those that the file states.
     """
 
     def rule(config: Config) -> None:
@@ -131,7 +133,7 @@ def bart(
 
 
 def whisper(config: Config) -> None:
-    """Keys without a bias."""
+    """Projections of keys without a bias."""
     hidden = config.filled("hidden_size")
     config.put("attention_bias", False, "model_type")
     config.put("layer_vector_params", 3 * hidden, "model_type")
@@ -146,14 +148,14 @@ def whisper(config: Config) -> None:
 
 
 def learned_positions(config: Config) -> None:
-    """TrOCR: positions are learned or sinusoids, the embedding is normalised or not."""
+    """TrOCR: positions are learned or sinusoidal, and the embedding has a norm or not."""
     if not config.flag("use_learned_position_embeddings", True):
         config.put("position", "none", "use_learned_position_embeddings")
     config.put("embedding_norm", config.flag("layernorm_embedding", True), "layernorm_embedding")
 
 
 def untied_unless(key: str) -> Callable[[Config], None]:
-    """The head is tied by a key of its own."""
+    """A special key of this type says whether the head is tied to the embedding."""
 
     def rule(config: Config) -> None:
         config.put("tied_embeddings", config.flag(key, True), key)
@@ -162,7 +164,7 @@ def untied_unless(key: str) -> Callable[[Config], None]:
 
 
 def bird_bias(config: Config) -> None:
-    """Biases of queries, keys and values by a key."""
+    """A key that gives queries, keys and values their biases."""
     if not config.flag("use_bias", True):
         config.put("attention_bias", False, "use_bias")
         config.add("layer_vector_params", config.filled("hidden_size"))
@@ -171,11 +173,11 @@ def bird_bias(config: Config) -> None:
 
 
 def big_bird_bias(config: Config) -> None:
-    """Biases of attention by a key."""
+    """A key that gives attention its biases."""
     config.put("attention_bias", config.flag("use_bias"), "use_bias")
 
 
 def prompts(config: Config) -> None:
-    """MVP's prompts, off in most files."""
+    """MVP's prompts, which most files turn off."""
     if config.flag("use_prompt"):
         config.refuse("use_prompt", "prompts of MVP are a block that is not supported")

@@ -1,6 +1,6 @@
-"""Rules of single model types: the parts that only their own code has.
+"""Rules for single model types, for the parts that only their own code has.
 
-Source of all: configuration_*.py and modeling_*.py of each type in transformers 5.23.
+The source of all rules is the code in transformers 5.23: configuration_*.py and modeling_*.py of each type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def latent_heads(config: Config) -> None:
-    """Head sizes of latent attention follow from its own keys; newer files repeat them."""
+    """Head sizes of latent attention, which follow from its own keys; newer files repeat them."""
     for key in ("head_dim", "qk_head_dim", "rope_interleave"):
         config.get(key)
     config.get("num_key_value_heads")
@@ -25,7 +25,7 @@ def latent_heads(config: Config) -> None:
 
 
 def latent_bias(config: Config) -> None:
-    """Biases of the projections to the latents and of the output."""
+    """Biases of the projections to the latents and of the output projection."""
     if config.flag("attention_bias"):
         mla = config.document["mla"]
         outputs = mla.get("q_lora_rank", 0) + mla["kv_lora_rank"] + mla["rope_head_size"] + config.filled("hidden_size")
@@ -33,18 +33,18 @@ def latent_bias(config: Config) -> None:
 
 
 def sub_norms(config: Config) -> None:
-    """BitNet: a norm before the output projection, and one before the last matrix of the feed-forward block."""
+    """BitNet: a norm before the output projection, and a norm before the last matrix of the feed-forward block."""
     config.add("layer_vector_params", config.filled("hidden_size") + config.filled("ffn_hidden_size"))
 
 
 def differential(config: Config) -> None:
-    """DiffLlama: four vectors of a head's size that weigh the two softmaxes."""
+    """DiffLlama: four vectors of a head's size, which weigh the two softmaxes."""
     size = config.filled("head_size") or config.filled("hidden_size") // max(1, config.filled("num_heads"))
     config.add("layer_vector_params", 4 * size)
 
 
 def doge(config: Config) -> None:
-    """Doge: a decay of each key-value head from the values, and residuals with learned weights."""
+    """Doge: values produce a decay for each key-value head, and residual connections have learned weights."""
     if config.flag("is_moe"):
         config.refuse("is_moe", "cross-domain experts of Doge are a block that is not supported")
     for key in ("num_experts", "num_experts_per_tok", "keep_window_size"):
@@ -57,7 +57,7 @@ def doge(config: Config) -> None:
 
 
 def ernie_bias(config: Config) -> None:
-    """One key for the biases of both blocks."""
+    """One key that gives both blocks their biases."""
     config.put("mlp_bias", config.flag("use_bias"), "use_bias")
     config.get("moe_layer_end_index")
 
@@ -74,13 +74,13 @@ def shared_bias(key: str) -> Callable[[Config], None]:
 
 
 def floor_head(config: Config) -> None:
-    """Heads that do not fill the width are rounded down."""
+    """The head size if the heads do not divide the width: the quotient, rounded down."""
     if not config.filled("head_size"):
         config.put("head_size", config.filled("hidden_size") // max(1, config.filled("num_heads")), "hidden_size")
 
 
 def output_bias(key: str) -> Callable[[Config], None]:
-    """A bias on the output projection alone."""
+    """A bias on the output projection only."""
 
     def rule(config: Config) -> None:
         if config.flag(key):
@@ -90,7 +90,7 @@ def output_bias(key: str) -> Callable[[Config], None]:
 
 
 def stablelm(config: Config) -> None:
-    """One norm where both blocks read the same input; norms of each head."""
+    """StableLM: one norm if both blocks read the same input, and norms of each head."""
     if config.flag("use_parallel_residual"):
         config.put("parallel_attention", True, "use_parallel_residual")
         config.put("norms_per_layer", 1, "use_parallel_residual")
@@ -99,7 +99,7 @@ def stablelm(config: Config) -> None:
 
 
 def moshi(config: Config) -> None:
-    """Half of `ffn_dim` for each of the two inputs of the gate; one more row in the embedding."""
+    """Moshi: each input of the gate has half of `ffn_dim`, and the embedding has one more row."""
     config.put("ffn_hidden_size", config.filled("ffn_hidden_size") // 2, "ffn_dim")
     config.put("table_params", config.filled("hidden_size"), "model_type")
     config.put("tied_embeddings", False, "model_type")
@@ -107,14 +107,14 @@ def moshi(config: Config) -> None:
 
 
 def multi_query(config: Config) -> None:
-    """One key-value head, or as many as there are heads."""
+    """One key-value head (multi-query), or as many as there are heads."""
     config.get("num_key_value_heads")
     one = config.flag("multi_query", True)
     config.put("num_kv_heads", 1 if one else config.filled("num_heads"), "multi_query")
 
 
 def gpt_neo(config: Config) -> None:
-    """Biases on the output projection alone; local layers by a list of repeated patterns."""
+    """GPT-Neo: a bias on the output projection only; a list of repeated patterns names the local layers."""
     config.add("layer_vector_params", config.filled("hidden_size"))
     names = config.entries("attention_layers")
     for entry in config.entries("attention_types") if not names else ():
@@ -126,7 +126,7 @@ def gpt_neo(config: Config) -> None:
 
 
 def neox_japanese(config: Config) -> None:
-    """A bias behind attention in the last layer only."""
+    """A bias after attention in the last layer only."""
     config.put(
         "ffn_hidden_size",
         config.count("intermediate_multiple_size", 4) * config.filled("hidden_size"),
@@ -136,20 +136,20 @@ def neox_japanese(config: Config) -> None:
 
 
 def persimmon(config: Config) -> None:
-    """LayerNorms of queries and keys have biases."""
+    """Persimmon: the LayerNorms of queries and keys have biases."""
     if config.flag("qk_layernorm", True):
         config.put("qk_norm", "head", "qk_layernorm")
         config.add("layer_vector_params", 2 * (config.filled("hidden_size") // max(1, config.filled("num_heads"))))
 
 
 def phi(config: Config) -> None:
-    """The same of Phi, where they are off."""
+    """Phi: LayerNorms of queries and keys with biases, which its files turn off."""
     if config.flag("qk_layernorm"):
         persimmon(config)
 
 
 def mpt(config: Config) -> None:
-    """Positions by ALiBi; norms and matrices without biases; a width that is a multiple of the hidden size."""
+    """MPT: ALiBi positions, no biases in norms and matrices, and a width that is a multiple of the hidden size."""
     ratio = config.get("expansion_ratio", 4)
     config.put("ffn_hidden_size", int(ratio * config.filled("hidden_size")), "expansion_ratio")
     for key in (
@@ -171,7 +171,7 @@ def mpt(config: Config) -> None:
 
 
 def cpmant(config: Config) -> None:
-    """Prompts and segments have tables of their own; positions are learned by bucket, segment and head."""
+    """CPM-Ant: tables of prompts and segments, and learned positions per bucket, segment and head."""
     h, segments = config.filled("hidden_size"), config.count("segment_types")
     prompts = config.count("prompt_types") * config.count("prompt_length")
     buckets = (config.count("position_bias_num_buckets") + segments**2) * config.filled("num_heads")
@@ -180,7 +180,7 @@ def cpmant(config: Config) -> None:
 
 
 def modernbert(config: Config) -> None:
-    """No norm before the first block; one square matrix and a norm before the head."""
+    """ModernBERT: no norm before the first block, and a square matrix and a norm before the head."""
     h, bias = config.filled("hidden_size"), config.flag("attention_bias")
     for key in ("local_attention", "classifier_bias", "classifier_activation"):
         config.get(key)
@@ -207,30 +207,30 @@ def modernbert(config: Config) -> None:
 
 
 def experts_head_bias(config: Config) -> None:
-    """The head has a bias where the blocks have."""
+    """A bias of the head if the blocks have biases."""
     config.put("head_bias", config.flag("use_bias"), "use_bias")
 
 
 def gated_biases(config: Config) -> None:
-    """Biases of attention whose queries bring the gate of the output with them: one more for each element of it."""
+    """Biases of attention whose query projection also computes the output's gate: one more per element of the gate."""
     if config.flag("attention_bias"):
         size = config.filled("head_size") or config.filled("hidden_size") // max(1, config.filled("num_heads"))
         config.add("layer_vector_params", config.filled("num_heads") * size)
 
 
 def never_tied(config: Config) -> None:
-    """The library has no code that ties the head of this type, whatever the file says."""
+    """The library's code never ties the head of this type, even if the file says so."""
     config.put("tied_embeddings", False, "model_type")
 
 
 def laguna_gate(config: Config) -> None:
-    """A gate of each head, or of each element."""
+    """A gate for each head, or for each element."""
     per_head = config.get("gating") in (True, None, "per-head")
     config.put("attention_gate", "head" if per_head else "element", "gating")
 
 
 def xlnet(config: Config) -> None:
-    """Relative positions: a matrix of their own in each layer, three biases and two segments for each head."""
+    """XLNet: each layer has a matrix for relative positions, and each head has three biases and two segments."""
     h = config.filled("hidden_size")
     config.add("layer_matrix_params", h * h)
     config.add("layer_vector_params", 5 * h)
@@ -240,7 +240,7 @@ def xlnet(config: Config) -> None:
 
 
 def xlm(config: Config) -> None:
-    """Four times the width; embeddings of languages."""
+    """XLM: a feed-forward block of four times the width, and embeddings of languages."""
     h, languages = config.filled("hidden_size"), config.count("n_langs", 1)
     config.put("ffn_hidden_size", 4 * h, "emb_dim")
     if languages > 1 and config.flag("use_lang_emb", True):
@@ -250,7 +250,7 @@ def xlm(config: Config) -> None:
 
 
 def dbrx(config: Config) -> None:
-    """Shapes of attention and experts in nested documents."""
+    """DBRX: nested documents describe attention and experts."""
     attention, block = config.get("attn_config", {}), config.get("ffn_config", {})
     if not isinstance(attention, dict) or not isinstance(block, dict):
         config.refuse("attn_config", "`attn_config` and `ffn_config` must hold keys and values")
@@ -262,7 +262,7 @@ def dbrx(config: Config) -> None:
 
 
 def gated_norms(config: Config) -> None:
-    """A.X-K2: queries of the latent and gates of the output come from one product; norms have gates of low rank."""
+    """A.X-K2: one product computes the latent queries and the output gates, and norms have low-rank gates."""
     mla = config.document["mla"]
     h, rank = config.filled("hidden_size"), config.count("gated_norm_rank")
     heads = config.filled("num_heads")
@@ -272,7 +272,7 @@ def gated_norms(config: Config) -> None:
 
 
 def dots3(config: Config) -> None:
-    """Layers within windows have other latents; a norm of the rotary key, and a gate of each head."""
+    """Layers with windows have other latents, a norm of the rotary key, and a gate for each head."""
     indexer = {
         "num_heads": config.count("index_n_heads"),
         "head_size": config.count("index_head_dim"),
@@ -300,12 +300,15 @@ def dots3(config: Config) -> None:
 
 
 def after_experts(config: Config) -> None:
-    """One more norm behind experts."""
+    """An additional norm after the experts."""
     config.put("moe.vector_params", config.filled("hidden_size"), "model_type")
 
 
 def longcat(config: Config) -> None:
-    """Two attentions and two feed-forward blocks in a layer, and experts beside the second; some do nothing."""
+    """LongCat: each layer has two attentions, two feed-forward blocks, and experts beside the second block.
+
+    Some of the experts do nothing.
+    """
     each, layers, h = config.count("expert_ffn_hidden_size"), config.count("num_layers"), config.filled("hidden_size")
     idle, experts = config.count("zero_expert_num"), config.count("n_routed_experts")
     config.put("num_layers", 2 * layers, "num_layers")
@@ -326,7 +329,7 @@ def gate_biases(config: Config) -> None:
 
 
 def granite_experts(config: Config) -> None:
-    """Experts and shared ones, or, where a file has none, a dense block of their width (Granite 4 Micro)."""
+    """Routed and shared experts; in files without experts, a dense block of the same width (Granite 4 Micro)."""
     mamba2()(config)  # the keys stand in files without such layers too
     if config.get("num_local_experts") != 0:
         mixture("intermediate_size", shared_width="shared_intermediate_size")(config)
@@ -336,7 +339,7 @@ def granite_experts(config: Config) -> None:
 
 
 def hunyuan_experts(config: Config) -> None:
-    """One number for all layers where the file has a list: of experts, of those chosen, and of shared ones."""
+    """Single numbers if the file has lists with one entry per layer: of experts, chosen experts and shared experts."""
 
     def one(key: str, default: int) -> int:
         value = config.get(key, default)
@@ -361,7 +364,7 @@ def hunyuan_experts(config: Config) -> None:
 
 
 def per_layer(config: Config, names: dict[str, str]) -> dict[int, Fields]:
-    """Fields of single layers from `per_layer_config`, by their numbers; other keys there are refused."""
+    """Fields of single layers from `per_layer_config`, by layer number; other keys in it are refused."""
     listed = config.get("per_layer_config", {})
     if not isinstance(listed, dict):
         config.refuse("per_layer_config", "`per_layer_config` must have a number of a layer for each entry")
@@ -377,7 +380,7 @@ def per_layer(config: Config, names: dict[str, str]) -> dict[int, Fields]:
 
 
 def single_layers(config: Config, fields: Callable[[int, str], Fields], names: dict[str, str]) -> None:
-    """A kind for each combination of `layer_types` and `per_layer_config`; the others are plain."""
+    """A kind of layers for each combination of `layer_types` and `per_layer_config`; all other layers are plain."""
     kinds, single = config.entries("layer_types"), per_layer(config, names)
     for number, name in enumerate(map(str, kinds)):
         own = fields(number, name) | single.get(number, {})
@@ -390,7 +393,7 @@ _ATTENTION_SHAPE = {"head_dim": "head_size", "num_key_value_heads": "num_kv_head
 
 
 def mimo(config: Config) -> None:
-    """Layers within a window have other key-value heads, twice as many unless the file says, and sinks."""
+    """Layers with a window have sinks and other key-value heads: twice as many, unless the file says otherwise."""
     for key in ("attention_chunk_size", "sliding_window_size", "swa_rope_theta", "add_full_attention_sink_bias"):
         config.get(key)  # sizes of the same window, and no sinks elsewhere
     if config.flag("add_full_attention_sink_bias") or not config.flag("add_swa_attention_sink_bias", True):
@@ -403,7 +406,7 @@ def mimo(config: Config) -> None:
 
 
 def laguna(config: Config) -> None:
-    """Heads of each layer by a list, and windows by another."""
+    """Heads of each layer from one list, windows from another."""
     heads = config.entries("num_attention_heads_per_layer")
     own = {"sliding_window": config.count("sliding_window")}
     usual = config.filled("num_heads")
@@ -416,7 +419,7 @@ def laguna(config: Config) -> None:
 
 
 def minimax_m2(config: Config) -> None:
-    """All layers attend to all tokens, and norms of queries and keys span all heads; nothing is shared by tokens."""
+    """MiniMax-M2: all layers attend to all tokens, norms of queries and keys span all heads, no expert is shared."""
     if config.get("qk_norm_type", "per_layer") != "per_layer":
         config.refuse("qk_norm_type", "only `qk_norm_type` per_layer is supported")
     if set(map(str, config.entries("attn_type_list"))) - {"1"}:
@@ -428,7 +431,7 @@ def minimax_m2(config: Config) -> None:
 
 
 def minimax_m3(config: Config) -> None:
-    """Dense layers are wider than experts; an indexer chooses blocks of keys in some layers."""
+    """MiniMax-M3: dense layers are wider than experts, and in some layers an indexer chooses blocks of keys."""
     config.put("ffn_hidden_size", config.count("dense_intermediate_size"), "dense_intermediate_size")
     indexer = {
         "num_heads": config.count("index_n_heads"),
@@ -442,7 +445,7 @@ def minimax_m3(config: Config) -> None:
 
 
 def lfm2_width(config: Config) -> None:
-    """LFM2: two thirds of the width, times a factor, up to a multiple."""
+    """LFM2: two thirds of the width, times a factor, rounded up to a multiple."""
     config.get("conv_bias")
     width, multiple = config.filled("ffn_hidden_size"), config.count("block_multiple_of", 256)
     if config.flag("block_auto_adjust_ff_dim", True):
@@ -456,7 +459,7 @@ def lfm2_width(config: Config) -> None:
 
 
 def qwen3_5(config: Config) -> None:
-    """The output of attention has a gate in each file; every n-th layer stands in a list too."""
+    """Qwen3.5: attention's output always has a gate; a list repeats the layers that every n-th position gives."""
     if not config.flag("attn_output_gate", True):
         config.refuse("attn_output_gate", "attention without a gate of its output is not supported here")
     for key in ("full_attention_interval", "mtp_use_dedicated_embeddings"):
@@ -464,7 +467,7 @@ def qwen3_5(config: Config) -> None:
 
 
 def qwen3_next(config: Config) -> None:
-    """Every `full_attention_interval`-th layer attends where the file has no list."""
+    """Every `full_attention_interval`-th layer has attention, if the file has no list."""
     interval = config.count("full_attention_interval", 4)
     if config.entries("layer_types"):
         layers_by("layer_types", {"linear_attention": gated_deltanet})(config)
@@ -474,7 +477,7 @@ def qwen3_next(config: Config) -> None:
 
 
 def gemma4(config: Config) -> None:
-    """Global layers with heads of their own; embeddings of each layer; keys of earlier layers; experts beside."""
+    """Gemma 4: global layers with their own heads, embeddings in each layer, reused keys, and experts."""
     h, layers = config.filled("hidden_size"), config.filled("num_layers")
     size, words = config.count("hidden_size_per_layer_input"), config.count("vocab_size_per_layer_input")
     if size:
@@ -505,7 +508,7 @@ def gemma4(config: Config) -> None:
 
 
 def _gemma4_experts(config: Config) -> None:
-    """Experts beside the dense block, which every token passes as it passes shared ones; three norms and two scales."""
+    """Experts beside a dense block, which every token passes like a shared expert; also three norms and two scales."""
     experts, h = config.count("num_experts"), config.filled("hidden_size")
     config.put("moe.num_experts", experts, "num_experts")
     config.put("moe.experts_per_token", config.count("top_k_experts"), "top_k_experts")
@@ -515,7 +518,7 @@ def _gemma4_experts(config: Config) -> None:
 
 
 def gemma3n(config: Config) -> None:
-    """Streams beside the residual (AltUp), a low-rank residual (Laurel), embeddings of each layer, shared keys."""
+    """Gemma 3n: additional streams (AltUp), a low-rank residual (Laurel), embeddings in each layer, and shared keys."""
     h, layers, streams = config.filled("hidden_size"), config.filled("num_layers"), config.count("altup_num_inputs")
     size, rank = config.count("hidden_size_per_layer_input"), config.count("laurel_rank")
     width: Any = config.get("intermediate_size")
@@ -541,7 +544,7 @@ def gemma3n(config: Config) -> None:
 
 
 def mllama(config: Config) -> None:
-    """Some layers attend to the image in place of the text, with norms of queries and keys and two gates."""
+    """Mllama: some layers attend to the image instead of the text, with two gates and norms of queries and keys."""
     listed = config.entries("cross_attention_layers")
     config.put("table_params", 8 * config.filled("hidden_size"), "model_type")
     own = [number for number in listed if isinstance(number, int) and number < config.filled("num_layers")]
@@ -550,19 +553,19 @@ def mllama(config: Config) -> None:
 
 
 def further_words(config: Config) -> None:
-    """Rows of the embedding that the head has not (Molmo 2)."""
+    """Rows of the embedding that the head does not have (Molmo 2)."""
     config.add("table_params", config.count("additional_vocab_size") * config.filled("hidden_size"))
     if config.get("qk_norm_type", "qwen3") != "qwen3" or config.flag("norm_after"):
         config.refuse("qk_norm_type", "norms over the whole width, or behind the blocks, are not supported here")
 
 
 def inner_norms(config: Config) -> None:
-    """Norms inside both blocks, of attention's output and of the feed-forward width (Kosmos-2)."""
+    """Norms inside both blocks: of attention's output, and of the inner width of the feed-forward block (Kosmos-2)."""
     config.add("layer_vector_params", 2 * (config.filled("hidden_size") + config.filled("ffn_hidden_size")))
 
 
 def jetmoe(config: Config) -> None:
-    """Experts of queries and outputs: a token has the heads of those that it is sent to."""
+    """JetMoE: experts of queries and outputs; a token uses only the heads of its own experts."""
     h, kv, size = config.filled("hidden_size"), config.filled("num_kv_heads"), config.filled("head_size")
     experts, chosen = config.count("num_local_experts"), config.count("num_experts_per_tok")
     config.get("num_attention_heads")
@@ -574,7 +577,7 @@ def jetmoe(config: Config) -> None:
 
 
 def hrm(config: Config) -> None:
-    """Two stacks that a token passes several times: a slow one each cycle, and before it a fast one several times."""
+    """Two stacks that a token passes several times: in each cycle the fast one several times, then the slow one."""
     each, slow, fast = config.count("num_layers_per_stack"), config.count("H_cycles", 2), config.count("L_cycles", 3)
     config.get("num_hidden_layers")
     for key in ("L_bp_cycles", "embedding_scale", "prefix_lm"):

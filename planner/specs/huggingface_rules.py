@@ -1,4 +1,4 @@
-"""What is more than one key of a Hugging Face config.json to one field of a model document."""
+"""Rules for fields of a model document that depend on more than one key of a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LLAMA3_SCALING: Final = {
 
 
 def rotary(config: Config) -> None:
-    """Rotary base and scaling: `rope_theta` and `rope_scaling`, since transformers 5 both inside `rope_parameters`."""
+    """Rotary base and scaling, from `rope_theta` and `rope_scaling`; transformers 5 keeps both in `rope_parameters`."""
     parameters = config.get("rope_parameters", {})
     inside = parameters.get("rope_theta") if isinstance(parameters, dict) else None
     theta = config.get("rope_theta", inside)
@@ -41,7 +41,7 @@ def rotary(config: Config) -> None:
 
 
 def four_times_hidden(*keys: str) -> Callable[[Config], None]:
-    """Feed-forward width: one of `keys` where it is given, else four times the hidden size."""
+    """Feed-forward width: the value of one of `keys`, or four times the hidden size."""
 
     def rule(config: Config) -> None:
         given = next((key for key in keys if config.get(key) is not None), "")
@@ -54,7 +54,7 @@ def four_times_hidden(*keys: str) -> Callable[[Config], None]:
 
 
 def local_window(default: int | None, every: int) -> Callable[[Config], None]:
-    """Local attention: `sliding_window`, with every `every`-th layer global (0: none) unless the file says which."""
+    """Local attention with `sliding_window`. Every `every`-th layer is global (0: none) unless the file has a list."""
 
     def rule(config: Config) -> None:
         window = config.count("sliding_window") if "sliding_window" in config.values else default
@@ -71,7 +71,7 @@ def local_window(default: int | None, every: int) -> Callable[[Config], None]:
 
 
 def _pattern(config: Config, kinds: list[Any]) -> int:
-    """Every how many-th layer is global by `layer_types`; 0 where none is."""
+    """The period of global layers in `layer_types`; 0 if no layer is global."""
     is_global = [kind == "full_attention" for kind in kinds]
     every = is_global.index(True) + 1 if True in is_global else 0
     regular = [bool(every) and (layer + 1) % every == 0 for layer in range(len(is_global))]
@@ -81,7 +81,7 @@ def _pattern(config: Config, kinds: list[Any]) -> int:
 
 
 def late_window(config: Config) -> None:
-    """Qwen: local attention behind the first `max_window_layers` layers, off in the published models."""
+    """Qwen: local attention after the first `max_window_layers` layers; the published models turn it off."""
     config.get("sliding_window")
     full = config.count("max_window_layers")
     if config.get("use_sliding_window") and full < config.filled("num_layers"):
@@ -91,7 +91,7 @@ def late_window(config: Config) -> None:
 
 
 def sparse_steps(config: Config) -> None:
-    """Qwen: experts in every `decoder_sparse_step`-th layer, but not in those of `mlp_only_layers`."""
+    """Qwen: experts in every `decoder_sparse_step`-th layer except those of `mlp_only_layers`."""
     dense = config.entries("mlp_only_layers")
     if dense != list(range(len(dense))):
         config.refuse("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
@@ -99,12 +99,12 @@ def sparse_steps(config: Config) -> None:
 
 
 def one_width(config: Config) -> None:
-    """One width, `intermediate_size`, for the experts; no layer is dense."""
+    """Experts whose width is `intermediate_size`; no layer is dense."""
     config.put("moe.ffn_hidden_size", config.get("intermediate_size"), "intermediate_size")
 
 
 def shared_experts(num_shared: int) -> Callable[[Config], None]:
-    """Shared experts are as wide as that many routed ones; head sizes in new files follow from others."""
+    """Shared experts as wide as `num_shared` routed experts; newer files also derive head sizes from other keys."""
 
     def rule(config: Config) -> None:
         num = config.count("n_shared_experts") if "n_shared_experts" in config.values else num_shared
@@ -116,7 +116,7 @@ def shared_experts(num_shared: int) -> Callable[[Config], None]:
 
 
 def expert_groups(num_groups: int, chosen: int) -> Callable[[Config], None]:
-    """The router chooses among `topk_group` of `n_group` groups of experts (DeepSeek-V2: by one of its methods)."""
+    """A router that chooses among `topk_group` of `n_group` groups of experts; in DeepSeek-V2 one method does so."""
 
     def rule(config: Config) -> None:
         groups, limit = config.count("n_group", num_groups), config.count("topk_group", chosen)
@@ -128,7 +128,7 @@ def expert_groups(num_groups: int, chosen: int) -> Callable[[Config], None]:
 
 
 def llama4(config: Config) -> None:
-    """The shared expert is as wide as a routed one; layers with rotary positions attend within chunks."""
+    """A shared expert as wide as a routed one; layers with rotary positions attend within chunks."""
     width, step = config.get("intermediate_size"), config.count("interleave_moe_layer_step", 1)
     config.put("moe.ffn_hidden_size", width, "intermediate_size")
     config.put("moe.shared_ffn_hidden_size", width, "intermediate_size")
@@ -145,7 +145,7 @@ def llama4(config: Config) -> None:
 
 
 def falcon(config: Config) -> None:
-    """Both Falcon blocks: one key-value head and one norm (7B), or groups of heads and two norms (40B)."""
+    """Both kinds of Falcon block: one key-value head and one norm (7B), or groups of heads and two norms (40B)."""
     new = bool(config.get("new_decoder_architecture", False))
     parallel = bool(config.get("parallel_attn", True))
     heads = config.document.get("num_heads")
@@ -164,13 +164,13 @@ def falcon(config: Config) -> None:
 
 
 def opt_embeddings(config: Config) -> None:
-    """OPT-350m projects its embeddings; no field of ours holds that."""
+    """Refuse OPT-350m, which projects its embeddings; no field of ours describes this."""
     if config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size"):
         config.refuse("word_embed_proj_dim", "embeddings that are not as wide as the model are not supported")
 
 
 def two_stacks(config: Config) -> None:
-    """Layers of both stacks; gated feed-forward from version 1.1 on; the head."""
+    """T5: layers of both stacks, the head, and a gated feed-forward block from version 1.1 on."""
     encoder = config.count("num_layers")
     config.put("num_encoder_layers", encoder, "num_layers")
     config.put("num_layers", encoder + config.count("num_decoder_layers", encoder), "num_layers")
@@ -184,19 +184,19 @@ def two_stacks(config: Config) -> None:
 
 
 def patch_positions(config: Config) -> None:
-    """One position for each patch, and one for the class token."""
+    """One position for each patch and one for the class token."""
     side = config.count("image_size", 224) // max(1, config.count("patch_size", 16))
     config.put("max_sequence_length", side**2 + 1, "image_size")
     config.put("vocab_size", 1, "model_type")
 
 
 def base_model(config: Config) -> None:
-    """Encoders are counted without a head."""
+    """Encoders, whose parameters are counted without a head."""
     config.notes.append("counted as the base model with its pooler, without a head for a task")
 
 
 def ignore(*keys: str) -> Callable[[Config], None]:
-    """Keys that change neither what is counted nor what is priced."""
+    """Keys that change neither parameters nor prices."""
 
     def rule(config: Config) -> None:
         config.read.update(keys)

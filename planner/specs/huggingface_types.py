@@ -1,7 +1,7 @@
-"""What the keys of a Hugging Face config.json mean, a table for each `model_type`.
+"""The meaning of the keys of a Hugging Face config.json: one table for each `model_type`.
 
-Defaults are those of the configuration classes in the transformers library; a key without a default must be
-given. `a|b` are two spellings of one key.
+Defaults are those of the configuration classes in the transformers library. A key without a default is required. `a|b`
+are two spellings of one key.
 """
 
 from __future__ import annotations
@@ -127,11 +127,12 @@ if TYPE_CHECKING:
 class ModelType:
     """How the keys of one model_type become a model document.
 
-    keys: config key to our field, `moe.` and `mla.` and `patches.` before those of the nested documents.
-    defaults: what a missing key means. A key that is null leaves our field to its own default.
-    implied: our fields that the type fixes. must: config keys with the only values that are read.
-    rules: for what is more than one key to one field. recorded: further keys that are missing mean what
-    huggingface_defaults.json says, which tools/hf_defaults.py writes.
+    keys: key of the file -> our field; fields of nested documents begin with `moe.`, `mla.` or `patches.`.
+    defaults: values of missing keys. A null key leaves the default of our field.
+    implied: our fields that the type fixes.
+    must: keys for which only one value is supported.
+    rules: functions for fields that depend on more than one key.
+    recorded: further keys whose defaults are in huggingface_defaults.json, which tools/hf_defaults.py writes.
     """
 
     architecture: str
@@ -146,7 +147,7 @@ class ModelType:
         """Fill the model document of `config`.
 
         Raises:
-            InputError: a key is missing, or has a value that no field of ours can hold.
+            InputError: a required key is missing, or its value fits no field of ours.
         """
         config.put("architecture", self.architecture, "model_type")
         for target, value in self.implied.items():
@@ -207,7 +208,7 @@ _GEGLU: Final = {"tie_word_embeddings": True, "head_dim": 256}
 
 
 def _llama_like(architecture: str = "llama", /, **parts: Any) -> ModelType:
-    """A Llama block with `keys`, `defaults`, `implied`, `must` and `rules` of its own."""
+    """A Llama block with additional `keys`, `defaults`, `implied`, `must` and `rules`."""
     return ModelType(
         architecture=architecture,
         keys=_LLAMA_KEYS | parts.get("keys", {}),
@@ -219,7 +220,7 @@ def _llama_like(architecture: str = "llama", /, **parts: Any) -> ModelType:
 
 
 def _deepseek_like(num_shared: int, num_dense: int, groups: tuple[int, int], longest: int = 4096) -> ModelType:
-    """Latent attention, shared and routed experts."""
+    """A Llama-like model with latent attention, shared experts and routed experts."""
     return ModelType(
         architecture="llama",
         keys={key: target for key, target in _LLAMA_KEYS.items() if key != "head_dim"}
@@ -348,7 +349,7 @@ _BERT: Final = ModelType(
 
 
 def _bert(*rules: Callable[[Config], None], without: str = "", **implied: Any) -> ModelType:
-    """BERT with rules and fields of its own."""
+    """BERT, with additional rules and fields."""
     keys = {key: target for key, target in _BERT.keys.items() if key != without}
     rules = rules or (head_by_architecture(),)
     return replace(_BERT, keys=keys, implied=_BERT.implied | implied, rules=rules)
@@ -631,12 +632,12 @@ _NEEDED_OF_EXPERTS: Final = ("moe.num_experts", "moe.experts_per_token")
 
 
 def _optional(keys: dict[str, str]) -> dict[str, Any]:
-    """Keys that may be missing, which leaves our fields to their own defaults."""
+    """Keys that may be missing; then our fields have their own defaults."""
     return {key: None for key, target in keys.items() if target not in (*NEEDED, *_NEEDED_OF_EXPERTS)}
 
 
 def _decoder(*rules: Callable[[Config], None], keys: dict[str, str] | None = None, **implied: Any) -> ModelType:
-    """A Llama block with these rules, keys and fields of its own."""
+    """A Llama block with additional rules, keys and fields."""
     own = keys or {}
     usual = _LLAMA_KEYS | {"num_nextn_predict_layers": "mtp_layers"}
     read = {key: target for key, target in usual.items() if target not in own.values()} | own
@@ -650,7 +651,7 @@ def _decoder(*rules: Callable[[Config], None], keys: dict[str, str] | None = Non
 
 
 def _experts(*rules: Callable[[Config], None], keys: dict[str, str] | None = None, **implied: Any) -> ModelType:
-    """The same with experts in place of the feed-forward block."""
+    """A Llama block with experts in place of the feed-forward block."""
     own = keys or {}
     usual = {
         "num_experts|num_local_experts|n_routed_experts": "moe.num_experts",
@@ -662,7 +663,7 @@ def _experts(*rules: Callable[[Config], None], keys: dict[str, str] | None = Non
 
 
 def _latent(*rules: Callable[[Config], None], keys: dict[str, str] | None = None, **implied: Any) -> ModelType:
-    """The same with latent attention."""
+    """A Llama block with latent attention."""
     own = {
         "q_lora_rank": "mla.q_lora_rank",
         "kv_lora_rank": "mla.kv_lora_rank",
@@ -1217,4 +1218,4 @@ MISSING: Final[dict[str, str]] = {
     "vision-encoder-decoder": "an encoder of patches before the decoder",
     "zaya": "attention with convolutions, and a router with layers of its own",
 }
-"""Types of transformers 5.23 that are not read, each with the block that it lacks here."""
+"""Model types of transformers 5.23 that cannot be read, each with the block that our models lack."""

@@ -1,7 +1,7 @@
-"""What the keys of a Hugging Face config.json mean of models that read images: towers, and what joins them to text.
+"""The meaning of the keys of a Hugging Face config.json for models that read images: vision towers and projectors.
 
-A row of TOWERS for each `model_type` of a vision_config; a row of PROJECTORS for each outer one. Source of all:
-configuration_*.py and modeling_*.py of each type in transformers 5.23.
+TOWERS has a row for each `model_type` of a vision_config, and PROJECTORS a row for each outer model type. The source of
+all rules is the code in transformers 5.23: configuration_*.py and modeling_*.py of each type.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ASSUMED_SIDE: Final = 448
-"""Pixels of an image's side where a type takes images of any size; assumed: data sets and preprocessors settle it."""
+"""Assumed side of an image in pixels, for types that accept images of any size; data sets and preprocessors decide it.
+"""
 
 
 # --- towers -------------------------------------------------------------------------------------------------------
 
 
 def _side(config: Config, key: str, default: int = 0) -> int:
-    """A number of pixels, or the first of a list of them."""
+    """A number of pixels, or the first number of a list."""
     value = config.get(key, default)
     if isinstance(value, list) and value:
         value = value[0]
@@ -34,15 +35,16 @@ def _side(config: Config, key: str, default: int = 0) -> int:
 
 
 def _first(config: Config, *keys: str, default: int = 0) -> int:
-    """The value of the first of these keys that the file has."""
+    """The value of the first of these keys that the file contains."""
     found = next((key for key in keys if config.values.get(key) is not None), keys[0])
     return config.count(found, default)
 
 
 def _patches(*, bias: bool = True, class_tokens: int = 0, rows: str = "", learned: bool = True) -> Callable[..., None]:
-    """The patches of an image. rows: the key that says how many positions are learned; else one for each patch.
+    """The patches of an image.
 
-    learned: whether there is a table of positions at all.
+    rows: the key with the number of learned positions; without it there is one for each patch.
+    learned: whether there is a table of positions.
     """
 
     def rule(config: Config) -> None:
@@ -73,7 +75,7 @@ def _patches(*, bias: bool = True, class_tokens: int = 0, rows: str = "", learne
 
 
 def _tower(*rules: Callable[[Config], None], keys: dict[str, str] | None = None, **implied: Any) -> ModelType:
-    """A stack of ViT's blocks with these rules, keys and fields of its own."""
+    """A stack of ViT blocks with additional rules, keys and fields."""
     usual = {
         "num_hidden_layers|depth": "num_layers",
         "hidden_size": "hidden_size",
@@ -94,19 +96,19 @@ def _tower(*rules: Callable[[Config], None], keys: dict[str, str] | None = None,
 
 
 def _by_ratio(config: Config) -> None:
-    """The width of the feed-forward block as a multiple of the model's."""
+    """Width of the feed-forward block, given as a multiple of the model's width."""
     config.put("ffn_hidden_size", int(config.filled("hidden_size") * config.get("mlp_ratio", 4)), "mlp_ratio")
 
 
 def _pooling_head(config: Config) -> None:
-    """SigLIP's head, which attends to all patches; no language model reads it, so that it is held and not computed."""
+    """SigLIP's head, which attends to all patches. No language model reads it, so it takes memory but no time."""
     if config.flag("vision_use_head", True):
         h, f = config.filled("hidden_size"), config.filled("ffn_hidden_size")
         config.add("table_params", h + 4 * h * (h + 1) + 2 * h + 2 * h * f + f + h)
 
 
 def _windows(config: Config) -> None:
-    """Layers that attend within windows of `window_size` pixels, but for a few (Qwen2.5-VL)."""
+    """Layers that attend within windows of `window_size` pixels; a few layers attend to everything (Qwen2.5-VL)."""
     size = max(1, config.count("window_size", 112) // max(1, _side(config, "patch_size")))
     whole = len(config.entries("fullatt_block_indexes"))
     if 0 < whole < config.filled("num_layers"):
@@ -122,20 +124,20 @@ def _attention_bias(config: Config) -> None:
 
 
 def _muse(config: Config) -> None:
-    """Muse: a patch spans frames by a key of its own, and a table of positions of its own size."""
+    """Muse: a special key says how many frames a patch spans, and the table of positions has a size of its own."""
     config.values["temporal_patch_size"] = config.count("patch_temporal", 1)
     rows = config.count("pos_emb_height") * config.count("pos_emb_width")
     config.add("table_params", rows * config.filled("hidden_size"))
 
 
 def _hunyuan(config: Config) -> None:
-    """HunyuanOCR: positions of the largest image."""
+    """HunyuanOCR: a table of positions for the largest image."""
     side = config.count("max_image_size") // max(1, config.count("patch_size"))
     config.add("table_params", (side**2 + 1) * config.filled("hidden_size"))
 
 
 def _qkv_bias(config: Config) -> None:
-    """A bias of the output at all events, and of queries, keys and values where the file says so."""
+    """A bias of the output always, and biases of queries, keys and values if the file says so."""
     if not config.flag("qkv_bias", True):
         config.put("attention_bias", False, "qkv_bias")
         config.add("layer_vector_params", config.filled("hidden_size"))
@@ -146,19 +148,19 @@ def _inner_bias(config: Config) -> None:
 
 
 def _biases(config: Config) -> None:
-    """Biases of attention, and with them those of the feed-forward block (GLM-OCR)."""
+    """One key that gives attention and the feed-forward block their biases (GLM-OCR)."""
     for target in ("attention_bias", "mlp_bias"):
         config.put(target, config.flag("attention_bias"), "attention_bias")
 
 
 def _glm(config: Config) -> None:
-    """GLM-4V: the feed-forward block is as wide as the text, and a norm stands behind the patches."""
+    """GLM-4V: the feed-forward block has the width of the text model, and a norm follows the patches."""
     config.put("ffn_hidden_size", config.count("out_hidden_size"), "out_hidden_size")
     config.add("table_params", config.filled("hidden_size"))
 
 
 def _internvl(config: Config) -> None:
-    """InternViT: a bias of the output at all events, scales of both blocks, and a norm only where nothing is pooled."""
+    """InternViT: the output always has a bias, both blocks have scales, and there is a norm only without pooling."""
     h, rms = config.filled("hidden_size"), config.get("norm_type") == "rms_norm"
     config.put("qkv_bias", config.flag("attention_bias"), "attention_bias")
     config.put("layer_vector_params", 3 * h, "model_type")
@@ -172,7 +174,7 @@ def _internvl(config: Config) -> None:
 
 
 def _mllama(config: Config) -> None:
-    """Mllama: global layers with two gates each, tables of tiles, and gates of these."""
+    """Mllama: global layers with two gates each, tables of tiles, and gates of these tables."""
     h, tokens = config.filled("hidden_size"), config.filled("max_sequence_length")
     further = config.count("num_global_layers")
     tiles = config.count("max_num_tiles", 4)
@@ -182,7 +184,7 @@ def _mllama(config: Config) -> None:
 
 
 def _minicpm(config: Config) -> None:
-    """MiniCPM-V: after some layers, windows of patches are merged by attention and a wide block."""
+    """MiniCPM-V: after some layers, attention and a wide block merge windows of patches."""
     h, f = config.filled("hidden_size"), config.filled("ffn_hidden_size")
     window = 1
     for size in config.entries("window_kernel_size") or [2, 2]:
@@ -194,7 +196,7 @@ def _minicpm(config: Config) -> None:
 
 
 def _radio(config: Config) -> None:
-    """RADIO: a table for the largest image, registers, scales of both blocks, and patches of videos apart."""
+    """RADIO: a table for the largest image, registers, scales of both blocks, and separate patches of videos."""
     h, size = config.filled("hidden_size"), config.count("patch_size", 16)
     config.put("qkv_bias", config.flag("qkv_bias", True), "qkv_bias")
     config.put("layer_vector_params", 2 * h, "model_type")
@@ -205,7 +207,7 @@ def _radio(config: Config) -> None:
 
 
 def _sam(config: Config) -> None:
-    """SAM: windows in most layers, tables of relative positions in all of them, and a neck of two convolutions."""
+    """SAM: windows in most layers, tables of relative positions in all layers, and a neck of two convolutions."""
     h, heads = config.filled("hidden_size"), max(1, config.filled("num_heads"))
     window, side = config.count("window_size"), round(config.filled("max_sequence_length") ** 0.5)
     whole = sum(number < config.filled("num_layers") for number in config.entries("global_attn_indexes"))
@@ -229,21 +231,21 @@ def _lfm3(config: Config) -> None:
 
 
 def _step(config: Config) -> None:
-    """Step 3.7: scales of both blocks, and two convolutions that merge patches, which are counted and not priced."""
+    """Step 3.7: scales of both blocks, and two convolutions that merge patches; the convolutions take no time."""
     h = config.filled("hidden_size")
     config.put("layer_vector_params", 2 * h, "model_type")
     config.add("table_params", 90 * h * h + 6 * h)
 
 
 def _gemma4(config: Config) -> None:
-    """Gemma 4: positions by row and by column, and patches that are pooled at the end."""
+    """Gemma 4: positions by row and column, and pooling of the patches at the end."""
     config.add("table_params", 2 * config.count("position_embedding_size", 10240) * config.filled("hidden_size"))
     config.read.update(("pooling_kernel_size", "standardize", "use_clipped_linears", "default_output_length"))
     config.read.update(("max_position_embeddings", "attention_bias", "global_head_dim"))  # the library reads none
 
 
 def _janus(config: Config) -> None:
-    """Janus: a bias of the output at all events, and LayerNorms of queries and keys."""
+    """Janus: the output always has a bias, and queries and keys have LayerNorms."""
     h = config.filled("hidden_size")
     if not config.flag("attention_bias", True):
         config.put("attention_bias", False, "attention_bias")
@@ -256,7 +258,7 @@ def _janus(config: Config) -> None:
 
 
 def _ovis(config: Config) -> None:
-    """Ovis2: a head that gives each patch its share of a visual vocabulary."""
+    """Ovis2: a head that distributes each patch over a visual vocabulary."""
     h = config.filled("hidden_size")
     words = config.count("vocab_size") - config.count("num_visual_indicator_tokens")
     stride = config.count("hidden_stride", 1) ** 2
@@ -267,7 +269,7 @@ def _ovis(config: Config) -> None:
 
 
 def _kimi(config: Config) -> None:
-    """A table of positions by row and column; files of checkpoints spell the keys in their own way."""
+    """A table of positions by row and column; files of checkpoints have their own spelling of the keys."""
     rows = _first(config, "init_pos_emb_height", "pos_emb_height") * _first(
         config, "init_pos_emb_width", "pos_emb_width"
     )
@@ -398,7 +400,7 @@ TOWERS: Final[dict[str, ModelType]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """What a projector stands between: the outer keys, those of the tower and those of the text, each half read."""
+    """The surroundings of a projector: the outer keys, the tower's keys and the text's keys, partly read."""
 
     outer: Config
     tower: Config
@@ -416,12 +418,12 @@ class Join:
 
     @property
     def merged(self) -> int:
-        """Width of the patches that become one token: those of a square of spatial_merge_size."""
+        """Width of the patches that are merged into one token: a square with side spatial_merge_size."""
         return self.hidden * self.tower.count("spatial_merge_size", 2) ** 2
 
     @property
     def out(self) -> int:
-        """Width that the tower gives."""
+        """Width of the tower's output."""
         return self.tower.count("out_hidden_size")
 
 
@@ -434,14 +436,14 @@ def _two(inputs: int, middle: int, outputs: int, *, bias: bool = True) -> int:
 
 
 def _layers_read(join: Join) -> int:
-    """How many layers of the tower a projector reads side by side."""
+    """How many layers of the tower the projector reads together."""
     read = join.outer.get("vision_feature_layer", -2)
     read = join.outer.get("vision_feature_layers", read)
     return len(read) if isinstance(read, list) else 1
 
 
 def _llava(*, newline: bool = False) -> Callable[[Join], int]:
-    """Two layers; newline: a token that ends rows of patches."""
+    """Two layers; with `newline`, a token that ends rows of patches."""
 
     def params(join: Join) -> int:
         bias = join.outer.flag("multimodal_projector_bias", True)
@@ -456,14 +458,14 @@ def _vipllava(join: Join) -> int:
 
 
 def _qwen2(join: Join) -> int:
-    """The norm before the merged patches, and two layers."""
+    """Two layers, and the norm before the merged patches."""
     out = join.out or join.tower.count("hidden_size")
     norm = join.hidden * (1 if join.tower.document.get("norm") == "rmsnorm" else 2)
     return norm + _two(join.merged, join.merged, out)
 
 
 def _qwen3(join: Join) -> int:
-    """The merger, and one for each layer whose patches the text's first layers read."""
+    """The merger, and another one for each tower layer whose patches go to the text's first layers."""
     deep = len(join.tower.entries("deepstack_visual_indexes"))
     each = _two(join.merged, join.merged, join.out)
     return 2 * join.hidden + each + deep * (2 * join.merged + each)
@@ -480,7 +482,7 @@ def _glm4v(inner: Callable[[Join], int]) -> Callable[[Join], int]:
 
 
 def _pixtral(join: Join) -> int:
-    """A norm, patches that are merged, two layers."""
+    """A norm, a merger of patches, and two layers."""
     squares = join.outer.count("spatial_merge_size", 2) ** 2
     bias = join.outer.flag("multimodal_projector_bias")
     merge = join.hidden + _linear(squares * join.hidden, join.hidden, bias=False)
@@ -488,7 +490,7 @@ def _pixtral(join: Join) -> int:
 
 
 def _cohere(*, norm: bool) -> Callable[[Join], int]:
-    """Patches shuffled into channels, and a gate between two layers."""
+    """Two layers with a gate between them; patches are first moved to channels."""
 
     def params(join: Join) -> int:
         width = join.hidden * join.outer.count("downsample_factor", 2) ** 2
@@ -504,7 +506,7 @@ def _internvl_join(join: Join) -> int:
 
 
 def _q_former(*, instructed: bool) -> Callable[[Join], int]:
-    """BLIP-2: a small BERT whose queries attend to the patches; instructed: it reads the question too."""
+    """BLIP-2: a small BERT whose queries attend to the patches; with `instructed`, it reads the question too."""
 
     def params(join: Join) -> int:
         own: dict[str, Any] = join.outer.get("qformer_config", {})
@@ -521,7 +523,7 @@ def _q_former(*, instructed: bool) -> Callable[[Join], int]:
 
 
 def _perceiver(join: Join) -> int:
-    """Idefics2: a gated block, and layers in which a few latents attend to the patches."""
+    """Idefics2: a gated block, and layers in which a few latent vectors attend to the patches."""
     own: dict[str, Any] = join.outer.get("perceiver_config", {})
     t, inner = join.wide, join.text.filled("ffn_hidden_size")
     heads = own["resampler_n_heads"] * own["resampler_head_dim"]
@@ -553,7 +555,7 @@ def _lfm2(join: Join) -> int:
 
 
 def _merged_join(join: Join) -> int:
-    """A norm of each patch, and two layers of those that are merged."""
+    """A norm of each patch, and two layers for merged patches."""
     return 2 * join.hidden + _two(join.merged, join.merged, join.wide)
 
 
@@ -580,13 +582,13 @@ def _radio_join(join: Join) -> int:
 
 
 def _got(join: Join) -> int:
-    """Two convolutions that merge patches, and a layer."""
+    """Two convolutions that merge patches, and one layer."""
     width = join.tower.count("output_channels", 256)
     return 9 * width * 2 * width + 9 * 2 * width * join.wide + _linear(join.wide, join.wide)
 
 
 def _molmo2(join: Join) -> int:
-    """Attention that pools patches of some layers, and a gated block."""
+    """Attention that pools patches of some tower layers, and a gated block."""
     own: dict[str, Any] = join.outer.get("adapter_config", {})
     h = own["hidden_size"]
     read = len(own["vision_feature_layer"]) * h
@@ -597,7 +599,7 @@ def _molmo2(join: Join) -> int:
 
 
 def _held(tower: Config) -> int:
-    """Parameters of a plain tower, for a second one that the document has not; as cost/parameters.py counts them."""
+    """Parameters of a second, plain tower that our document cannot describe, counted as in cost/parameters.py."""
     h, f, patches = tower.filled("hidden_size"), tower.filled("ffn_hidden_size"), tower.document["patches"]
     layer = 4 * _linear(h, h) + 4 * h + _two(h, f, h)
     pixels = patches["num_channels"] * patches["patch_size"] ** 2
@@ -609,13 +611,13 @@ def _held(tower: Config) -> int:
 
 
 def _video_llava(join: Join) -> int:
-    """A second tower for videos, which is held and not computed where the data has images."""
+    """A second tower for videos; it takes memory, but no time for data with images only."""
     join.tower.add("table_params", _held(join.tower))
     return _llava()(join)
 
 
 def _deepseek_hybrid(join: Join) -> int:
-    """A second tower, SAM, with convolutions behind it: both halves of a token are projected apart."""
+    """SAM as a second tower, with convolutions after it; each half of a token has its own projection."""
     sam = Config(name=join.outer.name, text=join.outer.text, values=join.outer.get("high_res_vision_config", {}))
     _SAM.translate(sam)
     width, t = sam.count("output_channels", 256), join.wide
@@ -633,7 +635,7 @@ def _git(join: Join) -> int:
 
 
 def _idefics(join: Join) -> int:
-    """Every few layers of the text a gated block attends to the patches; it counts as a part of the layers."""
+    """Gated blocks between the text's layers that attend to the patches; they count as part of the layers."""
     if join.outer.flag("use_resampler") or join.outer.flag("qk_layer_norms"):
         join.outer.refuse("use_resampler", "a resampler, or norms of queries and keys, are not supported here")
     if join.outer.count("cross_layer_interval", 1) != 1 or join.outer.get("alpha_type", "float") != "float":
@@ -646,7 +648,7 @@ def _idefics(join: Join) -> int:
 
 
 def _granite_docling(join: Join) -> int:
-    """A coarse way and a fine one, each with mergers for layers whose patches the text's first layers read."""
+    """A coarse and a fine path, each with mergers for tower layers whose patches go to the text's first layers."""
     h, out, deep = join.hidden, join.out, len(join.tower.entries("deepstack_visual_indexes"))
     side = join.tower.count("scale_factor", 4)
     ways = [side, side // 2] if join.tower.flag("use_fine_route") else [side]
@@ -656,7 +658,7 @@ def _granite_docling(join: Join) -> int:
 
 
 def _audio(join: Join, *, key_bias: bool) -> tuple[dict[str, Any], int]:
-    """Keys of a tower for sound, and the parameters of its layers and its last norm."""
+    """Keys of a sound tower, and the parameters of its layers and its last norm."""
     own: dict[str, Any] = join.outer.get("audio_config", {})
     d, f = own["d_model"], own["encoder_ffn_dim"]
     layer = 4 * _linear(d, d) - (0 if key_bias else d) + 4 * d + _two(d, f, d)
@@ -664,7 +666,7 @@ def _audio(join: Join, *, key_bias: bool) -> tuple[dict[str, Any], int]:
 
 
 def _qwen2_omni(join: Join) -> int:
-    """The merger; the tower for sound is held, and not computed where the data has images."""
+    """The merger, and the sound tower; the sound tower takes memory, but no time for data with images only."""
     own, layers = _audio(join, key_bias=False)
     d, out = own["d_model"], own.get("output_dim") or join.out
     ends = _linear(3 * own["num_mel_bins"], d) + _linear(3 * d, d) + 2 * out + _linear(d, out)
@@ -682,19 +684,19 @@ def _qwen3_omni(join: Join) -> int:
 
 
 def _kosmos(join: Join) -> int:
-    """Latents that attend to the patches."""
+    """Latent vectors that attend to the patches."""
     t = join.wide
     return join.outer.count("latent_query_num", 64) * t + _linear(join.hidden, t) + 4 * _linear(t, t)
 
 
 def _hunyuan_join(join: Join) -> int:
-    """Two convolutions, a layer, two norms and four vectors that stand between patches."""
+    """Two convolutions, a layer, two norms, and four vectors that separate patches."""
     h, t = join.hidden, join.wide
     return _linear(join.merged, 2 * h) + _linear(2 * h, 4 * h) + _linear(4 * h, t) + h + t + 4 * h + 3 * t
 
 
 def _ovis_join(join: Join) -> int:
-    """A table of visual words, as wide as the outer keys say."""
+    """A table of visual words whose width the outer keys give."""
     wide = join.outer.count("hidden_size", join.wide)
     if wide != join.wide and not join.outer.flag("tie_word_embeddings", True):
         join.outer.refuse("hidden_size", f"`hidden_size` {wide} is not that of text_config, {join.wide}")
@@ -702,7 +704,7 @@ def _ovis_join(join: Join) -> int:
 
 
 def _janus_join(join: Join) -> int:
-    """Layers behind the tower; what draws images is held and not computed when they are read."""
+    """Layers after the tower. The parts that draw images take memory, but no time when images are only read."""
     own: Any = join.outer.get("vq_config", {})
     if not isinstance(own, dict):
         join.outer.refuse("vq_config", "`vq_config` must hold keys and values")
@@ -712,7 +714,7 @@ def _janus_join(join: Join) -> int:
 
 
 def _drawn(own: Config, wide: int) -> int:
-    """Janus' codebook of images: an encoder and a decoder of convolutions, two layers before the text, and a head."""
+    """Janus's codebook of images: an encoder and a decoder of convolutions, two layers before the text, and a head."""
     base, latent, inner = own.count("base_channels", 128), own.count("latent_channels", 256), own.count("embed_dim", 8)
     words, p, blocks = (
         own.count("num_embeddings", 16384),
@@ -835,7 +837,7 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "video_llama_3": lambda join: _two(join.hidden, join.wide, join.wide),
     "vipllava": _vipllava,
 }
-"""Parameters between tower and text, by the outer model_type."""
+"""Parameters between tower and text, by outer model_type."""
 
 
 def _fuyu(outer: Config, text: Config) -> None:
@@ -844,7 +846,7 @@ def _fuyu(outer: Config, text: Config) -> None:
 
 
 def _gemma4_unified(outer: Config, text: Config) -> None:
-    """Norms of pixels, patches and positions, and a second matrix to the width of the text."""
+    """Norms of pixels, patches and positions, and a second matrix to the text's width."""
     own: Any = outer.get("vision_config")
     if not isinstance(own, dict):
         return
@@ -857,17 +859,18 @@ def _gemma4_unified(outer: Config, text: Config) -> None:
 
 
 WITH_SOUND: Final = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
-"""Types whose tower for sound is counted."""
+"""Types whose sound tower is counted."""
 WITHOUT_TOWER: Final[dict[str, Callable[[Config, Config], None]]] = {"fuyu": _fuyu, "gemma4_unified": _gemma4_unified}
-"""Types that project patches at once, by a rule of the outer keys and those of the text."""
+"""Types that project patches directly, by a rule on the outer keys and the text's keys."""
 CAUSAL: Final = {"fuyu", "git"}
-"""Types whose class for causal language models reads images too."""
+"""Types whose class for causal language models also reads images."""
 TIES: Final = {
     **dict.fromkeys(("hunyuan_vl", "kosmos-2", "paddleocr_vl"), True),
     **dict.fromkeys(("cosmos3_edge", "molmo2", "muse_glimmer", "step3p7"), False),
     **dict.fromkeys(("llama4", "shieldgemma2")),
 }
-"""Types whose outer tie_word_embeddings says nothing: whether embedding and head are one; None: as text_config says."""
+"""Types that ignore the outer tie_word_embeddings: whether embedding and head are tied; None means as in text_config.
+"""
 
 
 OUTER_KEYS: Final = {
@@ -878,7 +881,7 @@ OUTER_KEYS: Final = {
     *("projector_use_layernorm", "qformer_config", "scale_factor", "spatial_merge_size", "tie_word_embeddings"),
     *("vision_feature_layer", "vision_feature_layers", "vq_config"),
 }
-"""Keys that stand beside text_config and vision_config, and that projectors read."""
+"""Keys beside text_config and vision_config that projectors read."""
 TOWER_KEYS: Final = {
     *("deepstack_visual_indexes", "in_channels", "merge_kernel_size", "out_hidden_size", "output_channels"),
     *("pixel_shuffle_ratio", "projection_dim", "projection_intermediate_size", "projector_input_dim"),
@@ -889,7 +892,7 @@ TOWER_KEYS: Final = {
 
 
 def _tokens(join: Join) -> int:
-    """Tokens of an image in the sequence: what the file says, or the patches by what is merged into one."""
+    """Tokens of an image in the sequence: the number in the file, or the patches divided by the patches per token."""
     for key in (
         "mm_tokens_per_image",
         "num_query_tokens",
@@ -913,7 +916,7 @@ def add_vision(join: Join, model_type: str) -> None:
     """Add the tower to the model document of the text.
 
     Raises:
-        InputError: a key is missing, or has a value that no field of ours can hold.
+        InputError: a required key is missing, or its value fits no field of ours.
     """
     TOWERS[str(join.tower.values["model_type"])].translate(join.tower)
     join.tower.put("name", "vision", "model_type")

@@ -1,4 +1,4 @@
-"""A job: everything that is given before a layout is chosen."""
+"""A job: all inputs that are given before a layout is chosen."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 _SPREAD: Final = Spread()
 RISK: Final = 0.05
-"""A plan is to fit with a chance of 1 - RISK, unless `--risk` says another."""
+"""Accepted chance that a plan does not fit, unless `--risk` changes it."""
 MOST_RISK: Final = 0.95
-"""At a higher one a plan would be said to fit below the chance at which it does not (`planner.cost.chance`)."""
+"""Upper limit of `--risk`: above it, "fits" and "does not fit" would overlap (`planner.cost.chance`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The input of the cost model and the search: the documents, and the rules that the user lifts.
+    """The input of the cost model and the search: the documents, and the user's exceptions from rules.
 
-    risk: a plan is to fit with a chance of 1 - risk (`planner.cost.chance`). headroom: share of device memory that a
-    plan leaves free; where it is given, it replaces the chance by a plain limit. memory_share: of what either allows, a
-    search may use this much.
+    risk: accepted chance that a plan does not fit (`planner.cost.chance`).
+    headroom: share of device memory that a plan leaves free; this plain limit, if given, replaces the chance.
+    memory_share: share of the allowed memory that a search may use.
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
     allow_offload: the search may keep states and activations in the hosts' memory.
-    batch: global batch sizes to choose from, where the user gives no single one; the training document has the largest.
-    evidence: how far off forecasts of published runs were. spread: how much wider a band is.
-    members: the job on each pool of a cluster that has several.
+    batch: global batch sizes to choose from, if the user gives no single size; the training document has the largest.
+    evidence: forecast errors of published runs.
+    spread: how much wider than these errors a band is.
+    members: the job on each pool of a mixed cluster.
     """
 
     model: ModelSpec
@@ -62,14 +63,14 @@ class Job:
 
     @property
     def state_bytes(self) -> StateBytes:
-        """Bytes per parameter by the memory recipe of the training document."""
+        """Bytes per parameter, by the memory recipe of the training document."""
         if self.training.memory_recipe != "engine":
             return NAMED_RECIPES[self.training.memory_recipe]
         return self.engine.memory.states["fp32" if self.training.precision == "fp32" else "mixed"]
 
     @property
     def loss(self) -> Loss:
-        """How output head and loss are computed: by the training document, or by default of the engine."""
+        """How the output head and the loss are computed: the training document's choice, or the engine's default."""
         return self.engine.can.losses[0] if self.training.loss == "engine" else self.training.loss
 
     @property
@@ -79,23 +80,23 @@ class Job:
 
     @property
     def reduced_bytes(self) -> float:
-        """Bytes of one gradient while ranks sum it: as accumulated, or as the backward pass makes it."""
+        """Bytes of one gradient element while ranks sum it: as accumulated, or as the backward pass produces it."""
         grads = self.state_bytes.grads
         return min(grads, self.compute_bytes) if self.engine.communication.reduces_16_bit else grads
 
     @property
     def core_precision(self) -> Precision:
-        """What attention and the output head compute in: the training's precision, 16 bits where it is 8 or 4."""
+        """Precision of attention and the output head: the training's precision, but 16 bits if that has 8 or 4."""
         return "bf16" if self.training.precision in ("fp8", "fp4") else self.training.precision
 
     @property
     def expert_precision(self) -> Precision:
-        """What products of routed experts are computed in."""
+        """Precision of the routed experts' products."""
         return self.training.precision if self.engine.compute.fp8_experts else self.core_precision
 
     @property
     def has_hosts(self) -> bool:
-        """Whether the memory of the hosts of every pool is known, so that something can be kept there."""
+        """Whether the host memory of every pool is known; without it nothing can be offloaded."""
         return all(pool.cluster.host is not None for pool in self.pools)
 
     @property
@@ -106,10 +107,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolJob(Job):
-    """The job on one pool of equal hosts; where the cluster has no other, it is the whole job.
+    """The job on one pool of equal hosts; it is the whole job if the cluster has no other pool.
 
     calibration: corrections from measured runs of the pool's device with this engine and precision.
-    between: the link to the other pools; None where there are none.
+    between: the link to the other pools; None if there are no others.
     """
 
     cluster: ClusterSpec
@@ -128,39 +129,39 @@ class PoolJob(Job):
 
     @property
     def launch_seconds(self) -> float:
-        """Host time of an operator that the device cannot hide."""
+        """Host time per operator that the device cannot hide."""
         return self.cluster.device.efficiency.launch * self.calibration.host
 
     @property
     def whole_memory_bytes(self) -> float:
-        """All that a program can have on one device, its context and buffers included; no headroom is left.
+        """All memory of one device that a program can use, its context and buffers included, without headroom.
 
-        It is what the driver reports (device file, memory): the card's less what firmware and error correction take.
-        The ledger counts the context in its runtime line, so that a total is held against this figure.
+        The driver reports this number (`memory` in the device file): the card's memory less firmware and error
+        correction. The ledger counts the context in its runtime line, so totals are compared with this number.
         """
         return self.cluster.device.memory
 
     @property
     def host_limit_bytes(self) -> float:
-        """What a plan may use of its host's memory for each device; 0 where that is not known."""
+        """Host memory that a plan may use for each device; 0 if it is unknown."""
         host = self.cluster.host
         return host.memory * host.usable_share / self.cluster.devices_per_host if host else 0.0
 
     @property
     def across(self) -> ClusterSpec | None:
-        """The network from this pool to the others as a cluster of one link; None where there are no others."""
+        """The network to the other pools, as a cluster with one link; None if there are no others."""
         return None if self.between is None else self.cluster.model_copy(update={"links": (self.between,)})
 
 
 def job_on(cluster: AnyCluster, calibrations: Sequence[CalibrationEntry], **common: Any) -> Job:
-    """The job on a cluster, with the calibration of each pool; the pools share `common`."""
+    """The job on a cluster, with one calibration for each pool; all pools have the fields of `common`."""
     entries = zip(cluster.pools, calibrations, strict=True)
     pools = (PoolJob(cluster=pool, calibration=entry, between=cluster.between, **common) for pool, entry in entries)
     return join_pools(cluster, tuple(pools))
 
 
 def each_pool(job: Job, change: Callable[[PoolJob], PoolJob]) -> Job:
-    """The job changed on each pool of its cluster alike."""
+    """The job with the same change on each pool of its cluster."""
     return join_pools(job.cluster, tuple(map(change, job.pools)))
 
 
@@ -171,7 +172,7 @@ def with_training(job: Job, **changes: Any) -> Job:
 
 
 def join_pools(cluster: AnyCluster, pools: tuple[PoolJob, ...]) -> Job:
-    """The job on these pools, with the cluster document that they make up; what they share is that of the first."""
+    """The job on these pools, with the cluster document that they form; the first pool supplies all shared fields."""
     if len(pools) == 1:
         return pools[0]
     shared = {f.name: getattr(pools[0], f.name) for f in fields(Job) if f.name not in ("cluster", "members")}

@@ -1,4 +1,4 @@
-"""Where the shipped documents are: inside an installed package, or beside it in a checkout."""
+"""The location of the shipped documents: inside an installed package, or beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def folder(kind: Kind) -> Path:
 
 
 def glossary_file() -> Path:
-    """The page that explains the words of the output: one source for the site, the terminal and reports."""
+    """The page that explains the program's terms; the site, the terminal and reports all use it."""
     package = Path(str(files("planner")))
     inside = package / "library" / "glossary.md"  # a wheel
     return inside if inside.is_file() else package.parent / "docs" / "glossary.md"
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Names of the shipped documents, numbers in numeric order."""
+    """Names of the shipped documents; numbers in names sort by value."""
     found = (path.stem for path in folder(kind).glob("*.yaml"))
     return tuple(sorted(found, key=_by_number))
 
@@ -49,7 +49,7 @@ def header(kind: Kind, name: str) -> str:
 
 
 def price_source(cluster: str) -> str:
-    """Which list the price of a shipped cluster is of: the comment behind it; empty for any other cluster."""
+    """The source of a shipped cluster's price: the comment after it; empty for other clusters."""
     if cluster not in names("clusters"):
         return ""
     text = path_of("clusters", cluster).read_text(encoding="utf-8")

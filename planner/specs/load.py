@@ -1,4 +1,4 @@
-"""Reads everything that a job needs; the only place that does."""
+"""Read all inputs of a job; no other module does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """What `load_job` is given, word for word but for `nodes`: hosts of a uniform cluster, or of the pools by name."""
+    """The arguments of `load_job`, unchanged except `nodes`: hosts of a uniform cluster, or a number for each pool."""
 
     model: str | ModelSpec
     cluster: str | ClusterSpec
@@ -84,14 +84,15 @@ def load_job(
 ) -> Job:
     """Read everything that a job needs; options override `settings`, and both override the documents.
 
-    model, cluster: a shipped name or the path of a YAML file; a model also the path of a Hugging Face config.json
-    or of its folder; or a document that is read already. training: the path of a YAML file.
-    nodes: hosts, or of a mixed cluster those of its pools by name.
-    global_batch_size: a number of sequences, or a choice as `specs.batch` reads it.
+    model, cluster: a shipped name, the path of a YAML file, or a document that was read before. A model can also be the
+    path of a Hugging Face config.json or of its folder.
+    training: the path of a YAML file.
+    nodes: number of hosts; for a mixed cluster a number for each pool's name.
+    global_batch_size: a number of sequences, or a choice in the form that `specs.batch` reads.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
-    risk: a plan is to fit with a chance of 1 - risk. headroom: share of device memory that a plan leaves free, a plain
-    limit in place of the chance.
-    calibration: a file of corrections in place of the shipped ones.
+    risk: accepted chance that a plan does not fit.
+    headroom: share of device memory that a plan leaves free; this plain limit replaces the chance.
+    calibration: a file of corrections that replaces the shipped ones.
 
     Raises:
         InputError: all mistakes of all documents and options at once, at most `MAX_MISTAKES`.
@@ -124,7 +125,7 @@ def load_job(
 
 
 def _check_sizes(mistakes: Mistakes, given: _Given) -> None:
-    """Mistakes in the options that give the size of the cluster and the memory to leave free."""
+    """Report mistakes in the options for the cluster's size and for the memory that stays free."""
     for option, count in (("--nodes", given.nodes), ("--gpus", given.gpus)):
         if count is not None and not 1 <= count <= MAX_DEVICES:
             mistakes.add(f"{count} is no number of hosts or devices", f"{option} {count}", f"valid: 1 to {MAX_DEVICES}")
@@ -137,7 +138,7 @@ def _check_sizes(mistakes: Mistakes, given: _Given) -> None:
 
 
 def _read_trees(mistakes: Mistakes, given: _Given) -> dict[str, Node]:
-    """The documents that can be read, as they are written, devices and pools of the cluster included."""
+    """All documents that can be read, before they are checked, including devices and pools of the cluster."""
     trees = {
         "model": _read_tree(mistakes, model_tree, given.model),
         "cluster": _read_tree(mistakes, cluster_tree, given.cluster),
@@ -158,7 +159,7 @@ def _read_tree(mistakes: Mistakes, read: Callable[[str], Node], given: str | Mod
 
 
 def _with_this_machine(mistakes: Mistakes, trees: dict[str, Node], given: _Given) -> dict[str, Node]:
-    """The documents with this machine as the cluster, of as many processes as `--gpus` says."""
+    """The documents with this machine as the cluster, with `--gpus` processes."""
     if given.nodes is not None and given.nodes > 1:
         mistakes.add(f"{LOCAL_CLUSTER} is this one machine", "--nodes", "--gpus N starts N processes on it")
     num_processes = given.gpus if given.gpus and given.gpus > 0 else None
@@ -166,7 +167,7 @@ def _with_this_machine(mistakes: Mistakes, trees: dict[str, Node], given: _Given
 
 
 def _with_options(mistakes: Mistakes, trees: dict[str, Node], given: _Given) -> dict[str, Node]:
-    """The documents with `settings`, and over them the options; `--gpus` waits until the cluster is checked."""
+    """The documents after `settings` and then the options. `--gpus` is applied later, when the cluster is checked."""
     for setting in given.settings:
         trees = mistakes.attempt(apply_setting, setting, trees) or trees
     for pool, hosts in given.hosts_of.items():
@@ -186,7 +187,7 @@ def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, op
 
 
 def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -> Job:
-    """The job of the documents, each checked by its own rules and the training document against the others.
+    """The job from the documents. Each is checked by its own rules, and the training document also against the others.
 
     Raises:
         InputError: all mistakes so far, and those found here.

@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 class Mistakes:
-    """What is wrong so far, in all documents and options."""
+    """The mistakes found so far in all documents and options."""
 
     def __init__(self) -> None:
         self.found: list[Mistake] = []
 
     def add(self, message: str, where: str = "", hint: str = "") -> None:
-        """One more, its text made safe to show."""
+        """Add one mistake; its text is made safe to show."""
         self.found.append(Mistake(message=printable(message, 300), where=where, hint=printable(hint, 400)))
 
     def attempt(self, read: Callable[..., T], *arguments: Any) -> T | None:
-        """The result of `read`, or None where it finds mistakes, which are kept."""
+        """The result of `read`; if it finds mistakes, they are collected and the result is None."""
         try:
             return read(*arguments)
         except InputError as error:
@@ -35,10 +35,10 @@ class Mistakes:
             return None
 
     def raise_if_any(self) -> None:
-        """Report all of them.
+        """Report all mistakes.
 
         Raises:
-            InputError: there are any.
+            InputError: there is at least one mistake.
         """
         if self.found:
             raise InputError(*self.found[:MAX_MISTAKES])

@@ -49,21 +49,24 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
     },
 }
-"""What an architecture implies; each value can be overridden in the document."""
+"""Fields that follow from an architecture; the document can override each of them."""
 
 
 class MixtureOfExperts(Document):
     """Experts in place of the feed-forward block.
 
-    ffn_hidden_size: width of one routed expert. shared_ffn_hidden_size: width of all shared experts together.
-    num_dense_layers: leading layers with an ordinary feed-forward block. layer_frequency: of the layers after
-    them every this many-th has experts. expert_bias: on both (with a gate all three) matrices of an expert.
-    shared_gate: the output of the shared experts is weighted by a learned gate (Qwen2-MoE). vector_params: of a layer
-    with experts, what no other field names.
-    num_groups, groups_per_token: the experts stand in groups in order, and those of a token are of this many groups.
-    latent_size: width of the latent that routed experts read and write, 0: hidden_size (Nemotron 3).
-    idle_params: of a layer with experts, parameters of attention's own experts that a token is not sent to (JetMoE).
-    imbalance: tokens of the busiest rank over the mean.
+    ffn_hidden_size: width of one routed expert.
+    shared_ffn_hidden_size: width of all shared experts together.
+    num_dense_layers: number of leading layers with an ordinary feed-forward block.
+    layer_frequency: n, if only every n-th of the layers after these has experts.
+    expert_bias: whether both matrices of an expert (three with a gate) have a bias.
+    shared_gate: whether a learned gate weights the output of the shared experts (Qwen2-MoE).
+    vector_params: parameters of a layer with experts that no other field covers.
+    num_groups: number of groups of consecutive experts.
+    groups_per_token: number of these groups from which a token's experts come.
+    latent_size: width of the latent vector that routed experts read and write; 0 means hidden_size (Nemotron 3).
+    idle_params: in each layer with experts, parameters of attention's own experts that a token does not use (JetMoE).
+    imbalance: tokens of the busiest rank divided by the mean.
     """
 
     num_experts: int = Field(ge=2, le=100_000)
@@ -100,7 +103,7 @@ class MixtureOfExperts(Document):
 class LatentAttention(Document):
     """Multi-head latent attention (DeepSeek-V2): queries and key-values go through low-rank projections.
 
-    q_lora_rank: 0 means that queries are projected at once.
+    q_lora_rank: 0 means that queries have one full projection.
     """
 
     q_lora_rank: int = Field(default=0, ge=0, le=1_000_000)
@@ -111,7 +114,7 @@ class LatentAttention(Document):
 
 
 class SparseAttention(Document):
-    """An indexer that chooses `top_k` keys for each query by light heads of its own (DeepSeek-V3.2).
+    """An indexer with light heads of its own that chooses `top_k` keys for each query (DeepSeek-V3.2).
 
     With latent attention the indexer computes its queries from the compressed query latent.
     shared: the layer has no indexer and reuses the keys that the previous layer selected (GLM-5.2).
@@ -124,13 +127,18 @@ class SparseAttention(Document):
 
 
 class Mixer(Document):
-    """A block that mixes tokens through a state of fixed size: linear attention, state space, or a short convolution.
+    """A block that mixes tokens through a state of fixed size: linear attention, a state space, or a short convolution.
 
-    num_heads: of values; num_key_heads: of queries and keys, or groups of Mamba-2; 0: as many as num_heads.
-    key_size: of one head's queries and keys, or the state size of Mamba. value_size: of one head's values.
-    kernel: taps of the convolution before the state; 0 for none. rank: of low-rank gates and time steps; 0: a whole
-    matrix. bias: on the projections; conv_bias: of the convolution. norm: of the output. state_norms: of what a token
-    gives to the state (Jamba).
+    num_heads: number of value heads.
+    num_key_heads: number of query and key heads, or of Mamba-2's groups; 0 means num_heads.
+    key_size: size of a query and key head, or the state size of Mamba.
+    value_size: size of a value head.
+    kernel: taps of the convolution before the state; 0 means that there is none.
+    rank: rank of gates and time steps; 0 means a full matrix.
+    bias: whether the projections have biases.
+    conv_bias: whether the convolution has a bias.
+    norm: norm of the output.
+    state_norms: whether a token's inputs to the state are normalised (Jamba).
     """
 
     kind: Literal["mamba", "mamba2", "gated-deltanet", "kda", "lightning", "convolution", "rg-lru", "rwkv", "mlstm"]
@@ -149,9 +157,10 @@ class Mixer(Document):
 class LayerKind(Document):
     """Layers of a stack that differ from the plain ones; they are spread evenly over the stack.
 
-    Each field replaces that of the model; what is left out is as in the model. ffn_hidden_size: 0 for no feed-forward
-    block. experts: false gives them an ordinary feed-forward block where the model has experts. latent: false gives
-    them plain attention where the model has latent attention.
+    Each field replaces the same field of the model; missing fields are those of the model.
+    ffn_hidden_size: 0 means no feed-forward block.
+    experts: false gives these layers an ordinary feed-forward block, in a model with experts.
+    latent: false gives these layers plain attention, in a model with latent attention.
     """
 
     num_layers: int = Field(ge=1, le=10_000)
@@ -200,11 +209,11 @@ _REPLACED = tuple(name for name in LayerKind.model_fields if name not in ("num_l
 
 
 class RotaryScaling(Document):
-    """Slower rotary positions for contexts beyond the first training's, as Llama 3.1 has them.
+    """Slower rotary positions for contexts longer than those of the first training, as in Llama 3.1.
 
-    Of a pair of channels that turns fewer than `low_frequency` times within `original_max_sequence_length` tokens the
-    frequency is divided by `factor`; one that turns more than `high_frequency` times keeps it, and between the two it
-    changes evenly.
+    A pair of channels with fewer than `low_frequency` turns in `original_max_sequence_length` tokens has its frequency
+    divided by `factor`. A pair with more than `high_frequency` turns keeps its frequency. Between these two limits the
+    change is gradual.
     """
 
     factor: float = Field(ge=1)
@@ -220,10 +229,11 @@ class RotaryScaling(Document):
 
 
 class PatchEmbedding(Document):
-    """Square patches of a square image, projected, in place of a token embedding; one more token stands for all.
+    """Projected square patches of a square image, which replace the token embedding.
 
-    num_frames: of a video, that a patch spans (Qwen2-VL). class_tokens: tokens beside the patches. bias: of the
-    projection.
+    num_frames: number of video frames that a patch spans (Qwen2-VL).
+    class_tokens: number of tokens in addition to the patches.
+    bias: whether the projection has a bias.
     """
 
     image_size: int = Field(ge=1, le=100_000)
@@ -241,11 +251,12 @@ class PatchEmbedding(Document):
 
 
 class VisionTower(Document):
-    """An encoder of images in front of a decoder, and the projector that makes tokens of the sequence from its patches.
+    """An image encoder in front of a decoder, and the projector that turns its patches into tokens of the sequence.
 
-    encoder: a model of kind `encoder` with patches; its max_sequence_length counts the patches of an image.
-    tokens_per_image: tokens of an image in the sequence of the decoder. images_per_sequence: the mean over the data.
-    projector_params: parameters between the tower and the decoder, which each token of an image is multiplied with.
+    encoder: a model of kind `encoder` with patches; its max_sequence_length is the number of patches of an image.
+    tokens_per_image: tokens of an image in the decoder's sequence.
+    images_per_sequence: mean number of images over the data.
+    projector_params: parameters between the tower and the decoder; every token of an image is multiplied by them.
     """
 
     encoder: ModelSpec
@@ -263,37 +274,50 @@ class VisionTower(Document):
 class ModelSpec(Document):
     """A transformer, by default decoder-only.
 
-    `architecture` implies norm, position, activation, biases and tied embeddings (`ARCHITECTURES`); a document
-    may override each of them. After validation every field holds a value.
+    `architecture` implies norm, position, activation, biases and tied embeddings (`ARCHITECTURES`); a document may
+    override each of them. After validation every field holds a value.
 
-    num_layers: of an encoder-decoder the layers of both together, `num_encoder_layers` of them the encoder's.
-    head_size: with latent attention that of queries and keys, nope_head_size + rope_head_size.
-    activation: `swiglu` stands for every gated feed-forward block (three matrices), `gelu` for every other (two).
-    attention_bias: on all four projections; qkv_bias: on queries, keys and values alone (Qwen2).
-    norms_per_layer: 2; 4 with norms after the blocks too (Gemma 2), 1 where both blocks share one (Falcon-7B).
-    parallel_attention: attention and feed-forward read the same input and are added together.
-    sliding_window: tokens that local layers attend to, 0 for none; every `global_every`-th layer is global, 0
-    makes all layers local.
-    qk_norm: queries and keys are normalised per head, or over the whole width.
-    rope_scaling: of rotary positions (Llama 3.1); it changes no price.
-    mtp_layers: extra layers that predict further tokens (DeepSeek-V3); no part of `num_layers`.
+    num_layers: number of layers; for an encoder-decoder, of both stacks together.
+    num_encoder_layers: number of these layers in the encoder.
+    head_size: size of an attention head; with latent attention nope_head_size + rope_head_size.
+    activation: `swiglu` means any gated feed-forward block (three matrices), `gelu` any other (two matrices).
+    attention_bias: whether all four projections have biases.
+    qkv_bias: whether only queries, keys and values have biases (Qwen2).
+    norms_per_layer: 2; 4 with norms after the blocks too (Gemma 2), 1 if both blocks share a norm (Falcon-7B).
+    parallel_attention: whether attention and feed-forward block read the same input and their outputs are added.
+    sliding_window: number of tokens that local layers attend to; 0 means no window.
+    global_every: n, if every n-th layer is global; 0 makes all layers local.
+    qk_norm: norm of queries and keys, per head or over the whole width.
+    rope_scaling: scaling of rotary positions (Llama 3.1); it changes no price.
+    mtp_layers: number of layers that predict further tokens (DeepSeek-V3), in addition to `num_layers`.
     extra_positions: rows of the table of learned positions beyond max_sequence_length (OPT has 2).
-    relative_buckets: rows of T5's table of relative positions, one table for each stack.
-    embedding_norm: a norm behind the embedding; final_norm: one behind the last layer of each stack.
-    output_head: a projection to the vocabulary. num_token_types, pooler: of BERT; patches: of ViT.
-    norm_bias: LayerNorm has a bias; `unweighted` norms have no parameters. head_bias: of the output head.
-    ffn_hidden_size: 0 where layers have no feed-forward block.
-    cross_attention: each layer attends to an encoder too, that is no part of the model (the decoder of BART).
-    value_head_size: 0: as head_size. keys_are_values: one projection gives both; shares_keys: neither, they are those
-    of an earlier layer. attention_gate: the output of attention is weighted, by head or element, by a projection.
-    sparse: keys are chosen by an indexer. mixer: in place of attention, or beside it where `attends`.
-    shared_by: so many layers are one set of weights, which a token passes that often (Zamba); num_layers counts each.
-    embedding_size: width of the embedding and of what is added to it; head_input_size: of what the head reads; 0: as
-    hidden_size, or as the embedding (ELECTRA).
-    layers: layers that differ from the plain ones, of which there are as many as these leave.
-    layer_matrix_params, layer_vector_params: of each layer, in matrices and vectors that no other field names.
+    relative_buckets: rows of T5's table of relative positions; each stack has one table.
+    embedding_norm: whether a norm follows the embedding.
+    final_norm: whether a norm follows the last layer of each stack.
+    output_head: whether there is a projection to the vocabulary.
+    num_token_types: number of token types (BERT).
+    pooler: whether there is a pooler (BERT).
+    patches: image patches in place of tokens (ViT).
+    norm_bias: whether LayerNorm has a bias; `unweighted` norms have no parameters.
+    head_bias: whether the output head has a bias.
+    ffn_hidden_size: width of the feed-forward block; 0 if layers have none.
+    cross_attention: whether each layer also attends to an encoder that is not part of the model (the decoder of BART).
+    value_head_size: size of a value head; 0 means head_size.
+    keys_are_values: whether one projection gives both keys and values.
+    shares_keys: whether the layer reuses the keys and values of an earlier layer and projects none.
+    attention_gate: whether a projection weights attention's output, per head or per element.
+    sparse: the indexer that chooses keys.
+    mixer: a block in place of attention, or beside it with `attends`.
+    shared_by: number of layers that share one set of weights (Zamba); num_layers counts each of them.
+    embedding_size: width of the embedding and of the vectors added to it; 0 means hidden_size.
+    head_input_size: width that the head reads; 0 means the width of the embedding (ELECTRA).
+    layers: kinds of layers that differ; all remaining layers are plain.
+    layer_matrix_params: parameters in matrices of each layer that no other field covers.
+    layer_vector_params: parameters in vectors of each layer that no other field covers.
     vision: a tower that reads images, on the first stage.
-    table_params: looked up, input_matrix_params and output_matrix_params: multiplied with, at the model's ends.
+    table_params: parameters outside the layers that are looked up.
+    input_matrix_params: parameters of further matrices at the model's input.
+    output_matrix_params: parameters of further matrices at the model's output.
     """
 
     name: Name
@@ -380,13 +404,13 @@ class ModelSpec(Document):
     @field_validator("layers", mode="before")
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
-        """JSON has lists only."""
+        """Turn a JSON list into a tuple."""
         return tuple(value) if isinstance(value, list) else value
 
     @field_validator("head_size", mode="before")
     @classmethod
     def _report_uneven_heads(cls, value: Any) -> Any:
-        """Heads that do not divide the width are reported here, beside the mistakes of the other fields."""
+        """Report heads that do not divide the width, together with the mistakes of other fields."""
         if isinstance(value, _UnevenHeads):
             raise ValueError(str(value))  # noqa: TRY004 - pydantic reports ValueError
         return value
@@ -449,7 +473,7 @@ class ModelSpec(Document):
         return self
 
     def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
-        """The kinds of layers, each as (how many, the model as if all layers were of it)."""
+        """The kinds of layers, each as a pair: how many, and the model as if all layers were of this kind."""
         if not self.layers:
             return ((self.num_layers, self),)
         plain = self.num_layers - sum(kind.num_layers for kind in self.layers)
@@ -457,24 +481,24 @@ class ModelSpec(Document):
         return tuple(([(plain, self.model_copy(update={"layers": ()}))] if plain else []) + others)
 
     def layer_has_experts(self, number: Any) -> Any:
-        """Whether layer `number` (from 0; or an array of them) has experts: behind the dense ones each n-th."""
+        """Whether layer `number` (from 0; or an array of numbers) has experts: each n-th layer after the dense ones."""
         if self.moe is None:
             return number < 0  # none has
         behind = number - self.moe.num_dense_layers + 1
         return (behind > 0) & (behind % self.moe.layer_frequency == 0)
 
     def layer_is_global(self, number: Any) -> Any:
-        """Whether layer `number` (from 0; or an array of them) attends to all tokens, and not to its window."""
+        """Whether layer `number` (from 0; or an array of numbers) attends to all tokens instead of a window."""
         if not self.sliding_window:
             return number >= 0  # all do
         return (number + 1) % self.global_every == 0 if self.global_every else number < 0
 
     def window_of_layer(self, number: int) -> int:
-        """Window of attention of layer `number` (from 0) in tokens; 0: a token attends to all earlier ones."""
+        """Attention window of layer `number` (from 0) in tokens; 0 means that a token attends to all earlier ones."""
         return 0 if self.layer_is_global(number) else self.sliding_window
 
     def _has_further_blocks(self) -> bool:
-        """Whether a layer or an end has blocks that only the code of the model type knows."""
+        """Whether a layer, or an end of the model, has blocks that exist only in the model type's own code."""
         gated = any(model.attention_gate != "none" or not model.attends for _, model in self.kinds())
         odd = self.norm == "unweighted" or (self.norm == "layernorm" and not self.norm_bias)
         odd |= self.norms_per_layer not in (1, 2, 4) or bool(
@@ -484,7 +508,7 @@ class ModelSpec(Document):
         return odd or gated or bool(self.layers) or any(getattr(self, name) for name in _FURTHER)
 
     def written(self) -> dict[str, Any]:
-        """The shortest document that means this model: what `architecture` implies and every default left out."""
+        """The shortest document of this model, without defaults and without values that `architecture` implies."""
         given = self.model_dump(mode="json", exclude_defaults=True)
         implied = ARCHITECTURES[self.architecture]
         found = {}
@@ -505,7 +529,7 @@ class ModelSpec(Document):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What goes beyond the plain GPT and Llama blocks; an engine must list each to run the model."""
+        """Features beyond the plain GPT and Llama blocks; an engine must list all of them to run the model."""
         used = {
             "encoder": self.kind != "decoder",
             "cross_attention": self.kind == "encoder-decoder",
@@ -545,7 +569,7 @@ ModelSpec.model_rebuild()
 
 
 def _latent_head_size(mla: Any) -> int:
-    """Head size of queries and keys that an unchecked `mla` mapping describes; 0 where it does not."""
+    """Head size of queries and keys in an unchecked `mla` mapping; 0 if the mapping does not describe it."""
     if isinstance(mla, LatentAttention):
         return mla.nope_head_size + mla.rope_head_size
     nope, rope = (mla.get(key) if isinstance(mla, dict) else 0 for key in ("nope_head_size", "rope_head_size"))
@@ -553,7 +577,7 @@ def _latent_head_size(mla: Any) -> int:
 
 
 class _UnevenHeads(str):
-    """Stands where the head size should be when heads do not divide the width; the text says so."""
+    """A placeholder for the head size when heads do not divide the width; its text says so."""
 
     __slots__ = ()
 

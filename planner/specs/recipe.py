@@ -1,4 +1,4 @@
-"""Training recipes as data: bytes kept for each parameter, and what an optimizer keeps beside them."""
+"""Training recipes as data: bytes per parameter, and the state of each optimizer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MemoryRecipe = Literal[
 class StateBytes(Document):
     """Bytes kept for each parameter.
 
-    weights: the copy that computes; unsharded below ZeRO-3.
-    sharded_weights: what ZeRO-3 keeps of it between uses (0 where the master copy is the storage).
-    grads: gradient accumulation; sharded from ZeRO-2 on, where the engine can.
-    grad_copy: a 16-bit gradient beside the fp32 sum, sharded and freed like it.
-    master: weights that the optimizer updates, where they are not the ones that compute; sharded from ZeRO-1 on.
-    step_grads: gradients that the update makes beside those, sharded like its state; ZeRO-3 makes them part by part.
+    weights: the weights that compute; unsharded below ZeRO-3.
+    sharded_weights: the part of them that ZeRO-3 keeps between uses; 0 if they are made from the master weights.
+    grads: accumulated gradients; sharded from ZeRO-2 on, if the engine can.
+    grad_copy: a 16-bit gradient in addition to the fp32 sum, sharded and freed with it.
+    master: the weights that the optimizer updates, if they are not the ones that compute; sharded from ZeRO-1 on.
+    step_grads: further gradients that the update makes, sharded like its state; ZeRO-3 makes them part by part.
     moment: one running mean of the optimizer (AdamW has two, SGD one); sharded with the master weights.
-    moment_copy: fp32 copy of a moment kept in fewer bits, which the update makes while no activation is held.
+    moment_copy: fp32 copy of a moment with fewer bits, which the update makes while no activations are held.
     """
 
     weights: float = Field(ge=0)
@@ -68,7 +68,7 @@ NAMED_RECIPES: Final = {
     # the same with --exp-avg-dtype fp8 and --exp-avg-sq-dtype fp8
     "fp8-moments": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=1, moment_copy=4),
 }
-"""What named recipes keep; `engine` stands for the profile of the engine."""
+"""The bytes of each named recipe; `engine` means the bytes in the engine's profile."""
 
 ADAM_RECIPES: Final = ("textbook-20", "zero-16", "megatron-18")
-"""Conventions of the literature, which count the states of Adam."""
+"""Recipes from the literature that assume Adam's state."""

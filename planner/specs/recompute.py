@@ -1,8 +1,13 @@
-"""Recompute policies: what layers drop after their forward pass and compute again before their backward pass.
+"""Recompute policies: the activations that layers drop after the forward pass and compute again in the backward pass.
 
-`none`; `selective`, whatever the engine means by it; `full`, all but a layer's input; parts of a layer by their names,
-joined by + in alphabetical order (`layernorm+moe_act`); `full:3`, full for 3 layers of each chunk; `every:2`, full for
-every second layer. Arrays carry a policy as a whole number, its code.
+- `none`.
+- `selective`: as the engine defines it.
+- `full`: everything but a layer's input.
+- Parts of a layer by name, joined by + in alphabetical order (`layernorm+moe_act`).
+- `full:3`: full for 3 layers of each chunk.
+- `every:2`: full for every second layer.
+
+In arrays a policy is a whole number, its code.
 """
 
 from __future__ import annotations
@@ -29,14 +34,14 @@ _PARTIAL: Final = re.compile(r"(full|every):0*([1-9][0-9]{0,4})", re.ASCII)
 
 
 def canonical(text: str) -> str:
-    """The same policy in the one form that plans have: modules in order and once, numbers without leading zeros."""
+    """The policy in the single spelling that plans use: modules once and in order, numbers without leading zeros."""
     if match := _PARTIAL.fullmatch(text):
         return f"{match[1]}:{match[2]}"
     return "+".join(sorted(set(text.split("+"))))
 
 
 def policy_fault(text: str) -> str | None:
-    """What to write in place of a word that is no policy, or None where it is one."""
+    """A hint for a text that is no policy; None if the text is a policy."""
     if text in _NAMES[:3] or (_PARTIAL.fullmatch(text) and canonical(text) != "every:1"):
         return None
     known = (*MODULES, *_NAMES[:3])
@@ -59,7 +64,7 @@ Recompute = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "st
 
 
 def policy_code(text: str) -> int:
-    """The number that stands for a policy in arrays; the inverse of `policy_name`."""
+    """The number that represents a policy in arrays; the inverse of `policy_name`."""
     kind, _, number = text.partition(":")
     if kind in _NAMES:
         return _NAMES.index(kind) + _PLACE * int(number or 0)
@@ -67,7 +72,7 @@ def policy_code(text: str) -> int:
 
 
 def policy_name(code: int) -> str:
-    """The policy that a number stands for."""
+    """The policy that a number represents."""
     kind, rest = _NAMES[code % _PLACE], code // _PLACE
     if kind != "none" or not rest:
         return f"{kind}:{rest}" if rest else kind
@@ -75,7 +80,7 @@ def policy_name(code: int) -> str:
 
 
 def whole_policy(code: int) -> int:
-    """What a layer does that recomputes at all: `full` where only some layers do so."""
+    """The policy of a layer that recomputes; `full` if only some layers do."""
     return FULL if code % _PLACE in (FULL, _EVERY) else code
 
 
@@ -91,5 +96,5 @@ def modules_in(code: int) -> tuple[str, ...]:
 
 
 def number_of_layers(code: int) -> tuple[bool, int]:
-    """Of a policy of some layers: whether it is every n-th of them, and the number."""
+    """For a policy of some layers: whether it means every n-th layer, and the number."""
     return code % _PLACE == _EVERY, code // _PLACE

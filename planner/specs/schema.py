@@ -1,4 +1,4 @@
-"""JSON Schemas of the documents that people write, so that editors complete and check them.
+"""JSON Schemas of the documents that people write; editors use them to complete and check the keys.
 
 `python -m planner.specs.schema FOLDER` writes them.
 """
@@ -32,8 +32,8 @@ _DOCUMENTS: Final[dict[str, type[Document]]] = {
 def schemas() -> dict[str, dict[str, Any]]:
     """The JSON schema of each kind of document, in the form that users write.
 
-    A file may leave out more than the document behind it: an architecture implies its norm, position and
-    biases, a cluster names its device, a pool a cluster, and the command line may give what the training file does not.
+    A file may leave out required fields, because other sources supply them: an architecture implies norm, position and
+    biases, a cluster names its device, a pool names a cluster, and the command line adds to the training file.
     """
     found = {name: {"$schema": DIALECT, **each.model_json_schema()} for name, each in _DOCUMENTS.items()}
     implied = set().union(*ARCHITECTURES.values())
@@ -46,7 +46,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def _cluster_schema() -> dict[str, Any]:
-    """A cluster of one kind, or a mixed one whose pools are written out or named."""
+    """The schema of a uniform cluster, or of a mixed one whose pools are written out or named."""
     schema: dict[str, Any] = TypeAdapter(AnyCluster).json_schema()
     definitions = schema["$defs"]
     cluster = definitions["ClusterSpec"]

@@ -1,6 +1,6 @@
-"""`--set PATH=VALUE`: changes to the documents before they are checked, in the documents' own words.
+"""`--set PATH=VALUE`: change documents before they are checked, under the documents' own key names.
 
-`--what-if` has the same paths.
+`--what-if` uses the same paths.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _DOCUMENTS: Final[dict[str, type[Document]]] = {
     "model": ModelSpec,
 }
 _ENDS = ("within_node", "between_nodes")
-"""Innermost and outermost link."""
+"""Names of the innermost and the outermost link."""
 _ALL_DEFAULTS = "failures"
-"""The part of a document that may be left out whole, because each of its keys has a default."""
+"""Parts of a document that may be missing as a whole, because all their keys have defaults."""
 
 
 def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set") -> dict[str, Node]:
-    """The trees after one `PATH=VALUE`.
+    """The documents after one change `PATH=VALUE`.
 
-    The path begins with `model`, `cluster`, `device`, `training`, `engine`, the name of one of the cluster's
-    links, or `within_node` and `between_nodes`: its innermost and outermost link. In a mixed cluster it begins with
-    the name of a pool (`pools.` may stand before it) and goes on as in a cluster, or begins with `between`. A last key
-    that the document does not know is reported when the document is checked.
+    The path begins with `model`, `cluster`, `device`, `training`, `engine`, the name of one of the cluster's links, or
+    `within_node` and `between_nodes`, the cluster's innermost and outermost link. In a mixed cluster a path begins with
+    `between`, or with the name of a pool (optionally after `pools.`) and continues as in a cluster. A last key that the
+    document does not know is reported when the document is checked.
 
     Raises:
         InputError: no `=`, an unknown path, or a value that cannot be read.
@@ -53,10 +53,10 @@ def apply_setting(setting: str, trees: Mapping[str, Node], option: str = "--set"
 
 
 def value_at(path_text: str, trees: Mapping[str, Node], where: str) -> Node | None:
-    """The value that a path of `apply_setting` leads to, or None where the document leaves it out.
+    """The value at a path of `apply_setting`; None if the document leaves it out.
 
     Raises:
-        InputError: an unknown path; `where` is what the message points at.
+        InputError: an unknown path; the message points at `where`.
     """
     root, steps = _resolve(_path(path_text, where), trees, where)
     node: Node | None = trees.get(root)
@@ -78,13 +78,13 @@ def _path(text: str, where: str) -> tuple[str, ...]:
 
 
 def _with_root(path: Sequence[str]) -> str:
-    """A hint for a path that leaves out the document whose key it begins with; empty where no document has it."""
+    """A hint for a path without its document's name; empty if no document has the path's first key."""
     whole = [f"`{root}.{'.'.join(path)}`" for root, document in _DOCUMENTS.items() if path[0] in document.model_fields]
     return printable(f"did you mean {any_of(whole)}?", 200) if whole else ""
 
 
 def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tuple[str, tuple[str | int, ...]]:
-    """The tree that a path begins in, and the steps inside it."""
+    """The document in which a path begins, and the steps inside it."""
     root, *rest = path
     pools = pool_names(trees["cluster"]) if "cluster" in trees else []
     if root == "device" and not pools:
@@ -115,7 +115,7 @@ def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tu
 
 
 def _in_link(path: Sequence[str], links: Sequence[str]) -> tuple[str | int, ...]:
-    """The steps from a cluster into one of its links, which a path names; none where it names none."""
+    """The steps from a cluster to the link that a path names; empty if it names no link."""
     name, *rest = path or ("",)
     ends = dict(zip(_ENDS, (0, len(links) - 1), strict=True)) if links else {}
     if name in links:
@@ -129,7 +129,7 @@ def _links_of(cluster: Any) -> list[str]:
 
 
 def pool_names(cluster: Node) -> list[str]:
-    """Names of the pools of a cluster's document; none where it is of one kind."""
+    """Names of the pools in a cluster's document; empty if the cluster is uniform."""
     return _names(cluster.plain.get("pools"))
 
 

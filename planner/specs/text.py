@@ -1,4 +1,4 @@
-"""User text inside messages: printable, short, and with a suggestion where a name is close."""
+"""Users' text in messages: printable and short, with a suggestion if a name is nearly right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def printable(text: str, limit: int = 160) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A value as a message shows it: what the user wrote, in backticks."""
+    """A value in backticks, as the user wrote it, for a message."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, (list, tuple)):
@@ -26,17 +26,17 @@ def quoted(value: Any) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:
-    """The one or two of `known` that `word` may be a misspelling of."""
+    """The one or two known words of which `word` may be a misspelling."""
     return difflib.get_close_matches(word[:100].lower(), list(known), n=2, cutoff=0.6)
 
 
 def any_of(values: Iterable[object]) -> str:
-    """`1`, `1 or 2`, `1, 2 or 4`; `nothing` where there is no value."""
+    """Values as a list in words: `1`, `1 or 2`, `1, 2 or 4`; `nothing` if there are none."""
     *rest, last = list(map(str, values)) or ["nothing"]
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """A hint that names the closest of `known`, or `otherwise`."""
+    """A hint that names the closest known words, or else `otherwise`."""
     close = closest(word, known)
     return f"did you mean {' or '.join(f'`{each}`' for each in close)}?" if close else otherwise

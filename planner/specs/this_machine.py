@@ -1,4 +1,4 @@
-"""This machine as a cluster document: `planner clusters --detect`."""
+"""Describe this machine as a cluster document: `planner clusters --detect`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _DATA_SHEETS: Final = {
     r"MI300X": "mi300x-192gb",
     r"MI250X": "mi250x-gcd",
 }
-"""Name that the driver gives a GPU (a pattern) -> its shipped device document; the first that matches counts."""
+"""Pattern for the driver's name of a GPU -> its shipped device document; the first match counts."""
 _UNMEASURED: Final[dict[str, dict[str, Any]]] = {
     "nvlink": {"latency": "3 us", "kind": "switch"},
     "infinity-fabric": {"latency": "3 us", "kind": "switch"},
@@ -60,16 +60,16 @@ _UNMEASURED: Final[dict[str, dict[str, Any]]] = {
     "infiniband": {"latency": "8 us", "kind": "fat-tree"},
     "ethernet": {"latency": "15 us", "kind": "ethernet"},
 }
-"""What is taken of a link that no shipped cluster with this device has; assumptions, as in the shipped files."""
+"""Assumed values for a link that no shipped cluster with this device has, as in the shipped files."""
 _WITHOUT_PEER_ACCESS: Final = r"GeForce"
-"""Names of cards whose driver forbids that one reads another over PCIe, even below one switch."""
+"""Names of cards whose driver forbids one card to read another over PCIe, even below the same switch."""
 
 
 def detected_cluster() -> ClusterSpec:
     """The document of this machine: its GPUs with their links, or else its cores and memory.
 
-    Counts, memory and bandwidths are those of the driver and the kernel; peaks and efficiencies come from the shipped
-    document of the device, and what is known of a kind of link from the shipped cluster with this device.
+    The driver and the kernel report counts, memory and bandwidths. Peaks and efficiencies come from the shipped
+    document of the device. Further values of a link come from the shipped cluster with this device.
 
     Raises:
         EnvironmentProblem: GPUs of several kinds, or of a kind whose data sheet is not shipped.
@@ -108,13 +108,16 @@ def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, .
 
 
 def _slot(gpu: gpus.Gpu) -> float:
-    """Bytes per second of its PCIe slot; of PCIe 4.0 x16 where no program tells, as in many virtual machines."""
+    """Bytes per second of the GPU's PCIe slot.
+
+    PCIe 4.0 x16 is assumed if no program reports the slot, as in many virtual machines.
+    """
     return gpus.pcie_bytes_per_second(gpu) or gpus.pcie_bytes_per_second(replace(gpu, pcie_generation=4, pcie_lanes=16))
 
 
 @cache
 def _shipped_links(device: str) -> dict[str, LinkSpec]:
-    """What shipped clusters say of their links to this device, by name of the link."""
+    """The links of the shipped clusters with this device, by name."""
     with_it = [name for name in cluster_names() if cluster_tree(name).plain.get("device") == device]
     return {link.name: link for name in with_it for link in uniform_cluster(load_cluster(name)).links}
 

@@ -1,4 +1,4 @@
-"""The training document: what must hold whatever the layout."""
+"""The training document: values that are the same for every layout."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ class TrainingSpec(Document):
     """The workload of one optimizer step, and the length of the run.
 
     global_batch_size: sequences per optimizer step.
-    optimizer: what it keeps beside the weights: AdamW two moments (adamw-8bit in 8 bits), SGD its momentum, Adafactor
-    sums of rows and columns of each matrix, Muon one momentum for matrices and AdamW for the rest.
-    memory_recipe: bytes per parameter; `engine` takes what the engine really keeps.
-    loss: `engine` is the engine's default; `whole` has all logits of a microbatch, operator by operator; `fused` in one
-    kernel, which writes the gradient over them; `chunked` computes output head and loss for loss_chunks parts of the
-    tokens one after the other; `fused-linear` for parts of its own choice, in one kernel (Liger).
-    cuda_graphs: what the host launches at once: `layers` each layer, but for its routed experts; `step` both passes.
-    expert_overlap: the forward pass of a microbatch runs beside the backward pass of the one before, and each hides the
-    exchanges of experts of the other (Megatron-LM, --overlap-moe-expert-parallel-comm).
-    dropout: probability; 0 stores no masks.
-    lora_rank: 0 trains every weight; else the weights are frozen, and adapters of this rank are trained beside the
-    matrices named in lora_targets.
-    frozen_weights: how frozen weights are kept: in 16 bits, or those of the layers in 4 (nf4 with double quantisation).
+    optimizer: AdamW keeps two moments per weight (adamw-8bit in 8 bits), SGD its momentum, Adafactor sums of rows and
+    columns of each matrix; Muon keeps one momentum for matrices and uses AdamW for the other weights.
+    memory_recipe: bytes per parameter; `engine` means the bytes that the engine really keeps.
+    loss: `engine` is the engine's default; `whole` computes all logits of a microbatch, operator by operator; `fused`
+    uses one kernel, which writes the gradient over the logits; `chunked` computes output head and loss for loss_chunks
+    parts of the tokens, one after the other; `fused-linear` does so in one kernel, which chooses the parts (Liger).
+    cuda_graphs: operators that one host launch starts: `layers` for a layer without its routed experts; `step` for both
+    passes.
+    expert_overlap: the forward pass of a microbatch runs beside the backward pass of the previous one, and each hides
+    the other's expert exchanges (Megatron-LM, --overlap-moe-expert-parallel-comm).
+    dropout: probability; with 0 no masks are stored.
+    lora_rank: rank of the trained adapters beside the matrices in lora_targets, with all other weights frozen; 0 trains
+    every weight.
+    frozen_weights: storage of frozen weights: 16 bits, or 4 bits for those of the layers (nf4 with double
+    quantisation).
     """
 
     sequence_length: int = Field(ge=1, le=100_000_000)

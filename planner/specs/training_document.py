@@ -1,4 +1,4 @@
-"""The training document with defaults that depend on model, devices and engine, and what they allow."""
+"""The training document's defaults and rules, which depend on model, devices and engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_training(
     devices: Sequence[DeviceSpec],
     engine: EngineSpec | None,
 ) -> TrainingSpec | None:
-    """The training document with its defaults, which depend on the model, the devices and the engine."""
+    """The checked training document, with its defaults filled in."""
     assert isinstance(tree.data, dict)
     if "global_batch_size" not in tree.data:
         hint = (
@@ -53,7 +53,7 @@ def check_training(
 
 
 def batch_range(tree: Node) -> tuple[Node, BatchRange | None]:
-    """The training document with the largest batch size, and the sizes to choose from where it is not one number.
+    """The training document with the largest batch size, and the sizes to choose from if the user gave a choice.
 
     Raises:
         InputError: a choice that cannot be read.
@@ -84,7 +84,7 @@ def _check_precision(tree: Node, device: DeviceSpec, engine: EngineSpec) -> None
 
 
 def _check_positions(tree: Node, model: ModelSpec) -> None:
-    """Rotary positions extend beyond the length that a model was made for; a learned table does not, nor do images."""
+    """Check the sequence length: rotary positions can be extended, learned tables and images cannot."""
     node, longest = _entry(tree, "sequence_length"), model.max_sequence_length
     if model.position == "learned" and isinstance(node.data, int) and node.data > longest:
         message = f"{model.name} has learned positions for {longest} tokens, not {node.data}"
@@ -97,7 +97,7 @@ def _check_positions(tree: Node, model: ModelSpec) -> None:
 
 
 def with_default(tree: Node, key: str, value: Any) -> Node:
-    """The document with a value for a key that it does not have."""
+    """The document with `value` for `key`, if the key is missing."""
     assert isinstance(tree.data, dict)
     if key in tree.data:
         return tree

@@ -1,4 +1,4 @@
-"""The one pool of a job or of a cluster, for answers that are given of one kind of device only."""
+"""The single pool of a job or of a cluster, for answers that support only one kind of device."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ T = TypeVar("T")
 
 
 def uniform_job(job: Job) -> PoolJob:
-    """The job, if its cluster is of one kind.
+    """The job, if its cluster has only one kind of device.
 
     Raises:
-        InputError: it is a mixed cluster.
+        InputError: the cluster is mixed.
     """
     return _only(job.pools, job.cluster.name)
 
 
 def uniform_cluster(cluster: AnyCluster) -> ClusterSpec:
-    """The cluster, if it is of one kind.
+    """The cluster, if it has only one kind of device.
 
     Raises:
-        InputError: it is a mixed cluster.
+        InputError: the cluster is mixed.
     """
     return _only(cluster.pools, cluster.name)
 

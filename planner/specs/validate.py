@@ -1,4 +1,4 @@
-"""From nodes to documents: what pydantic finds, said in plain words at the line of the key."""
+"""From nodes to documents: pydantic's findings in plain words, at the line of the key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=Document)
 Path: TypeAlias = "tuple[str | int, ...]"
-"""Where a value stands in a document: keys, and indices of lists."""
+"""Position of a value in a document: keys, and indices of lists."""
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -39,7 +39,7 @@ _SUBJECT = re.compile(r"([a-z_]+): (.*)", re.DOTALL)
 
 
 def validate(document: type[D], tree: Node) -> D:
-    """The document that `tree` describes.
+    """The checked document from `tree`.
 
     Raises:
         InputError: every mistake that the document's own rules find, at the position of its key.
@@ -51,7 +51,7 @@ def validate(document: type[D], tree: Node) -> D:
 
 
 def fields_at(document: type[Document], path: Path) -> Mapping[str, Any]:
-    """The fields of the document that stands at `path` inside `document`; empty where there is none."""
+    """The fields of the nested document at `path`; empty if there is none."""
     current: type[Document] | None = document
     for step in path:
         if current is None:
@@ -81,9 +81,9 @@ def _node_at(tree: Node, path: Path) -> Node:
 
 
 def _mistakes(document: type[Document], tree: Node, errors: list[ErrorDetails]) -> Iterable[Mistake]:
-    """One mistake for each error; a misspelt key that must be there is one mistake, not two.
+    """One mistake for each error; a misspelt required key gives one mistake, not two.
 
-    A list whose entries are wrong is not too short besides: the entries count once they are right.
+    A list with wrong entries is not reported as too short, because the entries count once they are corrected.
     """
     all_missing = {tuple(error["loc"]) for error in errors if error["type"] == "missing"}
     missing = set(all_missing)
@@ -126,7 +126,7 @@ def _mistake(document: type[Document], tree: Node, error: ErrorDetails, meant: s
 
 
 def _rule_broken(tree: Node, path: Path, message: str) -> Mistake:
-    """A rule of ours; one about several keys begins with the key to blame (`num_heads: ...`)."""
+    """A mistake from a rule of ours; a message about several keys begins with the wrong one (`num_heads: ...`)."""
     node = _node_at(tree, path)
     subject = _SUBJECT.fullmatch(message)
     if subject and isinstance(node.data, dict):
@@ -173,7 +173,7 @@ def _range(fields: Mapping[str, Any], path: Path) -> str:
 
 
 def _description(fields: Mapping[str, Any], path: Path) -> str:
-    """What a field is, and how a quantity is written."""
+    """A field's description, and the spelling of a quantity."""
     field = fields.get(str(path[-1])) if path else None
     if field is None:
         return ""

@@ -1,8 +1,8 @@
 """The strict YAML reader: one document, plain values, and the position of every key and value.
 
-It works on PyYAML's event stream in pure Python, so that limits hold before anything is built. It reads YAML
-1.2 core scalars: `1e9` is a number and `no` is text. It refuses what makes a document mean something else than
-it shows: duplicate keys, aliases, anchors, tags, merge keys, several documents, numbers with leading zeros.
+The reader processes PyYAML's event stream in pure Python, so limits apply before anything is built. Scalars follow YAML
+1.2: `1e9` is a number and `no` is text. The reader refuses features that make a document differ from its appearance:
+duplicate keys, aliases, anchors, tags, merge keys, several documents, numbers with leading zeros.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NOT_FINITE: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A value of a document, and where it is written.
+    """A value of a document, and its position.
 
     data: a scalar, a dictionary of nodes or a tuple of nodes.
     where: "file:line:column" of the value, or the command-line option that set it.
-    key_where: the same of the key that holds it; empty for a list entry and for the document itself.
+    key_where: position of the value's key; empty for a list entry and for the document itself.
     source_line: the line of the file, for messages.
     """
 
@@ -56,7 +56,7 @@ class Node:
 
     @property
     def plain(self) -> Any:
-        """The value without positions; lists become tuples, as the documents declare them."""
+        """The value without positions; lists become tuples, as documents declare them."""
         if isinstance(self.data, dict):
             return {key: node.plain for key, node in self.data.items()}
         if isinstance(self.data, tuple):
@@ -64,7 +64,7 @@ class Node:
         return self.data
 
     def mistake(self, message: str, hint: str = "") -> Mistake:
-        """A mistake that points here."""
+        """A mistake at this position."""
         return Mistake(
             message=printable(message, 300),
             where=self.key_where or self.where,
@@ -74,7 +74,7 @@ class Node:
 
 
 def as_node(data: Any, where: str) -> Node:
-    """Plain data, as of JSON, as a document whose values all stand at `where`."""
+    """Plain data, for example from JSON, as a document whose values all have the position `where`."""
     if isinstance(data, dict):
         return Node(data={key: as_node(value, where) for key, value in data.items()}, where=where)
     is_list = isinstance(data, list | tuple)
@@ -85,7 +85,7 @@ def read_yaml(path: Path, name: str = "") -> Node:
     """Read one document, a mapping, from a regular file; messages call the file `name`.
 
     Raises:
-        InputError: no such file, not a regular file, too large, or not a valid document; all mistakes at once.
+        InputError: the file is missing, too large, no regular file, or no valid document; all mistakes at once.
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
@@ -96,7 +96,7 @@ def read_text(path: Path, shown: str) -> str:
     """The text of a regular file of at most `MAX_BYTES`; messages call the file `shown`.
 
     Raises:
-        InputError: no such file, not a regular file, too large, or not UTF-8.
+        InputError: the file is missing, too large, no regular file, or not UTF-8.
         EnvironmentProblem: the file cannot be read.
     """
     try:
@@ -134,7 +134,7 @@ def parse_yaml(text: str, name: str) -> Node:
 
 
 def parse_value(text: str, where: str) -> Node:
-    """Read the value of a command-line option with the same rules; every position is `where`.
+    """Read the value of a command-line option by the rules of `parse_yaml`; every position is `where`.
 
     Raises:
         InputError: the text is not a value.
@@ -152,7 +152,7 @@ def _decode(content: bytes, name: str) -> str:
 
 
 class _Reader:
-    """Builds the nodes of one document from events, and collects what is wrong."""
+    """Builds the nodes of one document from events, and collects mistakes."""
 
     def __init__(self, text: str, name: str, *, is_option: bool = False) -> None:
         self._text = text
@@ -163,7 +163,11 @@ class _Reader:
         self._num_nodes = 0
 
     def read(self) -> Node:
-        """The document's node; raises `InputError` with every mistake."""
+        """The document's node.
+
+        Raises:
+            InputError: every mistake of the document.
+        """
         events = self._events()
         root: Node | None = None
         for event in events:

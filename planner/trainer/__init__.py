@@ -1,4 +1,4 @@
 """The training program that `torchrun -m planner.trainer plan.json` starts on every device.
 
-The only package that imports torch; nothing imports it.
+No other package imports torch, and no other package imports this one.
 """

@@ -1,4 +1,4 @@
-"""What torchrun starts on every device: `python -m planner.trainer PLAN --output DIR ...`."""
+"""The program that torchrun starts on every device: `python -m planner.trainer PLAN --output DIR ...`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)  # torch's own 10 to 30 minutes would 
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Run one rank; the verdict is in DIR/status.json, because torchrun's exit code cannot tell a saved stop."""
+    """Run one rank.
+
+    DIR/status.json has the verdict, because torchrun's exit code does not show that a stop was saved.
+    """
     options = parse_options(arguments)
     if _is_fork():
         _forget_the_agent()
@@ -73,10 +76,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _out_of_memory(error: BaseException | None) -> BaseException | None:
-    """The error among `error` and its causes that says that memory ran out, or None.
+    """The out-of-memory error among `error` and its causes, or None.
 
-    torch.distributed.pipelining wraps what a stage raises in a plain RuntimeError; the CPU allocator, CUDA outside
-    torch's allocator and NCCL have no type of their own and only say it in words.
+    torch.distributed.pipelining wraps a stage's error in a plain RuntimeError. The CPU allocator, NCCL, and CUDA
+    outside torch's allocator have no error type of their own, so the message decides.
     """
     words = ("out of memory", "can't allocate memory")
     while error is not None:
@@ -87,7 +90,7 @@ def _out_of_memory(error: BaseException | None) -> BaseException | None:
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether this rank only noticed that another one is gone; that one is the cause, and may be worth a retry."""
+    """Whether this rank only noticed that another rank is gone; the other rank is the cause, and a retry may help."""
     if isinstance(error, dist.DistError) or "gloo/" in str(error):
         return True
     # a pipeline schedule wraps what a collective raised inside a stage
@@ -95,7 +98,7 @@ def _lost_a_peer(error: BaseException) -> bool:
 
 
 def _help_to_meet(error: BaseException) -> str:
-    """What to do where gloo's ranks have never met."""
+    """A hint for gloo ranks that could not connect to each other."""
     met = "connectFullMesh" not in str(error)
     return "" if met else f"    help: {VARIABLE} names the network interface that reaches the other hosts\n"
 
@@ -119,7 +122,7 @@ def _train(options: argparse.Namespace) -> ExitCode:
 
 
 def _check_same_plan(plan: Plan) -> None:
-    """Refuse to start where a host read another plan than host 0; every rank calls it."""
+    """Refuse to start if a host has read another plan than host 0; every rank calls this function."""
     document = plan_to_dict(plan)
     decides = [document[key] for key in ("model", "cluster", "training", "engine", "layout")]
     digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
@@ -134,7 +137,7 @@ def _check_same_plan(plan: Plan) -> None:
 
 
 def _pick_device(plan: Plan) -> torch.device:
-    """This rank's GPU, or one thread of the host, as the plan prices a CPU core."""
+    """This rank's GPU, or one thread of the host, because a plan prices each CPU core as a device."""
     if plan.cluster.kind == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
@@ -149,19 +152,19 @@ def _pick_device(plan: Plan) -> torch.device:
 
 
 def _is_fork() -> bool:
-    """Whether torchrun's agent has forked this rank, and not started a program."""
+    """Whether torchrun's agent forked this rank instead of starting a program."""
     return multiprocessing.parent_process() is not None
 
 
 def _forget_the_agent() -> None:
-    """A fork has the agent's handlers of signals, and its silence."""
+    """Undo settings that a forked rank inherits from the agent: its signal handlers and its silenced output."""
     logging.disable(logging.NOTSET)
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(each, signal.SIG_DFL)
 
 
 def _quiet_torch() -> None:
-    """Silence what torch says about its own internals; its errors stay."""
+    """Silence torch's messages about its own internals; its errors are still shown."""
     for name in ("torch.distributed.tensor", "torchao"):  # torchao names every kernel that this build of it lacks
         logging.getLogger(name).setLevel(logging.ERROR)
     # the embedding's output is never changed in place

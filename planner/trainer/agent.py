@@ -1,4 +1,4 @@
-"""torchrun, quieter and quicker: `planner launch` starts this in place of `torchrun`, with the same arguments."""
+"""A quieter and faster torchrun; `planner launch` starts it instead of `torchrun`, with the same arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS_CHECKED = 64
 
 
 def main() -> int:
-    """Check the data, then run torchrun; ranks say why they fail, so its own report and traceback are left out."""
+    """Check the data, then run torchrun without its own error report; the ranks already say why they fail."""
     die_with_parent()
     options = parse_options(sys.argv[sys.argv.index("planner.trainer") + 1 :])
     try:
@@ -52,9 +52,9 @@ def main() -> int:
 
 
 def _forking(words: list[str]) -> list[str]:
-    """The same words for ranks that are forks of this process, which has imported everything once for all of them.
+    """The arguments for ranks that are forks of this process, which has done all imports once for all of them.
 
-    Importing takes a rank three seconds of a core. Ranks with a GPU start fresh: CUDA survives no fork.
+    Imports take a rank three CPU seconds. Ranks with a GPU are not forked, because CUDA does not survive a fork.
     """
     program = importlib.import_module("planner.trainer.__main__")
     torch.set_num_threads(1)  # threads of OpenMP survive none either
@@ -63,7 +63,10 @@ def _forking(words: list[str]) -> list[str]:
 
 
 def _check_data(plan: Plan, options: argparse.Namespace) -> None:
-    """Read the first batch before any rank starts; texts become token files here, without ranks that wait."""
+    """Read the first batch before any rank starts.
+
+    Reading the batch also turns texts into token files, so that no rank waits for this work.
+    """
     corpus_of(plan, options).batch(0, min(ROWS_CHECKED, plan.training.global_batch_size))
 
 

@@ -1,8 +1,8 @@
 """Causal self-attention: grouped heads, latent attention, sliding windows, rotary positions.
 
-Nothing here knows about parallelism. A module counts its own heads from the width that its projections return. It
-can be told which runs of positions its rows are (`held`) and how to get the keys and values of all positions
-(`gather`); by default it has them all.
+This module knows nothing about parallelism. An attention block derives its number of heads from the width of its
+projections. By default it holds all positions; `held` names the positions of its rows, and `gather` collects the keys
+and values of all positions.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec, RotaryScaling
 
 Positions = tuple[range, ...]
-"""Runs of positions of the sequence, in the order of the rows."""
+"""Ranges of positions in the sequence, in the order of the rows."""
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
-"""Own rows of a tensor (B, heads, rows, size) to the rows of all positions, in order."""
+"""A function from the rank's own rows (B, heads, rows, size) to the rows of all positions, in order."""
 
 Mask = torch.Tensor | BlockMask
-"""Which keys a query may attend to: (B, 1, rows, T), or which blocks of them, for a kernel that skips the others."""
+"""The keys that each query may attend to, as (B, 1, rows, T) or as blocks for a kernel that skips the other blocks."""
 
 
 def positions_of(length: int) -> Positions:
-    """All positions of a sequence that is not cut."""
+    """All positions of an undivided sequence."""
     return (range(length),)
 
 
 def rotary_frequencies(
     head_size: int, theta: float, scaling: RotaryScaling | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """Radians per position of each rotated pair (Su et al. 2021), fp32; `scaling` slows the long waves down.
+    """Radians per position of each rotated pair (Su et al. 2021), in fp32; `scaling` reduces low frequencies.
 
-    Llama 3.1 (`apply_scaling` of its reference code) keeps waves that fit `high_frequency` times into the original
-    length, divides the frequency of those that fit `low_frequency` times or less, and blends in between.
+    Llama 3.1 (`apply_scaling` of its reference code) keeps the frequency of waves that fit at least `high_frequency`
+    times into the original length. Waves that fit at most `low_frequency` times have their frequency divided. Between
+    the two limits the frequencies are blended.
     """
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
     plain: Tensor = theta**-exponents
@@ -67,9 +68,9 @@ def rotary_table(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of rotary positions, each of shape (positions, head_size), halves repeated.
+    """Cosine and sine of rotary positions, each of shape (positions, head_size), with the halves repeated.
 
-    Computed in fp32, and shared by all layers.
+    The tables are computed in fp32, and all layers share them.
     """
     rows = torch.cat([torch.arange(r.start, r.stop, dtype=torch.float32, device=device) for r in positions])
     angles = torch.outer(rows, rotary_frequencies(head_size, theta, scaling, device))
@@ -90,14 +91,17 @@ def rotate(
 
 @functools.lru_cache(maxsize=64)
 def _visible(rows: range, keys: range, window: int, device: torch.device) -> Tensor:
-    """True where a query of `rows` may attend to a key: not later, and less than `window` (0: any) before."""
+    """Whether each query of `rows` may attend to each key: a key at its own position, or at an earlier one.
+
+    A key must be less than `window` positions earlier; 0 means no limit.
+    """
     distance = torch.arange(rows.start, rows.stop, device=device)[:, None]
     distance = distance - torch.arange(keys.start, keys.stop, device=device)
     return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
 def _blocks(positions: Positions, window: int) -> Positions:
-    """Runs no longer than the window, so that each needs the keys of two windows at most."""
+    """Ranges of at most one window, so that each range needs the keys of at most two windows."""
     if not window:
         return positions
     return tuple(
@@ -106,9 +110,11 @@ def _blocks(positions: Positions, window: int) -> Positions:
 
 
 def document_mask(starts_BT: Tensor, positions: Positions, window: int, *, blocks: bool) -> Mask:
-    """A query at `positions` may attend to a key of its own document, not later and inside the window (0: any).
+    """A mask by which a query attends only to its own document, to no later position and to no key outside the window.
 
-    starts_BT: for each position of the sequence the one where its document begins. blocks: for flex attention.
+    starts_BT: for each position of the sequence, the start of its document.
+    window: number of positions; 0 means no window.
+    blocks: make the mask in blocks, for flex attention.
     """
     device, length = starts_BT.device, starts_BT.shape[1]
     rows = torch.cat([torch.arange(run.start, run.stop, device=device) for run in positions])
@@ -127,7 +133,7 @@ def document_mask(starts_BT: Tensor, positions: Positions, window: int, *, block
 
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Flex attention is a kernel only when it is compiled; else it makes the whole square."""
+    """The compiled function; flex attention without compilation computes the whole square."""
     return torch.compile(function, dynamic=False)
 
 
@@ -139,9 +145,9 @@ def attend(
     window: int,
     mask: Mask | None = None,
 ) -> Tensor:
-    """Softmax attention of queries at `positions` to the keys of all positions before them (or in the window).
+    """Softmax attention of the queries at `positions` to the keys of all earlier positions, or of those in the window.
 
-    mask: of `document_mask`, in place of these.
+    mask: a mask from `document_mask`, which replaces these rules.
     """
     length = key_BHTD.shape[-2]
     grouped = query_BHSD.shape[1] != key_BHTD.shape[1]
@@ -175,9 +181,10 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Causal self-attention; (B, S, hidden) to (B, S, hidden).
+    """Causal self-attention from (B, S, hidden) to (B, S, hidden).
 
-    held: runs of positions that the rows are; None for all. gather: see `Gather`; None for identity.
+    held: ranges of positions of the rows; None means all positions.
+    gather: a function as in `Gather`; None means the identity.
     """
 
     def __init__(self, spec: ModelSpec, number: int, *, flash: bool) -> None:
@@ -197,7 +204,7 @@ class Attention(nn.Module):
         return x_BHSD if self.theta is None else rotate(x_BHSD, self.theta, self.held, self.scaling)
 
     def _mix(self, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, mask: Mask | None) -> Tensor:
-        """Attention of each position to those before it; (B, S, heads * size)."""
+        """Attention of each position to the earlier positions, as (B, S, heads * size)."""
         runs = self.held or positions_of(query_BHSD.shape[-2])
         if self.gather is not None:
             key_BHSD, value_BHSD = self.gather(key_BHSD), self.gather(value_BHSD)
@@ -210,7 +217,10 @@ class Attention(nn.Module):
 
 
 class GroupedAttention(Attention):
-    """Query heads share key-value heads (Ainslie et al. 2023); Q and K normalised where the model says so."""
+    """Attention with shared key-value heads (Ainslie et al. 2023).
+
+    Queries and keys are normalised if the model says so.
+    """
 
     def __init__(self, spec: ModelSpec, number: int, *, flash: bool) -> None:
         super().__init__(spec, number, flash=flash)
@@ -237,7 +247,7 @@ class GroupedAttention(Attention):
         return normed
 
     def forward(self, x_BSE: Tensor, *, mask: Mask | None = None) -> Tensor:
-        """Mix the sequence's positions, each with those before it, or with those that `mask` lets it see."""
+        """Let each position attend to earlier positions, or to the positions in `mask`."""
         query = self._rotated(self._project(x_BSE, self.query, self.query_norm))
         key = self._rotated(self._project(x_BSE, self.key, self.key_norm))
         result: Tensor = self.output(self._mix(query, key, self._heads(self.value(x_BSE), self.head_size), mask))
@@ -245,7 +255,7 @@ class GroupedAttention(Attention):
 
 
 class LatentAttention(Attention):
-    """Queries, keys and values pass through low-rank latents; one rotary key serves all heads (DeepSeek-V2)."""
+    """Attention with low-rank latents for queries, keys and values, and one rotary key for all heads (DeepSeek-V2)."""
 
     def __init__(self, spec: ModelSpec, number: int, *, flash: bool) -> None:
         super().__init__(spec, number, flash=flash)
@@ -263,7 +273,7 @@ class LatentAttention(Attention):
         self.value_size = mla.value_head_size
 
     def forward(self, x_BSE: Tensor, *, mask: Mask | None = None) -> Tensor:
-        """Mix the sequence's positions, each with those before it, or with those that `mask` lets it see."""
+        """Let each position attend to earlier positions, or to the positions in `mask`."""
         nope, rope = self.sizes
         latent = (
             x_BSE if self.query_down is None or self.query_norm is None else self.query_norm(self.query_down(x_BSE))

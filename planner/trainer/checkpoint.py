@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or absent, checked before use, and readable under any layout.
+"""Checkpoints that are complete or absent, verified before use, and readable under any layout.
 
-Tensors go through torch.distributed.checkpoint (DCP), which reshards them; everything else is JSON. A checkpoint
-is written beside its place, hashed, synced and renamed: a crash leaves the one before. DCP itself would load a
-shard with a flipped bit, so the hashes are compared first.
+torch.distributed.checkpoint (DCP) stores the tensors and reshards them; everything else is JSON. A checkpoint is
+written under a temporary name, hashed, synced and renamed, so a crash keeps the previous one. Hashes are compared
+before loading, because DCP itself would load a shard with a flipped bit.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def _name(step: int) -> str:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps that have a finished checkpoint, newest first."""
+    """Steps with a complete checkpoint, newest first."""
     return sorted((int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()), reverse=True)
 
 
 class Saver:
-    """Writes checkpoints, and keeps the newest; every rank makes one and calls it in turn.
+    """Writes checkpoints and keeps the newest ones; every rank makes a Saver and calls it at the same steps.
 
-    background: copy the tensors to host memory and write them while the training goes on. The ranks then agree in a
-    process group of their own, so that no collective of the training comes in between.
+    background: copy the tensors to host memory and write them while training continues. The ranks then use a separate
+    process group, so that its collectives cannot mix with those of the training.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, background: bool = False) -> None:
@@ -64,11 +64,11 @@ class Saver:
         self._error: Exception | None = None
 
     def save(self, trainer: Trainer) -> None:
-        """Write the state after `trainer.step_number` steps, once the checkpoint before is finished.
+        """Write the state after `trainer.step_number` steps, as soon as the previous checkpoint is finished.
 
         Raises:
-            EnvironmentProblem: the disk is full or cannot be written; older checkpoints are untouched. In the
-                background, the next call raises it.
+            EnvironmentProblem: the disk is full or cannot be written; older checkpoints are untouched. With
+                `background`, the next call raises the error.
         """
         self.wait()
         tensors, state = _tensors(trainer, trainer.own_parameters()), _state(trainer)
@@ -80,7 +80,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written any more; raises as `save` does."""
+        """Wait until nothing is being written; raises as `save` does."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -116,7 +116,7 @@ class Saver:
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in host memory that the training does not change any more."""
+    """Copies in host memory, which training no longer changes."""
     options = StagingOptions(
         use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
     )
@@ -125,16 +125,16 @@ def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def restore(trainer: Trainer, folder: Path, step: int | None = None) -> int | None:
-    """Load the newest checkpoint that is intact, or the one of `step`; every rank calls it.
+    """Load the newest intact checkpoint, or the checkpoint of `step`; every rank calls this function.
 
-    What is wrong with newer ones goes to standard error, a line each.
+    Standard error gets one line for each newer checkpoint that is damaged.
 
     Returns:
-        The step, or None where there is no checkpoint at all.
+        The step, or None if there is no checkpoint at all.
 
     Raises:
-        EnvironmentProblem: there are checkpoints and none of them is intact, or the one of `step` is not.
-        InputError: the checkpoint is of another model or other data, or `step` has none.
+        EnvironmentProblem: all checkpoints are damaged, or the checkpoint of `step` is.
+        InputError: the checkpoint is of another model or other data, or `step` has no checkpoint.
     """
     steps = saved_steps(folder)
     if step is not None and step not in steps:
@@ -165,7 +165,7 @@ def _tell(rejected: dict[int, str], used: int) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The cause in one line. DCP wraps the errors of all ranks, of which the first is taken."""
+    """The cause in one line. DCP collects the errors of all ranks; the first one is shown."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     if isinstance(error, UnpicklingError):  # torch's words advise to run what the file carries
@@ -220,7 +220,7 @@ def _hash(path: Path) -> str:
 
 
 def _hash_own_files(draft: Path, group: dist.ProcessGroup | None) -> dict[str, str]:
-    """SHA-256 of every file of the draft; each rank hashes what it wrote."""
+    """SHA-256 of every file of the draft; each rank hashes the files that it wrote."""
     own = list(draft.glob(f"__{dist.get_rank()}_*")) + ([draft / ".metadata"] if dist.get_rank() == 0 else [])
     for path in own:
         sync(path)
@@ -243,7 +243,10 @@ def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, 
 
 
 def _damage(folder: Path, step: int) -> str:
-    """Why the checkpoint of `step` cannot be used, alike on all ranks, which share the work; empty where it can."""
+    """Why the checkpoint of `step` cannot be used; empty if it can.
+
+    The ranks share the work, and all get the same answer.
+    """
     checkpoint, own = folder / _name(step), ""
     try:
         manifest = _read_manifest(checkpoint)
@@ -261,7 +264,7 @@ def _damage(folder: Path, step: int) -> str:
 
 
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """File -> hash. A manifest that leaves out a file, or names what is not there, is none: it raises ValueError."""
+    """Each file with its hash. A manifest that lacks a file, or lists a missing file, raises ValueError."""
     manifest = _read_object(checkpoint / MANIFEST)
     files = {path.name for path in checkpoint.iterdir()}
     needed = {STATE, ".metadata", *(name for name in files if name.endswith(".distcp"))}
@@ -273,7 +276,10 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def _check_state(state: dict[str, Any], step: int) -> None:
-    """Raise ValueError unless a state is what `_state` writes for `step`; samples, layout and torch only inform."""
+    """Raise ValueError unless the state has the form that `_state` writes for `step`.
+
+    Samples, layout and torch version are not checked; they only inform.
+    """
     if state.get("step") != step:
         raise ValueError(f"{STATE} is of step {state.get('step')}")
     if lacking := sorted({"model", "data", "loss_scale"} - state.keys()):

@@ -1,8 +1,8 @@
-"""Context parallelism: each rank holds two runs of positions of every sequence, one of the head, one of the tail.
+"""Context parallelism: each rank holds two parts of every sequence, one near its head and one near its tail.
 
-The cp ranks cut a sequence into 2 cp runs; rank i takes run i and run 2 cp - 1 - i, so that all have the same share of
-the causal square (as Llama 3, arXiv 2407.21783, section 3.3.2, does). Keys and values of all positions are gathered
-in every layer; queries stay where they are.
+A sequence has 2 cp parts, and rank i holds part i and part 2 cp - 1 - i. Every rank then has the same share of the
+causal square, as in Llama 3 (arXiv 2407.21783, section 3.3.2). Every layer gathers the keys and values of all
+positions; queries stay on their ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def held_positions(length: int, cp: int, rank: int) -> Positions:
-    """The runs of positions that rank `rank` of `cp` holds."""
+    """The ranges of positions that rank `rank` of `cp` holds."""
     size = length // (2 * cp)
     return tuple(range(run * size, (run + 1) * size) for run in (rank, 2 * cp - 1 - rank))
 
@@ -34,7 +34,10 @@ def rows_of(x_BS: Tensor, positions: Positions) -> Tensor:
 
 
 class _GatherPositions(torch.autograd.Function):
-    """(B, heads, own rows, size) to (B, heads, all positions in order, size); gradients are added and cut again."""
+    """From (B, heads, own rows, size) to (B, heads, all positions in order, size).
+
+    The backward pass adds up the gradients and cuts them again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_BHSD: Tensor, group: ProcessGroup) -> Tensor:
@@ -48,7 +51,7 @@ class _GatherPositions(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The transpose: every rank's gradient of a run goes to the rank that holds the run."""
+        """The transpose of the gather: every rank sends the gradient of a part to the rank that holds the part."""
         cp = dist.get_world_size(ctx.group)
         runs = torch.stack(grads[0].chunk(2 * cp, dim=2))
         both = torch.cat((runs[:cp], runs[cp:].flip(0)), dim=-2).contiguous()
@@ -58,7 +61,7 @@ class _GatherPositions(torch.autograd.Function):
 
 
 def apply_context_parallel(part: Transformer, group: ProcessGroup, length: int) -> None:
-    """Tell embedding and attention which positions their rows are, and attention how to see the other ranks'."""
+    """Set up context parallelism: each rank holds some positions, and attention gathers all keys and values."""
     held = held_positions(length, dist.get_world_size(group), dist.get_rank(group))
     if part.embedding is not None:
         part.embedding.held = held

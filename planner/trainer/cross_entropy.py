@@ -1,4 +1,4 @@
-"""Cross entropy that keeps nothing beside the logits: their gradient is written over them."""
+"""Cross entropy without further buffers: the gradient of the logits is written over the logits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 ELEMENTS_AT_ONCE = 2**24
-"""Logits that are in fp32 at a time: 64 MiB, and as much again for what torch makes of them."""
+"""Number of logits in fp32 at a time: 64 MiB, and another 64 MiB for torch's intermediate results."""
 
 
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor, group: ProcessGroup | None) -> Tensor:
     """Sum over the tokens of -log softmax(logits)[target], fp32; the backward pass overwrites `logits_TV`.
 
-    group: the ranks that hold equal parts of the vocabulary, in order; None where each row is whole.
+    group: the ranks that hold equal parts of the vocabulary, in order; None if each rank holds whole rows.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3 (two numbers for each token travel, not the logits); Hsu et
     al., Liger Kernel (arXiv 2410.10989; the gradient in place of the logits).
@@ -43,7 +43,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Softmax less one at the target, times the gradient of the sum."""
+        """Softmax minus one at the target, multiplied by the gradient of the sum."""
         logits_TV, column_T, here_T, log_sum_T = ctx.saved_tensors
         at = 0
         for rows in _blocks(logits_TV):
@@ -61,7 +61,7 @@ def _blocks(logits_TV: Tensor) -> tuple[Tensor, ...]:
 
 
 def _over_vocabulary(log_sum_T: Tensor, wanted_T: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Both of the whole vocabulary, from those of the parts."""
+    """Both values for the whole vocabulary, combined from the ranks' parts."""
     own_NT = torch.stack((log_sum_T, wanted_T))
     parts = [torch.empty_like(own_NT) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own_NT, group=group)

@@ -1,7 +1,7 @@
-"""Training samples: windows of tokens, chosen by their number in the run and by nothing else.
+"""Training samples: windows of tokens that depend only on their number in the run.
 
-A sample's content depends on the corpus, the seed and the sample's number. Layout, world size and restarts
-cannot change it, so any layout trains on the same batches and a resumed run continues where it stopped.
+The corpus, the seed and a sample's number determine its content. Layout, world size and restarts have no influence: all
+layouts train on the same batches, and a resumed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def open_corpus(
 ) -> Corpus:
     """Open data sources, as `open_sources` reads them.
 
-    validation: share of windows that is held out. document_mask: documents do not attend to each other.
+    validation: share of windows that is held out.
+    document_mask: documents do not attend to each other.
 
     Raises:
-        EnvironmentProblem: a file that cannot be read, or a library that is missing.
-        InputError: a file of another kind, or one too short for a single sample.
+        EnvironmentProblem: a file cannot be read, or a library is missing.
+        InputError: a file is of an unknown kind, or too short for a single sample.
     """
     end = end_of_document(names, tokenizer, vocab_size) if document_mask else None
     sources = open_sources(names, tokenizer=tokenizer, vocab_size=vocab_size, cache=cache)
@@ -56,7 +57,7 @@ def open_corpus(
 
 
 def document_starts(tokens_BS: torch.Tensor, end: int) -> torch.Tensor:
-    """For each position the one where its document begins; a document ends with `end`, or with the sequence."""
+    """For each position, the start of its document; a document ends with the token `end`, or with the sequence."""
     positions = torch.arange(tokens_BS.shape[1]).expand_as(tokens_BS)
     begins = torch.zeros_like(tokens_BS)
     begins[:, 1:] = positions[:, 1:] * (tokens_BS[:, :-1] == end)
@@ -64,10 +65,12 @@ def document_starts(tokens_BS: torch.Tensor, end: int) -> torch.Tensor:
 
 
 class Corpus:
-    """Token arrays cut into windows that do not overlap; an epoch visits each window once.
+    """Token arrays in windows that do not overlap; an epoch visits each window once.
 
-    Of every 1 / `validation` windows in a row the last is held out, so that all parts of the data are validated.
-    document_end: the token at which attention is cut, or None. fingerprint: what a run remembers of its data.
+    The last of every 1 / `validation` consecutive windows is held out, so that validation samples all parts of the
+    data.
+    document_end: the token that separates documents for attention, or None.
+    fingerprint: values by which a resumed run recognises its data.
     """
 
     def __init__(
@@ -95,9 +98,9 @@ class Corpus:
             )
 
     def _window_of(self, sample: int) -> int:
-        """Window of a sample: i -> (a i + b) mod n with a and b drawn for each epoch, a coprime to n.
+        """Window of a sample: i -> (a i + b) mod n, with a and b drawn for each epoch and a coprime to n.
 
-        A full cycle without a table: every epoch visits each window exactly once, whatever n.
+        For every n, this rule visits each window exactly once per epoch, without a table.
         """
         epoch, position = divmod(sample, self.num_windows)
         draw = np.random.default_rng((self._seed, epoch))
@@ -123,7 +126,10 @@ class Corpus:
         return self._tensors([self._window_of(first_sample + i) for i in range(num_samples)])
 
     def held_out_batch(self, first_sample: int, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `batch`, of the held-out windows in their order; sample numbers are below `num_held_out`."""
+        """Inputs and targets as in `batch`, from the held-out windows in order.
+
+        Sample numbers are below `num_held_out`.
+        """
         return self._tensors([(first_sample + i + 1) * self._period - 1 for i in range(num_samples)])
 
     def _tensors(self, windows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

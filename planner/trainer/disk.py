@@ -1,4 +1,4 @@
-"""What has to survive a crash of the machine."""
+"""Files that must survive a crash of the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sync(path: Path) -> None:
-    """Return once the disk has the content of a file, or the names in a folder."""
+    """Return when the content of a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -20,6 +20,6 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a document, and return once the disk has it."""
+    """Write a document, and return when it is on the disk."""
     path.write_text(json.dumps(data, indent=1) + "\n")
     sync(path)

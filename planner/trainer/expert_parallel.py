@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank holds some of the routed experts, and tokens travel to them and back."""
+"""Expert parallelism: each rank holds some of the routed experts, and all-to-alls move tokens to them and back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def mixtures_of(part: nn.Module) -> list[MixtureOfExperts]:
-    """The blocks with experts inside a chunk or a layer."""
+    """The mixture-of-experts blocks inside a chunk or a layer."""
     return [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
 
 
 def apply_expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
-    """Spread the experts of every layer over the ranks of `mesh`, in order."""
+    """Distribute the experts of every layer over the ranks of `mesh`, in order."""
     for mixture in mixtures_of(part):
         experts = mixture.experts
         for name, parameter in list(experts.named_parameters()):
@@ -42,7 +42,7 @@ def _local(weight: Tensor) -> Tensor:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows to other ranks, `sent[i]` of them to rank i and `received[i]` from it; gradients travel back."""
+    """An all-to-all of rows: `sent[i]` rows to rank i and `received[i]` rows from it; gradients travel back."""
 
     @staticmethod
     def forward(ctx: Any, x_TE: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
@@ -51,7 +51,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """What came from a rank goes back to it."""
+        """Return each gradient to the rank that sent the row."""
         sent, received = ctx.counts
         return _exchange(grads[0], received, sent, ctx.group), None, None, None
 
@@ -63,9 +63,9 @@ def _exchange(x_TE: Tensor, sent: list[int], received: list[int], group: Process
 
 
 class _Exchange:
-    """The hooks around a layer's experts: tokens go to the ranks of their experts, results come back.
+    """The hooks around a layer's experts, which send tokens to the ranks of their experts and results back.
 
-    Lepikhin et al., GShard (2020), section 3.2. The counts are read on the host: no token is dropped or padded.
+    Lepikhin et al., GShard (2020), section 3.2. The host reads the counts, so no token is dropped or padded.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -73,7 +73,7 @@ class _Exchange:
         self.order, self.sent, self.received = torch.empty(0), [0], [0]
 
     def to_experts(self, _: Experts, inputs: Any) -> tuple[Tensor, Tensor]:
-        """Rows sorted by expert, and counts of all experts, to the same of this rank's experts alone."""
+        """From rows sorted by expert with the counts of all experts, to the rows and counts of this rank's experts."""
         x_TE, counts_X = inputs
         ranks = dist.get_world_size(self.group)
         arriving = torch.empty_like(counts_X)
@@ -86,7 +86,7 @@ class _Exchange:
         return rows[self.order], arriving_RX.sum(0)
 
     def to_tokens(self, _: Experts, __: Any, output: Tensor) -> Tensor:
-        """Results of this rank's experts back to where the tokens are, in the order in which they left."""
+        """Send the results of this rank's experts back to the tokens' ranks, in the original order."""
         back = torch.empty_like(self.order).scatter_(0, self.order, torch.arange(len(self.order), device=output.device))
         result: Tensor = _AllToAll.apply(output[back], self.received, self.sent, self.group)  # type: ignore[no-untyped-call] # torch's
         return result

@@ -1,7 +1,7 @@
-"""Feed-forward blocks: dense, and mixtures of experts that drop no token.
+"""Feed-forward blocks: dense blocks, and mixtures of experts that drop no token.
 
-Nothing here knows about parallelism. A mixture can be told how to add counts of tokens that others hold
-(`add_counts`); by default it holds whole sequences.
+This module knows nothing about parallelism. A mixture holds whole sequences by default; otherwise `add_counts` adds the
+token counts of the ranks that hold the other parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BALANCE = 1e-3
 
 
 class FeedForward(nn.Module):
-    """GELU (tanh form, as GPT-2) or SwiGLU (Shazeer 2020); (B, S, hidden) to (B, S, hidden)."""
+    """GELU in tanh form, as in GPT-2, or SwiGLU (Shazeer 2020); from (B, S, hidden) to (B, S, hidden)."""
 
     def __init__(self, spec: ModelSpec, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed experts: one weight tensor for all of them, rows of tokens sorted by expert.
+    """The routed experts: one weight tensor for all experts, applied to tokens sorted by expert.
 
-    read: how a weight is read; a wrapper may hold more than the plain tensor.
+    read: a function that reads a weight; a wrapper may hold more than the plain tensor.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -65,7 +65,7 @@ class Experts(nn.Module):
         self.read: Callable[[Tensor], Tensor] = lambda weight: weight
 
     def forward(self, x_TE: Tensor, counts_X: Tensor) -> Tensor:
-        """Rows of tokens, `counts_X` of them for each expert in turn, to the experts' outputs."""
+        """The experts' outputs for rows of tokens, where expert i has `counts_X[i]` consecutive rows."""
         up = self._map(x_TE, self.up, self.up_bias, counts_X)
         if self.gate is None:
             inner = F.gelu(up, approximate="tanh")
@@ -85,7 +85,7 @@ class Experts(nn.Module):
 
 
 class _AddLoss(torch.autograd.Function):
-    """Hands x on, and gives `loss` the gradient of a term that is added to the training loss."""
+    """Returns x unchanged, and gives `loss` the gradient of a term of the training loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -94,17 +94,17 @@ class _AddLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """The term's gradient is one."""
+        """Give the term a gradient of one."""
         return grads[0], torch.ones_like(ctx.saved_tensors[0])
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token goes to its top-k experts (Shazeer et al. 2017), and through the shared ones; none is dropped.
+    """Each token passes through its top-k experts (Shazeer et al. 2017) and the shared experts; none is dropped.
 
-    A loss for each sequence asks for balanced load: E / k sum over experts of (share of choices) * (mean
-    probability), DeepSeek-V3 (arXiv 2412.19437), equations 17 to 20; softmax in place of its sigmoid. It is added
-    to the gradients, not to the loss that is reported. `balance_weight` is its weight for one sequence: `BALANCE`
-    over the sequences of a step.
+    A loss for each sequence balances the experts' load: E / k times the sum over experts of (share of choices) * (mean
+    probability), equations 17 to 20 of DeepSeek-V3 (arXiv 2412.19437) with softmax instead of sigmoid. Only the
+    gradients contain it, not the reported loss. `balance_weight` is its weight for one sequence: `BALANCE` divided by
+    the sequences of a step.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -142,7 +142,7 @@ class MixtureOfExperts(nn.Module):
         return result
 
     def balance_loss(self, scores_BSX: Tensor, counts_BX: Tensor) -> Tensor:
-        """The loss of DeepSeek-V3, equation 17, summed over the sequences, of the positions held here."""
+        """The balancing loss of the positions on this rank, summed over sequences (DeepSeek-V3, equation 17)."""
         choices_BX = self.add_counts(counts_BX).to(scores_BSX.dtype)
         choices_B1 = choices_BX.sum(-1, keepdim=True)  # k times the positions of a sequence
         share_BX = choices_BX / choices_B1 * scores_BSX.shape[-1]
@@ -152,7 +152,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def make_feed_forward(spec: ModelSpec, number: int) -> nn.Module:
-    """The block of layer `number`."""
+    """The feed-forward block of layer `number`."""
     if spec.layer_has_experts(number):
         return MixtureOfExperts(spec)
     return FeedForward(spec, spec.ffn_hidden_size, bias=spec.mlp_bias)

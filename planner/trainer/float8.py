@@ -1,4 +1,4 @@
-"""Products in 8 bits: the layers' linear maps become those of torchao, an extra."""
+"""Matrix products in 8 bits: torchao's linear layers replace torch's; torchao is an extra."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from planner.trainer.model import Transformer
 
 MULTIPLE = 16
-"""Sizes that the kernel takes (torch._scaled_mm); a map that tp cuts into others stays in 16 bits."""
+"""Sizes must be multiples of this number (torch._scaled_mm); tensor-parallel parts of other sizes stay in 16 bits."""
 
 
 def apply_float8(part: Transformer, layout: Layout, *, emulate: bool) -> None:
-    """Replace the linear maps of the layers; weights keep their names, and are still gathered in 16 bits.
+    """Replace the linear maps of the layers by 8-bit ones; weights keep their names, and are still gathered in 16 bits.
 
-    Scaled for each tensor by its largest value: e4m3 for inputs and weights, e5m2 for gradients (Micikevicius et al.
-    2022, FP8 Formats for Deep Learning). Head, router and routed experts stay in 16 bits, as the plan prices them.
-    emulate: round to 8 bits and multiply in 16, for devices without such products.
+    Each tensor is scaled by its largest value. Inputs and weights use e4m3, gradients e5m2 (Micikevicius et al. 2022,
+    FP8 Formats for Deep Learning). Head, router and routed experts stay in 16 bits, as the plan prices them.
+    emulate: round to 8 bits and multiply in 16 bits, for devices without 8-bit products.
 
     Raises:
         EnvironmentProblem: torchao is missing.

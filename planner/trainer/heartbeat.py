@@ -1,4 +1,7 @@
-"""A sign of life for `planner launch`: it ends a rank that was stopped, which no collective would tell apart."""
+"""A sign of life for `planner launch`, which ends a rank that hangs.
+
+A collective alone would not show which rank does.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ SECONDS_BETWEEN_BEATS = 2.0
 
 @contextlib.contextmanager
 def heartbeat(output: Path, rank: int) -> Iterator[None]:
-    """Touch DIR/heartbeats/rank-N every two seconds inside the block; it holds the host's name and the process id."""
+    """Touch DIR/heartbeats/rank-N every two seconds inside the block.
+
+    The file has the host's name and the process id.
+    """
     path = output / "heartbeats" / f"rank-{rank}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{os.uname().nodename} {os.getpid()}\n")

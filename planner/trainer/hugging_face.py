@@ -1,7 +1,7 @@
-"""The names of Hugging Face checkpoints: which of their tensors hold a parameter of ours, and their config.json.
+"""The names in Hugging Face checkpoints: the tensors that hold each of our parameters, and the config.json.
 
-Sources: the state dicts and configuration classes of GPT2, Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE in
-the transformers library.
+Sources: the state dicts and configuration classes of GPT2, Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE in the
+transformers library.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class Piece:
     """A part of a Hugging Face tensor.
 
-    part, num_parts: of a tensor that is cut along its output axis (GPT-2 keeps queries, keys and values in one).
-    transposed: it is stored as (in, out) and ours is (out, in), or the other way around.
+    part, num_parts: which part, for a tensor that is cut along its output axis (GPT-2 keeps queries, keys and values in
+    one tensor).
+    transposed: whether the tensor is stored as (in, out) and ours as (out, in), or the other way around.
     """
 
     name: str
@@ -61,16 +62,16 @@ _EXPERTS = {
     "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}.{}", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp.gate", "mlp.experts.{}.{}", ("gate_proj", "up_proj", "down_proj")),
 }
-"""Model type -> the router, an expert's matrix, and its names for gate, up and down."""
+"""Model type -> names of the router, of an expert's matrix, and of its gate, up and down parts."""
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
 
 
 def model_type_of(spec: ModelSpec) -> str:
-    """The `model_type` whose blocks are those of the model.
+    """The `model_type` that has the model's blocks.
 
     Raises:
-        InputError: none of those that are known.
+        InputError: no known type has these blocks.
     """
     found = next((kind for kind, fits in _KINDS.items() if fits(spec)), None)
     if found is None:
@@ -88,7 +89,7 @@ def _is_gpt2(spec: ModelSpec) -> bool:
 
 
 def _is_llama(spec: ModelSpec, *features: str, biases: bool = False) -> bool:
-    """Whether the blocks are Llama's but for `features`; biases: it may have them."""
+    """Whether the blocks are Llama's, apart from `features`; with `biases`, the blocks may have biases."""
     usual = (spec.norm, spec.position, spec.activation) == ("rmsnorm", "rope", "swiglu")
     unbiased = biases or not (spec.attention_bias or spec.mlp_bias)
     return usual and unbiased and set(spec.features) == set(features)
@@ -114,11 +115,11 @@ _KINDS: Final[dict[str, Callable[[ModelSpec], bool]]] = {
     "mixtral": lambda spec: _is_llama(spec, "moe") and _has_plain_experts(spec),
     "qwen3_moe": lambda spec: _is_llama(spec, "moe", "qk_norm") and spec.qk_norm == "head" and _has_plain_experts(spec),
 }
-"""Model type -> whether a model has its blocks; the first that fits counts."""
+"""Model type -> a test whether a model has its blocks; the first match counts."""
 
 
 def pieces_of(name: str, spec: ModelSpec) -> tuple[Piece, ...]:
-    """The tensors that hold parameter `name`: one, or one for each expert, to be stacked.
+    """The tensors that hold parameter `name`: one tensor, or one for each expert, to be stacked.
 
     Raises:
         InputError: see `model_type_of`.
@@ -154,7 +155,7 @@ def _expert_pieces(inner: str, prefix: str, kind: str, spec: ModelSpec) -> tuple
 
 
 def is_no_parameter(name: str, spec: ModelSpec) -> bool:
-    """Whether a tensor of a checkpoint is a buffer of old versions, or the second copy of a tied embedding."""
+    """Whether a checkpoint's tensor is a buffer of old versions, or the second copy of a tied embedding."""
     return _BUFFERS.fullmatch(name) is not None or (spec.tied_embeddings and name == "lm_head.weight")
 
 
@@ -203,7 +204,7 @@ def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
 
 
 def _scaling(spec: ModelSpec) -> dict[str, Any]:
-    """The key of scaled rotary positions, as transformers 4 and 5 both read it."""
+    """The key of scaled rotary positions, in a form that both transformers 4 and 5 read."""
     scaling = spec.rope_scaling
     if scaling is None:
         return {}

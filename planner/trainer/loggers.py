@@ -1,4 +1,4 @@
-"""Where the numbers of a step go: DIR/metrics.jsonl always, TensorBoard and Weights & Biases on request."""
+"""Destinations of a step's numbers: DIR/metrics.jsonl always, TensorBoard and Weights & Biases on request."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 
 
 class Logger(Protocol):
-    """Takes the record of each step, a number for each name."""
+    """Receives the record of each step, which has a number for each name."""
 
     def log(self, record: Mapping[str, float | None]) -> None:
-        """Keep the record of one step; `step` is its number."""
+        """Store the record of one step; `step` is its number."""
         ...
 
     def close(self) -> None:
-        """Write what is still waiting."""
+        """Write all pending records."""
         ...
 
 
 def make_loggers(output: Path, plan: Plan, *, tensorboard: bool, wandb: str | None) -> list[Logger]:
-    """The loggers of a run; only rank 0 has any. wandb: the project.
+    """The loggers of a run; only rank 0 has any.
+
+    wandb: name of the project.
 
     Raises:
         EnvironmentProblem: a library is missing.
@@ -55,7 +57,7 @@ class _JsonLines:
             file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        """Every line is closed already."""
+        """Do nothing, because each line is complete when it is written."""
 
 
 class _TensorBoard:
@@ -74,7 +76,7 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
-    """The run is named after its folder, so that a resumed run goes on there."""
+    """A run with the name of its folder, so that a resumed run continues it."""
 
     def __init__(self, output: Path, plan: Plan, project: str) -> None:
         import wandb

@@ -1,4 +1,4 @@
-"""The factor that keeps small gradients above zero in fp16, which has few bits for the exponent."""
+"""The factor that keeps small fp16 gradients from becoming zero; fp16 has few bits for the exponent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ FIRST, LEAST, GROWS_AFTER = 2.0**16, 1.0, 2000  # as torch.amp.GradScaler, which
 
 
 class LossScale:
-    """Micikevicius et al. 2018: loss and gradients are `factor` times what they are, and divided before the update.
+    """The loss scale of Micikevicius et al. 2018: multiply the loss by `factor`, and divide the gradients by it.
 
-    A power of two, so that scaling itself rounds nothing. Gradients that overflow halve it, and the step is
-    repeated; `GROWS_AFTER` steps without that double it. Other precisions keep a factor of one.
+    The factor is a power of two, so scaling does not round. If gradients overflow, the factor is halved and the step
+    repeated. After `GROWS_AFTER` steps without overflow, the factor is doubled. With any precision but fp16, the factor
+    is always 1.
     """
 
     def __init__(self, precision: str) -> None:
@@ -19,7 +20,7 @@ class LossScale:
 
     @property
     def state(self) -> list[float]:
-        """Factor, and good steps since it changed: what a checkpoint keeps."""
+        """The factor, and the number of good steps since it changed; checkpoints keep both."""
         return [self.factor, self.good_steps]
 
     @state.setter
@@ -27,14 +28,14 @@ class LossScale:
         self.factor, self.good_steps = float(kept[0]), int(kept[1])
 
     def shrinks(self) -> bool:
-        """After an overflow: halve the factor; false where it is no help."""
+        """Halve the factor after an overflow; false if that does not help."""
         if not self.dynamic or self.factor <= LEAST:
             return False
         self.factor, self.good_steps = self.factor / 2, 0
         return True
 
     def note_good_step(self) -> None:
-        """After an update."""
+        """Count a step without overflow."""
         self.good_steps += 1
         if self.dynamic and self.good_steps >= GROWS_AFTER:
             self.factor, self.good_steps = self.factor * 2, 0

@@ -1,4 +1,4 @@
-"""What a run measures of itself, under the names of the planner's ledger."""
+"""A run's own measurements, under the names of the planner's ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOGETHER = {
     LineName.COMPUTE: (LineName.RECOMPUTE, LineName.HEAD, LineName.ACCUMULATION),
     LineName.BUBBLE: (LineName.PP_COMM,),
 }
-"""Lines that are measured as one, under the first name."""
+"""Ledger lines that are measured together, under the name of the first."""
 MEMORY = (
     LineName.PARAMS,
     LineName.GRADS,
@@ -45,11 +45,11 @@ MEMORY = (
 
 
 class MemoryMeter:
-    """Bytes of weights, gradients and activations of one rank, each at its peak during one step.
+    """Bytes of weights, gradients and activations on one rank, each at its peak during one step.
 
-    Activations are those of the layers. Counts storages: a view is free, and a tensor that two operators keep
-    counts once. It works on every device because it asks autograd and FSDP2, not the allocator. It costs time,
-    so only a warm-up step runs under it. layers: the classes of what counts as a layer.
+    Only the layers' activations count. The meter counts storages, so a view is free, and a tensor that two operators
+    keep counts once. The meter works on every device, because it asks autograd and FSDP2 instead of the allocator. The
+    meter costs time, so only a warm-up step runs under it. layers: the classes of layers.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MemoryMeter:
                 handle.remove()
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
-        """FSDP2 swaps in gathered parameters just before a module runs: learn their storages then."""
+        """Record the storages of gathered parameters; FSDP2 makes them just before a module runs."""
         self._in_layer |= isinstance(module, self._layers)
         for parameter in module.parameters(recurse=False):
             storage = _storage(parameter)
@@ -90,9 +90,10 @@ class MemoryMeter:
         self._in_layer = False
 
     def _after_forward(self, _: nn.Module, __: Any, output: Any) -> None:
-        """With all layers run, weights that stay gathered are resident; so are gradients from before.
+        """After all layers have run, count the weights that stay gathered, and the gradients of earlier microbatches.
 
-        The first stage of a pipeline may run all its forward passes first: look again when a backward pass starts.
+        The first stage of a pipeline may run all its forward passes first, so both are counted again at each backward
+        pass.
         """
         self._note(LineName.PARAMS, sum(storage.nbytes() for storage in self._weights.values()))
         self._before_update()
@@ -101,18 +102,18 @@ class MemoryMeter:
             made.register_hook(self._before_update)
 
     def _before_update(self, *_: Any) -> None:
-        """Count the gradients that exist now, whole or sharded."""
+        """Count the gradients that exist before the update, whole or sharded."""
         sharded = [p.grad for part in self._parts for p in part.parameters() if p.grad is not None]
         once = {id(gradient): gradient for gradient in (*sharded, *_whole_gradients(self._parts))}
         storages = {_identity(s): s.nbytes() for s in map(_storage, once.values())}
         self._note(LineName.GRADS, sum(storages.values()))
 
     def _pack(self, tensor: Tensor) -> _Kept | Tensor:
-        """Layers only: what embedding, head and loss keep is no activation of the ledger."""
+        """Count tensors kept in layers only; the ledger's activations exclude embedding, head and loss."""
         return _Kept(self, tensor) if self._in_layer else tensor
 
     def add(self, storage: torch.UntypedStorage, uses: int) -> None:
-        """Note that autograd keeps (1) or drops (-1) a tensor in `storage`; weights do not count."""
+        """Record that autograd keeps (1) or drops (-1) a tensor in `storage`; weights are not counted."""
         key = _identity(storage)
         if key in self._weights:
             return
@@ -128,7 +129,7 @@ class MemoryMeter:
 
 
 class _Kept:
-    """A tensor that autograd keeps; when autograd drops it, this object ends and says so."""
+    """Stands for a tensor that autograd keeps; when autograd drops it, this object is deleted and reports it."""
 
     __slots__ = ("meter", "storage", "tensor")
 
@@ -150,7 +151,7 @@ def _identity(storage: torch.UntypedStorage) -> int:
 
 
 def _whole_gradients(parts: list[nn.Module]) -> Iterator[Tensor]:
-    """Gradients that FSDP2 accumulates before it shards them; it has no public name for them."""
+    """Gradients that FSDP2 accumulates before it shards them; no public attribute gives access to them."""
     for module in fsdp_modules(parts):
         for group in module._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001
             for parameter in group.fsdp_params:
@@ -161,7 +162,7 @@ def _whole_gradients(parts: list[nn.Module]) -> Iterator[Tensor]:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Peak of this rank's memory: allocated on a GPU, resident on a CPU; None where the system does not tell."""
+    """Peak of this rank's memory: allocated on a GPU, resident on a CPU; None if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")  # proc(5); getrusage would count the process that started this one too
@@ -188,13 +189,13 @@ def _memory_of_rank(trainer: Trainer, meter: MemoryMeter) -> dict[LineName, int 
 def measurements(
     trainer: Trainer, meter: MemoryMeter, results: list[StepResult], waits: WaitSampler | None = None
 ) -> dict[str, Any]:
-    """The document DIR/measurements.json; every rank calls it, all get the same.
+    """The document DIR/measurements.json; every rank calls this function, and all get the same document.
 
-    A memory line holds one number for each pipeline stage, the largest over the stage's ranks. What was not
-    measured is null, with the reason. Transients are what the allocator's peak leaves to the other lines.
+    A memory line has one number for each pipeline stage, the largest over the stage's ranks. A line without a
+    measurement is null and gives the reason. The line of transients is the allocator's peak less the other lines.
 
-    Time lines add up to the step. They are means over the ranks of the stage that waits least, as the ledger is that
-    of the slowest stage; `includes` names lines that are measured together with one.
+    Time lines add up to the step. Each time line is a mean over the ranks of the stage that waits least, because the
+    ledger describes the slowest stage. `includes` names further lines that a line's measurement contains.
     """
     everyone: list[Any] = [None] * dist.get_world_size()
     waited = dict(waits.seconds) if waits is not None else {}
@@ -238,7 +239,7 @@ def _times(
     step_seconds: float | None,
     waited: list[list[dict[LineName, float] | None]],
 ) -> dict[LineName, Any]:
-    """The time lines; `waited` holds seconds of a step for each line, of each rank of each stage."""
+    """The time lines; `waited` has, for each rank of each stage, seconds per step by line."""
     names = [name for name in LineName if name not in MEMORY]
     measured: dict[LineName, float] = {}
     reason = ON_GPU if trainer.device.type == "cuda" else TOO_SHORT

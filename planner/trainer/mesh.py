@@ -1,4 +1,4 @@
-"""The meshes of a job, laid out by planner.layout: pp outermost, then dp, cp, and tp innermost."""
+"""The meshes of a job, in the order of planner.layout: pp outermost, then dp, cp, and tp innermost."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
-    """Which ranks share what.
+    """Groups of ranks for each kind of sharing.
 
-    dense: axes (pp, dp_replicate, dp_shard, tp); the ranks of cp shard states like those of dp. experts: axes
-    (pp, dp_replicate, dp_shard, ep), for the routed experts; None without any. context: the ranks that share the
-    positions of a sequence (cp). sequence: those that hold parts of the same sequences (cp and tp). Groups of
-    one rank are None.
+    dense: mesh with axes (pp, dp_replicate, dp_shard, tp); cp ranks shard states in the same way as dp ranks.
+    experts: mesh with axes (pp, dp_replicate, dp_shard, ep) for the routed experts; None without experts.
+    context: ranks that divide the positions of a sequence (cp).
+    sequence: ranks that hold parts of the same sequences (cp and tp).
+    Groups of one rank are None.
     """
 
     dense: DeviceMesh
@@ -31,7 +32,7 @@ class Meshes:
 
 
 def num_replicas(layout: Layout) -> int:
-    """Copies of the ZeRO-sharded group: all of dp and cp for ZeRO-0, else `hsdp`."""
+    """Copies of the group over which ZeRO shards: all of dp and cp for ZeRO-0, else `hsdp`."""
     return layout.dp * layout.cp if layout.zero == 0 else layout.hsdp
 
 
@@ -41,7 +42,7 @@ def _num_expert_replicas(layout: Layout) -> int:
 
 
 def make_meshes(layout: Layout, device_type: str, *, has_experts: bool) -> Meshes:
-    """All meshes that a layout needs; members of a shard group, and of an expert group, are neighbours."""
+    """All meshes that a layout needs; neighbouring ranks form shard groups and expert groups."""
     world = torch.arange(layout.world_size)  # ranks count through (pp, dp, cp, tp), tp fastest: planner.layout
     axes = ("pp", "dp_replicate", "dp_shard")
 
@@ -61,5 +62,5 @@ def make_meshes(layout: Layout, device_type: str, *, has_experts: bool) -> Meshe
 
 
 def sharded_axes(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Mesh axes that FSDP2 gets: two of them replicate and shard (HSDP), one of them shards."""
+    """The mesh axes for FSDP2: one axis shards, and with HSDP a further axis replicates."""
     return ("dp_replicate", "dp_shard") if mesh["dp_replicate"].size() > 1 else ("dp_shard",)

@@ -1,6 +1,6 @@
-"""Decoder-only transformers in plain torch: blocks, embedding, and the run of layers that a rank holds.
+"""Decoder-only transformers in plain torch: blocks, embedding, and the layers that a rank holds.
 
-Nothing here knows about parallelism: the same code runs whole and on a share.
+This module knows nothing about parallelism: the same code runs on a whole model and on a share of it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ INITIAL_STD = 0.02  # Radford et al. 2019 (GPT-2); output projections are scaled
 
 
 class Block(nn.Module):
-    """One pre-norm transformer layer; with `recompute` the backward pass runs the forward pass again.
+    """One pre-norm transformer layer; with `recompute` its backward pass repeats the forward pass.
 
-    A third and a fourth norm stand behind the blocks (Gemma 2). With one norm, both blocks read its output.
+    Gemma 2 has a third and a fourth norm after the blocks. In models with one norm, both blocks read its output.
     """
 
     def __init__(self, spec: ModelSpec, number: int, *, flash: bool) -> None:
@@ -60,7 +60,7 @@ class Block(nn.Module):
         return result
 
     def forward(self, x_BSE: Tensor, mask: Mask | None = None) -> Tensor:
-        """Apply the layer; only its inputs are kept for the backward pass when `recompute` is set."""
+        """Apply the layer; with `recompute`, only its inputs are kept for the backward pass."""
         if self.recompute and torch.is_grad_enabled():
             result: Tensor = checkpoint(self._layer, x_BSE, mask, use_reentrant=False, preserve_rng_state=False)
             return result
@@ -68,9 +68,9 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings, plus learned positions and a norm where the family has them.
+    """Token embeddings, with learned positions and a norm in families that have them.
 
-    held: runs of positions that the columns of the tokens are; None for all.
+    held: ranges of positions of the token columns; None means all positions.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -82,7 +82,7 @@ class Embedding(nn.Module):
         self.held: Positions | None = None
 
     def forward(self, tokens_BS: Tensor, starts_BT: Tensor | None = None) -> Tensor:
-        """Token ids to hidden states (B, S, hidden); learned positions count from where the document starts."""
+        """Hidden states (B, S, hidden) of token ids; learned positions count from the start of the document."""
         x_BSE: Tensor = self.tokens(tokens_BS)
         if self.positions is not None:
             runs = self.held or positions_of(tokens_BS.shape[1])
@@ -92,11 +92,11 @@ class Embedding(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A run of consecutive layers: the whole model, or one chunk of a pipeline.
+    """Consecutive layers: the whole model, or one chunk of a pipeline.
 
-    Layers keep their number in the whole model, so a parameter has one name in every layout. The first chunk
-    also embeds the tokens; the last one returns logits. Tied embeddings that fall into different chunks are
-    two parameters: the trainer keeps them equal.
+    Layers keep their number in the whole model, so a parameter has one name in every layout. The first chunk also
+    embeds the tokens, and the last chunk returns logits. If the chunks separate tied embeddings, there are two
+    parameters, which the trainer keeps equal.
     """
 
     def __init__(
@@ -112,15 +112,14 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Make head and token embedding one parameter again (after a wrapper replaced either)."""
+        """Make the head and the token embedding one parameter again, after a wrapper replaced one of them."""
         if self.tied and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.tokens.weight
 
     def forward(self, x: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
-        """Token ids (B, S), or hidden states from the chunk before, to hidden states or logits (B, S, vocab).
+        """From token ids (B, S), or the previous chunk's hidden states, to hidden states or logits (B, S, vocab).
 
-        starts_BT: for each position of the sequence the one where its document begins; None where attention is not
-        cut at the ends of documents.
+        starts_BT: for each position, the start of its document; None if attention may cross the ends of documents.
         """
         masks = [None] * len(self.layers) if starts_BT is None else self._document_masks(starts_BT)
         x = x if self.embedding is None else self.embedding(x, starts_BT)
@@ -130,7 +129,7 @@ class Transformer(nn.Module):
         return x if self.head is None else self.head(x)
 
     def _document_masks(self, starts_BT: Tensor) -> list[Mask]:
-        """The mask of each layer; layers with the same window share one."""
+        """The mask of each layer; layers with the same window share a mask."""
         attentions = [block.attention for block in self.layers.values() if isinstance(block, Block)]
         if not attentions:
             return []
@@ -142,7 +141,7 @@ class Transformer(nn.Module):
 
 
 def canonical_name(name: str, spec: ModelSpec) -> str:
-    """The name under which a parameter is seeded and saved: a tied head is the token embedding."""
+    """A parameter's name for seeds and checkpoints; a tied head has the name of the token embedding."""
     return "embedding.tokens.weight" if spec.tied_embeddings and name == "head.weight" else name
 
 
@@ -150,7 +149,7 @@ def canonical_name(name: str, spec: ModelSpec) -> str:
 def initial_value(
     name: str, shape: torch.Size, spec: ModelSpec, *, seed: int, device: torch.device | None = None
 ) -> Tensor:
-    """The first value of the whole parameter `name`, fp32; depends on name and seed, never on the layout."""
+    """The first value of the whole parameter `name` in fp32; it depends on name and seed, never on the layout."""
     name = canonical_name(name, spec)
     if "norm" in name:
         return (torch.zeros if name.endswith("bias") else torch.ones)(shape, device=device)

@@ -1,6 +1,6 @@
-"""The network interface that reaches the other hosts: gloo would take the one that the host's own name stands for.
+"""The network interface that reaches the other hosts, because gloo chooses the interface of the host's own name.
 
-That name is often the loopback's, as Debian writes it into /etc/hosts, and then no two hosts meet.
+That interface is often the loopback (Debian writes the name into /etc/hosts), over which no two hosts can connect.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 
 def choose_interface() -> None:
-    """Tell gloo the interface that reaches host 0, where there are several hosts and the user names none."""
+    """Tell gloo the interface that reaches host 0, if there are several hosts and the user names no interface."""
     several = os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE")
     if several and VARIABLE not in os.environ and (name := interface_towards(os.environ["MASTER_ADDR"])):
         os.environ[VARIABLE] = name
 
 
 def interface_towards(host: str) -> str:
-    """Name of the interface that packets to `host` leave by; empty where that is the loopback, or none is found.
+    """Name of the interface for packets to `host`; empty for the loopback, or if none is found.
 
-    host: a name or an IPv4 address, of this host too.
+    host: a name or an IPv4 address; it may belong to this host.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

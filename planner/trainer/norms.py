@@ -1,4 +1,4 @@
-"""The norms of the models: RMSNorm that keeps little for the backward pass, and torch's LayerNorm."""
+"""The norms of the models: an RMSNorm that stores little for the backward pass, and torch's LayerNorm."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class _LeanRmsNorm(torch.autograd.Function):
-    """RMSNorm that keeps its input and one number per token, like the fused CUDA kernel.
+    """RMSNorm that stores its input and one number per token, like the fused CUDA kernel.
 
-    torch 2.13 has no such kernel for CPUs: its composite form keeps two more tensors, in fp32.
+    torch 2.13 has no fused kernel for CPUs, and its composite form stores two further tensors in fp32.
     """
 
     @staticmethod
@@ -37,10 +37,10 @@ class _LeanRmsNorm(torch.autograd.Function):
 
 
 class RmsNorm(nn.RMSNorm):
-    """Zhang and Sennrich 2019; one fused kernel on CUDA."""
+    """RMSNorm (Zhang and Sennrich 2019), with one fused kernel on CUDA."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale every token (..., width) to a root mean square of one, then by the weight."""
+        """Scale every token (..., width) to a root mean square of one, and multiply it by the weight."""
         if x.is_cuda:
             return super().forward(x)
         result: Tensor = _LeanRmsNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call] # torch's

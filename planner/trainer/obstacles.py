@@ -1,4 +1,4 @@
-"""What this trainer cannot run: the last check of a plan, whoever made it."""
+"""Features that this trainer cannot run: the last check of a plan from any source."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 _Obstacle = tuple[bool, str, str]
-"""Whether it is in the way, what is wrong, what to do."""
+"""Whether the obstacle exists, its description, and a remedy."""
 
 AGAIN = "make a plan for `--engine torch`"
 OTHER = "choose another model or engine"
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse what this trainer cannot run, before any process group exists.
+    """Refuse a plan that this trainer cannot run, before any process group exists.
 
     Raises:
-        InputError: with every obstacle at once.
+        InputError: the plan has obstacles; the error names all of them.
     """
     obstacles = [*_of_model(plan), *_of_training(plan), *_of_mesh(plan), *_of_pipeline(plan)]
     mistakes = [Mistake(message=message, hint=hint) for bad, message, hint in obstacles if bad]

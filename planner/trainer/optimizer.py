@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], training: TrainingSpec) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019) with its state made at once, so that memory does not grow at step 2.
+    """AdamW (Loshchilov and Hutter 2019); its state is allocated immediately, so memory does not grow at step 2.
 
-    Matrices and embeddings decay, biases and norms do not. `fused` updates in place, without the temporary
-    copies of the multi-tensor form; it takes tensors of one mesh at a time.
+    Weight decay applies to matrices and embeddings, not to biases and norms. `fused` updates in place, without the
+    temporary copies of the multi-tensor form; one call can update only tensors of one mesh.
     """
     everything = list(parameters.values())
     groups: dict[tuple[float, DeviceMesh | None], list[nn.Parameter]] = {}
@@ -63,10 +63,10 @@ def learning_rate(step: int, num_steps: int, training: TrainingSpec) -> float:
 
 
 def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """This rank's part of the squared gradient norm; summed over all ranks it is that of the whole model.
+    """This rank's part of the squared gradient norm; the sum over all ranks is the whole model's squared norm.
 
-    What several ranks hold (replicas, norms under tensor parallelism) is divided by their number, so every
-    element counts once. `parameters` must leave out second copies of tied weights.
+    An element that several ranks hold (replicas, norms under tensor parallelism) is divided by their number, so that it
+    counts once. `parameters` must not contain second copies of tied weights.
     """
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:
@@ -78,7 +78,7 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def clip(parameters: Iterable[nn.Parameter], norm: Tensor, training: TrainingSpec, *, scale: float) -> None:
-    """Scale the gradients down where their global norm is above `gradient_clip`; first undo the loss scale."""
+    """Undo the loss scale, and scale the gradients down if their global norm exceeds `gradient_clip`."""
     of_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for parameter in parameters:
         of_mesh.setdefault(_mesh_of(parameter), []).append(parameter)

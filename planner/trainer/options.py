@@ -1,4 +1,4 @@
-"""Options of a rank: those of the run (`planner.run_arguments`), its plan, and the folder of its output."""
+"""Options of a rank: the run's options (`planner.run_arguments`), its plan, and its output folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(RunArguments):
-    """How to run, and where the run lives; what to run is the plan's."""
+    """How a run trains, and its folder; the plan says what it trains."""
 
     output: Path
 
@@ -29,7 +29,7 @@ class RunOptions(RunArguments):
 
 
 def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
-    """Read the words behind `-m planner.trainer`; `planner launch` has explained and checked them."""
+    """Read the arguments after `-m planner.trainer`; `planner launch` has explained and checked them before."""
     parser = argparse.ArgumentParser(prog="planner.trainer", allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--output", type=Path, required=True)
@@ -45,7 +45,7 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_options(options: argparse.Namespace) -> RunOptions:
-    """What the training loop is told."""
+    """The options for the training loop."""
     given = {each.name: getattr(options, each.name) for each in fields(RunOptions)}
     return RunOptions(**{**given, "data": tuple(options.data)})
 

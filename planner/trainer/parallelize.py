@@ -1,8 +1,15 @@
 """Turn plain modules into this rank's share of the plan.
 
-The order is fixed: cut into pipeline chunks on the meta device, products in 8 bits, tensor and sequence parallelism
-(DTensor), context and expert parallelism, recompute, FSDP2 (also for one device: it brings mixed precision and the
-optimizer's fp32 shards), then storage, then values seeded by name.
+The steps have a fixed order:
+
+1. cut the model into pipeline chunks on the meta device,
+2. use 8-bit products,
+3. apply tensor and sequence parallelism (DTensor),
+4. apply context and expert parallelism,
+5. apply recompute,
+6. apply FSDP2, even on one device, because it provides mixed precision and the optimizer's fp32 shards,
+7. allocate storage, and
+8. fill in the values, which names and the seed determine.
 """
 
 from __future__ import annotations
@@ -38,11 +45,11 @@ if TYPE_CHECKING:
     from planner.trainer.mesh import Meshes
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""What is computed in, beside products in 8 bits; weights, sums of gradients and optimizer states are fp32."""
+"""Types of computation apart from 8-bit products; weights, gradient sums and optimizer states are fp32."""
 
 
 def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Transformer]:
-    """This rank's chunks of the model, in model order, sharded, on `device` and with their first values."""
+    """This rank's chunks of the model in model order, sharded, on `device` and with their initial values."""
     layout = plan.layout
     ends = list(accumulate(layout.layers_per_stage))
     chunks = []
@@ -73,7 +80,7 @@ def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Trans
 
 
 def apply_load_balancing(part: Transformer, group: ProcessGroup | None) -> None:
-    """Count the choices of whole sequences, of which the ranks of `group` hold parts."""
+    """Count the experts' tokens over whole sequences, whose parts are on the ranks of `group`."""
 
     def over_sequence(counts: Tensor) -> Tensor:
         whole = counts.clone()
@@ -86,29 +93,30 @@ def apply_load_balancing(part: Transformer, group: ProcessGroup | None) -> None:
 
 
 def set_balance_weight(parts: Iterable[Transformer], num_sequences: int, scale: float) -> None:
-    """Weigh the load-balancing loss for the mean over the sequences of a step; `scale` as of the loss."""
+    """Weight the load-balancing loss so that it is the mean over a step's sequences, with the loss scale `scale`."""
     for part in parts:
         for mixture in mixtures_of(part):
             mixture.balance_weight = scale * BALANCE / num_sequences
 
 
 def apply_recompute(part: Transformer, policy: str) -> None:
-    """Set every layer of the chunk to recompute its forward pass, where the plan says `full`."""
+    """Make every layer of the chunk recompute its forward pass, if the policy is `full`."""
     for block in part.layers.values():
         assert isinstance(block, Block)
         block.recompute = policy == "full"
 
 
 def compiles(layout: Layout, device: torch.device) -> bool:
-    """Whether a run compiles its layers: on GPUs, and not for schedules that split the backward pass (torch's rule)."""
+    """Whether a run compiles its layers: on GPUs, except with schedules that split the backward pass (torch's rule)."""
     return device.type == "cuda" and layout.schedule not in ("zbv", "dualpipev")
 
 
 def compile_layers(parts: Iterable[Transformer], backend: str = "inductor", *, async_tp: ProcessGroup | None) -> None:
-    """Compile every layer; what cannot be compiled runs as it is (TORCH_COMPILE_DISABLE=1 turns all of it off).
+    """Compile every layer; code that cannot be compiled runs uncompiled (TORCH_COMPILE_DISABLE=1 disables compilation).
 
-    Layers with experts read counts on the host, which breaks the graph. async_tp: ranks of tp that work on pieces of
-    each other's tensors while these arrive (Wang et al. 2023, Overlap Communication with Dependent Computation).
+    Layers with experts read counts on the host, which breaks the graph.
+    async_tp: tensor-parallel ranks compute with pieces of each other's tensors while further pieces arrive (Wang et al.
+    2023, Overlap Communication with Dependent Computation).
     """
     if async_tp is not None:
         torch._inductor.config._micro_pipeline_tp = True  # noqa: SLF001 # as torchtitan switches it on
@@ -123,9 +131,11 @@ def compile_layers(parts: Iterable[Transformer], backend: str = "inductor", *, a
 
 
 def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
-    """FSDP2 on every layer, on the embedding, and on the rest; sums gradients, for the loss is a mean already.
+    """Apply FSDP2 to every layer, to the embedding, and to all other modules.
 
-    Routed experts have a mesh of their own: other ranks hold copies of them.
+    Gradients are summed, because the loss is already a mean.
+
+    Routed experts have their own mesh, because other ranks hold copies of them.
     """
     policy = MixedPrecisionPolicy()
     if plan.training.precision != "fp32":
@@ -150,9 +160,10 @@ def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
 
 
 def _gather_ahead(part: Transformer) -> None:
-    """Each unit asks for the weights of the next one before it computes, and of the one before in the backward pass.
+    """Make each unit request the next unit's weights before it computes, and the previous unit's in the backward pass.
 
-    FSDP2 would ask when the next one starts, which the host may reach too late: experts make it wait for counts.
+    FSDP2 alone requests them when the next unit starts. The host may then be too late, because it waits for the
+    experts' counts.
     """
     assert isinstance(part, FSDPModule)
     order = [fsdp_modules([module]) for module in (part.embedding, *part.layers.values()) if module is not None]

@@ -1,4 +1,4 @@
-"""No orphans: a process that trains ends with the process that started it."""
+"""End a training process when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import signal
 import sys
 
 PARENT_VARIABLE = "PLANNER_PARENT_PID"
-"""Names the parent to its child: one that ended while the child was still starting cannot be asked any more."""
+"""Environment variable with the parent's process id, in case the parent ends while its child is still starting."""
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends; orphans would train on and write checkpoints.
+    """Ask Linux to kill this process when its parent ends; otherwise it would continue to train and write checkpoints.
 
-    Processes that this one starts are told that it is their parent.
+    Processes that this process starts get its id as their parent.
     """
     named = os.environ.get(PARENT_VARIABLE)
     parent = int(named) if named and int(named) != os.getpid() else os.getppid()  # own: called twice

@@ -34,37 +34,38 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """Runs all microbatches of a step and leaves reduced gradients on the parameters."""
+    """Runs all microbatches of a step, and leaves reduced gradients on the parameters."""
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
-        """Token ids of this data-parallel rank, (sequences, S), to its part of the mean loss, scaled.
+        """From the token ids (sequences, S) of this data-parallel rank to its scaled part of the mean loss.
 
-        starts: see `Transformer.forward`. None on pipeline stages that do not hold the loss.
+        The result is None on pipeline stages without the loss.
+        starts: see `Transformer.forward`.
         """
         ...
 
 
 class Loss:
-    """Cross entropy, summed over a microbatch and divided by the tokens of the whole step; times the loss scale.
+    """Cross entropy: summed over a microbatch, divided by the step's tokens, and multiplied by the loss scale.
 
-    Gradients are therefore added everywhere (microbatches, replicas, shards) and never averaged.
+    Gradients are therefore always added (over microbatches, replicas and shards) and never averaged.
     """
 
     def __init__(self, num_tokens: int, scale: LossScale) -> None:
         self.num_tokens, self.scale = num_tokens, scale
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Loss of one microbatch; fp32 whatever the precision of the logits, which the backward pass overwrites."""
+        """Loss of one microbatch, in fp32 for logits of any precision; the backward pass overwrites the logits."""
         group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
         total = cross_entropy(local_tensor(logits).flatten(0, 1), targets.flatten(), group)
         return total * (self.scale.factor / self.num_tokens)
 
 
 class Accumulation:
-    """One pipeline stage: microbatch after microbatch, with the gradient traffic that the ZeRO stage asks for.
+    """One pipeline stage that runs one microbatch after another, with the gradient traffic of the ZeRO stage.
 
-    ZeRO-0 and 1 reduce gradients once, after the last microbatch; ZeRO-2 and 3 after each one, so that they
-    never hold whole gradients. Below ZeRO-3 the weights stay gathered until the last backward pass.
+    ZeRO-0 and 1 reduce gradients once, after the last microbatch. ZeRO-2 and 3 reduce them after each microbatch, so
+    that no rank holds whole gradients. Below ZeRO-3 the weights stay gathered until the last backward pass.
     """
 
     def __init__(self, part: Transformer, plan: Plan, loss: Loss) -> None:
@@ -93,10 +94,10 @@ class Accumulation:
 
 
 class ScheduleNaive(Schedule1F1B):
-    """One microbatch in flight: every stage runs its backward pass before its next forward pass.
+    """A schedule with one microbatch in flight: every stage runs its backward pass before its next forward pass.
 
-    1F1B lets a stage run as many forward passes ahead as there are stages from it to the last one, itself included.
-    Here each stage takes itself for the last one in that count, and the number of microbatches does not matter.
+    In 1F1B a stage runs ahead by as many forward passes as there are stages from it to the last one, itself included.
+    Here each stage runs ahead as if it were the last one, and any number of microbatches is allowed.
     """
 
     def __init__(self, stage: _PipelineStageBase, n_microbatches: int, **options: Any) -> None:
@@ -152,9 +153,9 @@ class Pipeline:
 
 
 class _Stage(PipelineStage):
-    """A stage with room for what it receives only while it needs that; torch's has it for every microbatch of a step.
+    """A stage that has receive buffers only while it needs them; torch's stage has one for every microbatch of a step.
 
-    In place of a buffer there is one on the meta device, which says how large it is.
+    A tensor on the meta device replaces a missing buffer and records its size.
     """
 
     def _setup_forward_recv_info(self, *arguments: Any) -> None:
@@ -168,23 +169,23 @@ class _Stage(PipelineStage):
         return expected
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Make room for a microbatch's input."""
+        """Allocate the buffer for a microbatch's input."""
         _allocate(self.args_recv_info[fwd_chunk_id], self.device)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Make room for the gradient of a microbatch's output."""
+        """Allocate the buffer for the gradient of a microbatch's output."""
         _allocate(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
-        """From here on autograd and the schedule keep the input as long as they need it."""
+        """Release the buffer after the forward pass; autograd and the schedule keep the input while they need it."""
         output = super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
         _free(self.args_recv_info[fwd_chunk_id])
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
-        """The gradient of the output has been used; a loss that the schedule keeps would keep the stage's input."""
+        """Release the gradient of the output after its use, and the loss, which would keep the stage's input alive."""
         super().backward_one_chunk(bwd_chunk_id, *arguments, **options)
         _free(self.grad_recv_info.get(bwd_chunk_id, ()))
         if options.get("loss") is not None:
@@ -204,7 +205,7 @@ def _allocate(expected: tuple[_RecvInfo, ...], device: torch.device) -> None:
 
 
 def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device, group: ProcessGroup) -> _Stage:
-    """A stage whose shapes are stated; torch would run one more microbatch just to find them out."""
+    """A stage with given shapes; without them torch would run another microbatch to find the shapes."""
     layout, training = plan.layout, plan.training
     dtype = COMPUTE_TYPES[training.precision]
     with torch.device("meta"):
@@ -226,7 +227,7 @@ def _make_stage(part: Transformer, chunk: int, plan: Plan, device: torch.device,
 def make_executor(
     parts: list[Transformer], plan: Plan, mesh: DeviceMesh, device: torch.device, scale: LossScale
 ) -> Executor:
-    """The executor of a plan: a pipeline where there is more than one stage."""
+    """The executor of a plan: a pipeline if there is more than one stage."""
     loss = Loss(plan.training.global_batch_size * plan.training.sequence_length, scale)
     if plan.layout.pp > 1:
         return Pipeline(parts, plan, mesh, device, loss)

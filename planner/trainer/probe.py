@@ -1,9 +1,9 @@
-"""What the devices and links of this machine do, timed: `torchrun ... -m planner.trainer.probe REQUEST --output FILE`.
+"""Timings of this machine's devices and links: `torchrun ... -m planner.trainer.probe REQUEST --output FILE`.
 
-Every rank times its own device while the others time theirs, as in training; a curve has
-the slowest rank's least time, which other programs on the machine disturb least.
-REQUEST says which shapes (`planner.measure`). What is for GPUs alone (16 and 8 bits, grouped products, copies from
-page-locked memory, NCCL) has never run on one.
+All ranks time their devices at the same moment, as in training. Each time is the shortest of several repetitions,
+because other programs on the machine can only lengthen it; of the ranks, the slowest counts. REQUEST names the shapes
+(`planner.measure`). The parts for GPUs (16 and 8 bits, grouped products, copies from page-locked memory, NCCL) have
+never run on a GPU.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ Row = dict[str, Any]
 
 
 class Probe:
-    """One rank's stopwatch; every rank calls the same methods in the same order, and `deadline` ends them all alike."""
+    """One rank's stopwatch; every rank calls the same methods in the same order, and all stop at `deadline`."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self.device, self.deadline = device, time.monotonic() + seconds
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
 
     def late(self) -> bool:
-        """Whether the time is up, by the clock of rank 0."""
+        """Whether the deadline has passed, by the clock of rank 0."""
         return self._most(float(self.rank == 0 and time.monotonic() > self.deadline)) > 0
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """The slowest rank's least seconds of one call, after some that warm up."""
+        """The least time of a call on the slowest rank, in seconds, after some calls to warm up."""
         run()
         times = max(1, round(SHORTEST / max(1e-6, self._most(self._clock(run, 1)))))
         dist.barrier()
@@ -92,7 +92,7 @@ class Probe:
         return lambda: torch._scaled_mm(*narrow, scale, scale, out_dtype=torch.bfloat16)  # noqa: SLF001 # as torchao calls it
 
     def grouped(self, shapes: Sequence[Sequence[int]]) -> list[Row]:
-        """One product for each of `groups` experts, of m tokens each, in one kernel."""
+        """One kernel that computes a product for each of `groups` experts, with m tokens each."""
         rows: list[Row] = []
         for groups, m, n, k in shapes:
             if self.late():
@@ -104,7 +104,10 @@ class Probe:
         return rows
 
     def attention(self, lengths: Sequence[int], batch: int, heads: int, size: int, precision: str) -> list[Row]:
-        """Causal attention of `batch` sequences, forward and backward; FLOPs of the causal half, forward."""
+        """Causal attention of `batch` sequences, forward and backward.
+
+        FLOPs count the causal half of the forward pass.
+        """
         rows: list[Row] = []
         for length in lengths:
             if self.late():
@@ -122,9 +125,9 @@ class Probe:
         return rows
 
     def streaming(self, model: ModelSpec, tokens: int, precision: str) -> list[Row]:
-        """What only moves bytes in a layer, both passes, how often a layer has it; and a plain copy and AdamW.
+        """Time the memory-bound operators of a layer in both passes, and also a plain copy and AdamW.
 
-        num_bytes: as `planner.cost.layers` counts them, by accesses to elements that are `tokens` x width.
+        num_bytes: bytes as `planner.cost.layers` counts them, by accesses to elements of an array of `tokens` x width.
         """
         hidden, width = model.hidden_size, model.ffn_hidden_size
         x, y = (self._new(tokens, hidden, precision=precision).requires_grad_() for _ in range(2))
@@ -152,12 +155,15 @@ class Probe:
         ]
 
     def launch(self) -> float:
-        """Seconds of an operator on 8 numbers, with autograd: its host time."""
+        """Seconds of an operator on 8 numbers with autograd, which is its host time."""
         x = self._new(8).requires_grad_()
         return self.seconds(lambda: [x + 1.0 for _ in range(100)]) / 100
 
     def layer(self, model: ModelSpec, width: int, tokens: int, *, cut: bool = False) -> tuple[float, float]:
-        """Seconds of a layer's forward pass, and of both, in eager mode; `cut`: by tensor parallelism of all ranks."""
+        """Seconds of a layer's forward pass, and of both passes, in eager mode.
+
+        cut: whether tensor parallelism divides the layer over all ranks.
+        """
         heads = max(self.ranks, width // 32)
         sizes = {"num_layers": 1, "hidden_size": width, "num_heads": heads, "ffn_hidden_size": 4 * width}
         rest = {"vocab_size": 256, "max_sequence_length": max(128, tokens)}
@@ -170,7 +176,7 @@ class Probe:
         return self.seconds(lambda: part(ids)), both
 
     def collectives(self, sizes: Sequence[int], per_host: int) -> list[Row]:
-        """Every collective by size, in groups of neighbours that all work at once: inside a host, and over all."""
+        """Every collective by size, in groups of neighbours that work at the same time: within a host, and over all."""
         rows: list[Row] = []
         doubling = [2**power for power in range(1, 12) if 2**power < self.ranks and self.ranks % 2**power == 0]
         for members in sorted({*doubling, *([per_host] if self.ranks % per_host == 0 else []), self.ranks} - {1}):
@@ -185,7 +191,10 @@ class Probe:
         return rows
 
     def _collective(self, operation: str, num_bytes: int, group: Any, members: int) -> Callable[[], object]:
-        """`num_bytes` is what a rank holds: the input of a reduce-scatter, the output of an all-gather."""
+        """Time one collective.
+
+        num_bytes: size of the input of a reduce-scatter on each rank, or of the output of an all-gather.
+        """
         part = -(-num_bytes // (4 * members))
         whole, own = self._new(part * members), self._new(part)
         if operation == "all_reduce":
@@ -211,7 +220,7 @@ class Probe:
         return send
 
     def host_to_device(self, sizes: Sequence[int]) -> list[Row]:
-        """Copies of page-locked memory to the device."""
+        """Time copies from page-locked memory to the device."""
         rows: list[Row] = []
         for num_bytes in sizes:
             held = torch.empty(num_bytes, dtype=torch.uint8).pin_memory()
@@ -230,7 +239,7 @@ def _both_passes(forward: Callable[[], Tensor], like: Tensor) -> Callable[[], ob
 
 
 def measure(request: Row, device: torch.device) -> Row:
-    """Every curve that this device has; the last ones are short or missing where the time was up."""
+    """Every curve that this device has; if the time runs out, the last curves are short or missing."""
     probe, on_gpu = Probe(device, request["seconds"]), device.type == "cuda"
     model = ModelSpec.model_validate(request["model"])
     per_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(probe.ranks)))
@@ -260,7 +269,7 @@ def measure(request: Row, device: torch.device) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure on every rank; rank 0 writes."""
+    """Measure on every rank; rank 0 writes the result."""
     parser = argparse.ArgumentParser(prog="planner.trainer.probe", allow_abbrev=False)
     parser.add_argument("request", type=Path)
     parser.add_argument("--output", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Progress on stderr: a live bar on a terminal, a plain line now and then elsewhere."""
+"""Progress on stderr: a live bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 @contextlib.contextmanager
 def make_progress(trainer: Trainer, *, show: bool) -> Iterator[Show]:
-    """A function that shows a finished step; it does nothing where `show` is false."""
+    """A function that shows a finished step; it does nothing if `show` is false."""
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     if not show:
         yield lambda _: None
@@ -53,7 +53,7 @@ def _on_bar(bar: Progress, trainer: Trainer) -> Show:
 
 
 def _as_lines(console: Console, trainer: Trainer) -> Show:
-    """The first step, then a line every few seconds, and the last step."""
+    """Print the first step, then a line every few seconds, and the last step."""
     shown_at = -SECONDS_BETWEEN_LINES
 
     def show(result: StepResult) -> None:
@@ -82,21 +82,21 @@ def _describe(result: StepResult, trainer: Trainer) -> str:
 
 
 def tokens_per_second_per_device(plan: Plan, step_seconds: float) -> float:
-    """Tokens of the global batch over time and devices, as the plan counts them."""
+    """Tokens of the global batch divided by time and devices, counted as in the plan."""
     tokens = plan.training.global_batch_size * plan.training.sequence_length
     return tokens / step_seconds / plan.layout.world_size
 
 
 def mfu(plan: Plan, step_seconds: float) -> float:
-    """Model FLOPs utilization of a measured step, by the plan's own count of FLOPs and its device's peak."""
+    """Model FLOPs utilization of a measured step, from the plan's FLOPs and the peak of its device."""
     return plan.mfu * plan.step_seconds / step_seconds
 
 
 def spread(cpu_seconds: Sequence[float]) -> dict[str, Any]:
-    """Work of the ranks in a step, to find a slow one; every rank calls it, all get the same.
+    """CPU time of each rank's process per step, to find a slow rank; every rank calls this function and gets all times.
 
-    CPU seconds of each rank's process, medians over the steps. Wall time would tell nothing: ranks wait for each other
-    in every step. A GPU's own time is not in it.
+    The times are medians over the steps. Wall time would show nothing, because ranks wait for each other in every step.
+    The GPU's own time is not included.
     """
     everyone: list[float | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, statistics.median(cpu_seconds) if cpu_seconds else None)

@@ -1,9 +1,9 @@
 """One rank's step of a plan on fake tensors, and the bytes that it holds: `python -m planner.trainer.rehearse PLAN`.
 
-A fake tensor has a shape and no data, and a fake process group sends nothing: one rank of any layout runs its real
-program, at real sizes, in seconds and without devices. What is counted are the storages that are alive, at their
-peak. Not in it: what a GPU's allocator, its libraries' workspaces and NCCL take beyond that, and what one kernel needs
-for itself while it runs. Layers run as they are, not compiled.
+A fake tensor has a shape but no data, and a fake process group sends nothing. Without devices, one rank of any layout
+can therefore run its real program at real sizes in seconds. The result is the peak of the bytes in live storages. The
+result excludes further memory of a GPU's allocator, library workspaces, NCCL, and a kernel's memory during its run.
+Layers are not compiled.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
-    """Bytes of the storages of one fake mode that are alive, and their peak.
+    """Bytes of the live storages of one fake mode, and their peak.
 
-    FSDP2 gives storages back by resizing them, which no operator tells. DTensor asks operators about whole tensors
-    that it never makes: `pause` keeps those out.
+    FSDP2 frees storages by resizing them, and no operator shows that. DTensor calls operators on whole tensors that it
+    never allocates; `pause` excludes these calls.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -60,7 +60,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
         self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, and count what it made; of a DTensor its parts are counted."""
+        """Run the operator and count its results; for a DTensor, count its local parts."""
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
@@ -111,17 +111,17 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
 
 
 class FusedNorm(torch.autograd.Function):
-    """RMSNorm with the tensors that the GPU's one kernel reads and writes; the CPU has none."""
+    """RMSNorm with the tensors that the GPU's single kernel reads and writes; CPUs have no such kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Keeps its inputs and one number for each token."""
+        """Store the inputs and one number for each token."""
         ctx.save_for_backward(x, weight, x.new_empty(*x.shape[:-1], 1, dtype=torch.float32))
         return torch.empty_like(x)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As large as what they are gradients of."""
+        """Gradients with the sizes of the inputs."""
         x, weight, _scale = ctx.saved_tensors
         return torch.empty_like(x), torch.empty_like(weight)
 
@@ -141,7 +141,7 @@ class FakeCorpus:
 
 @contextlib.contextmanager
 def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None]:
-    """One rank of a world that is not there; storage for weights is fake, and no value is ever looked at."""
+    """One rank of an imaginary world; storage of weights is fake, and no value is ever read."""
 
     def to_empty(part: Transformer, *, device: torch.device) -> Any:
         with mode:
@@ -173,7 +173,7 @@ def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None
 
 
 def _balanced(exchange: _Exchange, _: Experts, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_Exchange.to_experts`, where every rank sends as many rows to each other one: no counts are there to read."""
+    """`_Exchange.to_experts` with the same number of rows between all ranks, because there are no counts to read."""
     x_TE, counts_X = inputs
     ranks = dist.get_world_size(exchange.group)
     exchange.sent = exchange.received = [len(x_TE) // ranks] * ranks
@@ -183,13 +183,13 @@ def _balanced(exchange: _Exchange, _: Experts, inputs: Any) -> tuple[torch.Tenso
 
 
 def _grouped(experts: Experts, x_TE: torch.Tensor, weight: Any, bias: Any, counts_X: torch.Tensor) -> torch.Tensor:
-    """As `Experts._map` on a GPU: one grouped product, whatever the counts are."""
+    """`Experts._map` as on a GPU: one grouped product, whatever the counts are."""
     y: torch.Tensor = F.grouped_mm(x_TE, experts.read(weight), offs=counts_X.cumsum(0).to(torch.int32))
     return y if bias is None else y + experts.read(bias).repeat_interleave(counts_X, dim=0, output_size=len(x_TE))
 
 
 def counted(plan: Plan, rank: int = 0, *, lines: bool = False) -> tuple[int, dict[LineName, int]]:
-    """Peak bytes of one rank in a step of the plan; with `lines` also those of lines, each at its own peak."""
+    """Peak bytes of one rank in a step of the plan; with `lines`, also the peak of each ledger line."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     counter = Counter(mode)
     with fake_world(plan.layout.world_size, rank, mode), counter.watch():
@@ -212,7 +212,7 @@ def write_count(peak: int, lines: dict[LineName, int]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Print what a rank holds, as one JSON object: its peak, and lines by name."""
+    """Print the peak of a rank's memory and its ledger lines, as one JSON object."""
     parser = argparse.ArgumentParser(prog="planner.trainer.rehearse", allow_abbrev=False)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--rank", type=int, required=True)

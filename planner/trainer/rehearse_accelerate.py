@@ -1,8 +1,8 @@
-"""One rank's step of transformers under Accelerate's FSDP2, on fake tensors: what `planner emit` writes, counted.
+"""Count the memory of one rank for the files of `planner emit`: transformers under Accelerate's FSDP2.
 
-`python -m planner.trainer.rehearse_accelerate FOLDER --rank N`: FOLDER has accelerate.yaml, training.yaml, config.json
-and train.py. The model is the one that train.py builds, Accelerate itself shards it, and the step does what that of
-transformers' Trainer does to bytes. The rest is as in `planner.trainer.rehearse`.
+`python -m planner.trainer.rehearse_accelerate FOLDER --rank N` reads accelerate.yaml, training.yaml, config.json and
+train.py from FOLDER. train.py builds the model on fake tensors, Accelerate shards it, and the step allocates memory as
+transformers' Trainer does. Everything else is as in `planner.trainer.rehearse`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OPTIMIZERS: Final[dict[str, Any]] = {
 
 
 def _accelerator(launch: dict[str, Any]) -> Accelerator:
-    """What `accelerate launch` with this file makes of itself; the weights are not read, so not in turns either."""
+    """The accelerator that `accelerate launch` makes from this file, except that no weights are read."""
     given = {key.removeprefix("fsdp_"): value for key, value in launch["fsdp_config"].items()}
     layer = given.pop("transformer_layer_cls_to_wrap", None)
     plugin = of_accelerate.FullyShardedDataParallelPlugin(
@@ -65,7 +65,7 @@ def _accelerator(launch: dict[str, Any]) -> Accelerator:
 
 @contextlib.contextmanager
 def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
-    """One rank of a world that is not there, of which Accelerate believes that it has GPUs."""
+    """One rank of an imaginary world, in which Accelerate finds GPUs."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
     kind = of_accelerate.DistributedType.MULTI_GPU
     try:
@@ -92,7 +92,7 @@ def _program(folder: Path) -> Any:
 
 
 def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
-    """Peak bytes of one rank in a step, and those of lines, each at its own peak."""
+    """Peak bytes of one rank in a step, and the peak of each ledger line."""
     settings, launch = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("training", "accelerate"))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     counter = Counter(mode)
@@ -126,7 +126,7 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
 
 
 def _step(accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> None:
-    """What `transformers.Trainer` does to bytes in a step."""
+    """Allocate and free memory as a step of `transformers.Trainer` does."""
     size, num_batches = (settings["per_device_train_batch_size"], settings["max_length"]), "gradient_accumulation_steps"
     accumulates = settings.get("accelerator_config", {}).get("gradient_accumulation_kwargs", {})
     for left in reversed(range(settings[num_batches])):
@@ -141,7 +141,7 @@ def _step(accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer
 
 
 def _layers(model: torch.nn.Module, accelerator: Accelerator) -> tuple[type, ...]:
-    """Classes of the layers; where they are recomputed, of their wrappers, which run once."""
+    """Classes of the layers; with recompute, classes of their wrappers, which run once."""
     policy = fsdp_utils.fsdp2_prepare_auto_wrap_policy(accelerator.state.fsdp_plugin, model)
     found = {type(each) for each in model.modules() if policy is not None and policy(each)}
     wrappers = tuple(each for each in found if issubclass(each, CheckpointWrapper))
@@ -149,7 +149,7 @@ def _layers(model: torch.nn.Module, accelerator: Accelerator) -> tuple[type, ...
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Print what a rank holds, as one JSON object: its peak, and lines by name."""
+    """Print the peak of a rank's memory and its ledger lines, as one JSON object."""
     parser = argparse.ArgumentParser(prog="planner.trainer.rehearse_accelerate", allow_abbrev=False)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rank", type=int, required=True)

@@ -1,8 +1,8 @@
-"""Where tokens come from: text, JSONL, Parquet, Hugging Face data sets and token files, each as one token array.
+"""Sources of tokens: text, JSONL, Parquet, Hugging Face data sets and token files, each as one token array.
 
-Documents are packed one behind the other, with an end-of-document token after each. What is not made of tokens is
-turned into them once and kept in the run's folder, mapped and not loaded; ranks that ask at the same time wait for
-the first.
+Documents are concatenated, with an end-of-document token after each. Sources without tokens are tokenized once; the
+result is kept in the run's folder and memory-mapped. If several ranks ask at the same time, the others wait for the
+first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096
 
 
 class Tokens(Protocol):
-    """A 1-D array of token ids; only the part that is asked for is read."""
+    """A 1-D array of token ids; a slice reads only its own part."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any) -> Any: ...
@@ -39,7 +39,7 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """One entry of `--data`; without any, the sources of the running Python's standard library."""
+    """One entry of `--data`; without entries, the source code of Python's standard library."""
 
     name: str
 
@@ -57,7 +57,7 @@ class _Source:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """The source's name in messages."""
         return self.name or "the sources of Python's standard library"
 
     def documents(self) -> Iterator[bytes]:
@@ -80,11 +80,11 @@ def open_sources(
     names: `.npy` files of token ids (uint16 or uint32), `.jsonl` and `.parquet` files with a column `text`,
     `hf:NAME[:SPLIT[:COLUMN]]` for a data set of the Hugging Face hub, and any other file as one text.
     tokenizer: a `tokenizer.json` or its folder; without it a token is a byte.
-    cache: folder for the tokens of texts; None keeps them in memory.
+    cache: folder for the tokens of texts; None means in memory only.
 
     Raises:
-        EnvironmentProblem: a file that cannot be read, or a library that is missing.
-        InputError: a file of another kind, or a tokenizer that does not fit the vocabulary.
+        EnvironmentProblem: a file cannot be read, or a library is missing.
+        InputError: a file is of an unknown kind, or the tokenizer does not fit the vocabulary.
     """
     sources = [_Source(name=name) for name in names or ("",)]
     reader: Tokenizer = ByteTokenizer(vocab_size)
@@ -99,11 +99,11 @@ def open_sources(
 
 
 def end_of_document(names: tuple[str, ...], tokenizer: Path | None, vocab_size: int) -> int:
-    """The token behind each document.
+    """The token that ends each document.
 
     Raises:
         EnvironmentProblem: the tokenizer cannot be read.
-        InputError: documents cannot be told apart in these data.
+        InputError: the data do not separate documents.
     """
     if tokenizer is not None:
         return read_tokenizer(tokenizer).end
@@ -121,9 +121,11 @@ def end_of_document(names: tuple[str, ...], tokenizer: Path | None, vocab_size: 
 
 
 def fingerprint(names: tuple[str, ...], tokenizer: Path | None) -> str:
-    """A hash by which a resumed run notices other data: sizes and samples of the files, not their names.
+    """A hash of the files' sizes and of samples of their content, but not of their names.
 
-    Of each file 64 blocks are read, so that terabytes cost nothing. Raises as `open_sources` does.
+    A resumed run compares the hash.
+
+    Only 64 blocks of each file are read, so that even terabytes are fast. Raises as `open_sources` does.
     """
     total = hashlib.sha256()
     for name in names:
@@ -147,7 +149,7 @@ def _sample(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Turn what reading a source can raise into a message with its name."""
+    """Turn errors of reading a source into a message with the source's name."""
     try:
         yield
     except OSError as error:
@@ -180,7 +182,7 @@ def _read(source: _Source, tokenizer: Tokenizer, cache: Path | None) -> Tokens:
 
 
 def _encoded(source: _Source, tokenizer: Tokenizer) -> Iterator[np.ndarray[Any, Any]]:
-    """Tokens of all documents, an end-of-document token behind each; raises as `open_sources` does."""
+    """Tokens of all documents, each followed by an end-of-document token; raises as `open_sources` does."""
     with _told(source.title):
         documents = source.documents()
         while batch := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
@@ -209,7 +211,7 @@ def _parquet(path: Path) -> Iterator[bytes]:
 
 
 def _data_set(name: str) -> Iterator[bytes]:
-    """A data set of the Hugging Face hub, or of its cache: NAME, its split (`train`) and its column (`text`)."""
+    """A data set of the Hugging Face hub or of its cache, with its split (or `train`) and its column (or `text`)."""
     import datasets
 
     hub_name, split, column = [*name.split(":"), "", ""][:3]

@@ -1,7 +1,7 @@
-"""Tensor and sequence parallelism: which weight of a chunk is cut how over the tp ranks, by DTensor.
+"""Tensor and sequence parallelism: how DTensor cuts each weight of a chunk over the tp ranks.
 
-Between blocks every rank holds its part of the positions. Shoeybi et al. 2019 (column, then row) with Korthikanti
-et al. 2022 (sequence-sharded residuals).
+The first matrix of a block is cut by columns, the last by rows (Shoeybi et al. 2019). Between blocks every rank holds
+its part of the positions (Korthikanti et al. 2022).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _ON_OWN_ROWS = SequenceParallel(use_local_output=True)
 
 
 class _Style(ParallelStyle):
-    """Parameters placed as `weights`, an input placed as `inputs`; the output is local.
+    """Parameters are placed as `weights` and an input as `inputs`; the output is local.
 
-    gathered: every rank gets the whole output and uses a part of it, so that their gradients have to be added.
+    gathered: every rank gets the whole output and uses a part of it, so the ranks' gradients must be added.
     """
 
     def __init__(self, weights: Placement, inputs: Placement, *, gathered: bool = False) -> None:
@@ -65,9 +65,9 @@ class _Style(ParallelStyle):
 
 
 class _Lookup(ParallelStyle):
-    """A lookup in a table that is cut over its rows; a position's row comes from the rank that has it.
+    """A lookup in a table that is cut by rows; each position's row comes from the rank that holds it.
 
-    DTensor's own lookup makes the gradient of the whole table on every rank, and cuts it after the last microbatch.
+    DTensor's own lookup allocates the gradient of the whole table on every rank, and cuts it after the last microbatch.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -77,10 +77,9 @@ class _Lookup(ParallelStyle):
         first = device_mesh.get_local_rank() * -(-len(table) // device_mesh.size())
 
         def forward(rows_BS: Tensor) -> Tensor:
-            """Rows of the table, each rank its part of the positions; waits for the sums.
+            """The rows of the table for this rank's positions; waits for the sums.
 
-            torch.compile loses the gradient of a collective's result that is still under way when a compiled layer
-            gets it.
+            The wait is necessary because torch.compile loses the gradient of a collective's unfinished result.
             """
             assert isinstance(module.weight, DTensor)
             own = module.weight.to_local()
@@ -128,7 +127,7 @@ def _block_plan(block: Block) -> _Plan:
 
 
 def _columns_then_rows(module: nn.Module, last: str) -> _Plan:
-    """Gather the positions; cut outputs of all maps but the last, whose inputs are cut."""
+    """Gather the positions; the last map is cut by inputs, all other maps by outputs."""
     row = RowwiseParallel(output_layouts=Shard(1))
     return {"": _GATHER} | {
         f".{name}": row if name == last else ColwiseParallel()
@@ -148,7 +147,7 @@ def _attention_plan(block: Block) -> _Plan:
 
 
 def _latent_plan(attention: LatentAttention) -> _Plan:
-    """Down to the latents each rank maps its own positions; the latents are gathered, and heads are cut."""
+    """Each rank projects its own positions to the latents; then the latents are gathered, and heads are cut."""
     plan: _Plan = {name: SequenceParallel() for name in (".key_value_down", ".key_value_norm")}
     if attention.query_down is not None:
         plan |= {name: SequenceParallel() for name in (".query_down", ".query_norm")}
@@ -159,7 +158,7 @@ def _latent_plan(attention: LatentAttention) -> _Plan:
 
 
 def _experts_plan(mixture: MixtureOfExperts) -> _Plan:
-    """Each rank routes its own positions; routed experts are no matter of tp, shared ones are cut."""
+    """Each rank routes its own positions; shared experts are cut, routed experts are not."""
     plan: _Plan = {"": _LOCAL, ".router": _ON_OWN_ROWS}
     if mixture.shared is not None:
         plan |= {f".shared{name}": style for name, style in _columns_then_rows(mixture.shared, "down").items()}

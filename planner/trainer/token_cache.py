@@ -1,4 +1,4 @@
-"""Token files that a run makes of texts: written whole or not at all, and compared with their sum at every start."""
+"""Token files that a run makes from texts: written completely or not at all, and verified at every start."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 Encoded: TypeAlias = "Callable[[], Iterator[np.ndarray[Any, Any]]]"
 
 START_VARIABLE: Final = "PLANNER_START"
-"""Names one start of `planner launch`, alike for all its ranks: the first of them compares a file for the others."""
+"""Environment variable that identifies one start of `planner launch`; its first rank verifies a file for all others."""
 
 BYTES_AT_ONCE: Final = 1 << 18
 
 
 def cached(path: Path, dtype: np.dtype[Any], encoded: Encoded, *, source: str) -> np.ndarray[Any, Any]:
-    """The tokens in `path`, made by `encoded` where the file is missing, or is not what was written.
+    """The tokens in `path`; `encoded` makes them if the file is missing or damaged.
 
-    Who asks first in a start compares the whole file, and the others wait for that; ranks that `planner launch` has
-    not started compare it each. The sum is CRC-32: it finds what disks and copies do to a file in half the time of
-    SHA-256, which would also find what people do. source: what messages call the text.
+    The first rank of a start verifies the whole file while the others wait. Without `planner launch` each rank verifies
+    it. The checksum is CRC-32, which detects faults of disks and copies in half the time of SHA-256; it does not detect
+    deliberate changes.
+    source: the text's name in messages.
 
     Raises:
-        EnvironmentProblem: the file cannot be written, or is damaged and its text cannot be read any more.
+        EnvironmentProblem: the file cannot be written, or is damaged and its text can no longer be read.
         PlannerError: from `encoded`.
     """
     try:
@@ -53,7 +54,7 @@ def cached(path: Path, dtype: np.dtype[Any], encoded: Encoded, *, source: str) -
 
 
 def _record(path: Path) -> Path:
-    """The file beside a cache that holds its length and its sum."""
+    """The file beside a cache with its length and its checksum."""
     return path.with_name(f"{path.name}.json")
 
 
@@ -68,7 +69,7 @@ def _mend(path: Path, encoded: Encoded, *, damage: str, source: str) -> None:
 
 
 def _damage(path: Path) -> str:
-    """Why the file is not what was written; empty where it is."""
+    """How the file differs from the one that was written; empty if it does not."""
     try:
         record = json.loads(_record(path).read_text())
         num_bytes, crc32 = int(record["num_bytes"]), int(record["crc32"])
@@ -91,7 +92,7 @@ def _crc32(path: Path) -> int:
 
 
 def _remember(path: Path) -> None:
-    """Tell the other ranks of this start that the file is whole."""
+    """Tell the other ranks of this start that the file is intact."""
     if os.environ.get(START_VARIABLE) and not _is_remembered(path):
         path.with_name(f"{path.name}.start").write_text(os.environ[START_VARIABLE])
 
@@ -104,7 +105,10 @@ def _is_remembered(path: Path) -> bool:
 
 
 def _write(path: Path, encoded: Encoded) -> None:
-    """Data and record are on the disk before either has its name; a crash between the names leaves what is damaged."""
+    """Write data and record to the disk before either gets its name.
+
+    After a crash between the names the file counts as damaged.
+    """
     draft, record_draft = path.with_suffix(".tmp"), path.with_suffix(".json.tmp")
     num_bytes, crc32 = 0, 0
     try:

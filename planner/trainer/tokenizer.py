@@ -1,4 +1,4 @@
-"""Text to token ids: bytes as they are, or a `tokenizer.json` through the tokenizers library."""
+"""Text to token ids: plain bytes, or a `tokenizer.json` through the tokenizers library."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 BYTE_VALUES = 256
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|endofsentence|>", "[EOS]")
-"""End-of-text tokens of the usual families, for a tokenizer.json without its tokenizer_config.json."""
+"""End-of-text tokens of the common families, for a tokenizer.json without tokenizer_config.json."""
 
 
 class Tokenizer(Protocol):
     """Turns documents into ids.
 
-    dtype: of the ids. end: the one behind each document. digest: of everything that decides them.
+    dtype: type of the ids.
+    end: id that ends each document.
+    digest: hash of everything that determines the ids.
     """
 
     dtype: np.dtype[Any]
@@ -29,16 +31,16 @@ class Tokenizer(Protocol):
     digest: bytes
 
     def encode(self, documents: list[bytes]) -> np.ndarray[Any, Any]:
-        """Ids of UTF-8 documents in their order, each followed by the end-of-document token."""
+        """Ids of UTF-8 documents in order, each followed by the end-of-document token."""
         ...
 
     def check(self, vocab_size: int) -> None:
-        """Raise InputError if its ids do not fit a vocabulary."""
+        """Raise InputError if the ids do not fit a vocabulary."""
         ...
 
 
 class ByteTokenizer:
-    """A byte is its own id. The end of a document is id 256, or a newline where the vocabulary has bytes only."""
+    """Each byte is its own id. A document ends with id 256, or with a newline if the vocabulary has only bytes."""
 
     def __init__(self, vocab_size: int) -> None:
         only_bytes = vocab_size <= BYTE_VALUES
@@ -108,8 +110,8 @@ def read_tokenizer(path: Path) -> FileTokenizer:
     """Read a `tokenizer.json`, or the one in a folder.
 
     Raises:
-        EnvironmentProblem: it cannot be read, or the tokenizers library is missing.
-        InputError: it is no tokenizer, or has no token for the end of a text.
+        EnvironmentProblem: the file cannot be read, or the tokenizers library is missing.
+        InputError: the file is no tokenizer, or has no end-of-text token.
     """
     path = path / "tokenizer.json" if path.is_dir() else path
     try:

@@ -1,4 +1,4 @@
-"""A training run: steps, progress, metrics, checkpoints, and the reason why it ended."""
+"""A training run: steps, progress, metrics, checkpoints, and the reason for its end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RESULTS_KEPT = 1000  # the newest steps, for the medians of measurements.json
 
 
 def run(trainer: Trainer, options: RunOptions) -> ExitCode:
-    """Train to the last step; every rank calls it.
+    """Train to the last step; every rank calls this function.
 
     Returns:
         OK, PREEMPTED after a signal (the state is saved), or DIVERGED (the weights are those before the step).
@@ -55,7 +55,7 @@ def run(trainer: Trainer, options: RunOptions) -> ExitCode:
 
 
 def _resume(trainer: Trainer, options: RunOptions) -> None:
-    """Load the checkpoint to go on from; where there is none, the weights to start from."""
+    """Load the checkpoint to resume from; without one, load the initial weights."""
     if not _restored(trainer, options) and options.weights is not None:
         load_weights(trainer, options.weights)
 
@@ -70,7 +70,7 @@ def _restored(trainer: Trainer, options: RunOptions) -> bool:
 
 
 class _Run:
-    """What the loop carries from step to step."""
+    """The state of the loop between steps."""
 
     def __init__(self, trainer: Trainer, options: RunOptions) -> None:
         self.trainer, self.options = trainer, options
@@ -84,7 +84,7 @@ class _Run:
         self.waits = WaitSampler(trainer.plan.layout) if trainer.device.type == "cpu" else None
 
     def to_the_end(self) -> ExitCode:
-        """Run the steps that are left, then write measurements and verdict."""
+        """Run the remaining steps, then write measurements and verdict."""
         trainer, options = self.trainer, self.options
         meter = MemoryMeter(trainer.chunks, trainer.optimizer)
         dist.barrier()  # a rank that fails until here has the last word: nothing below writes over its verdict
@@ -119,7 +119,7 @@ class _Run:
         return code
 
     def _watched(self, meter: MemoryMeter) -> AbstractContextManager[None]:
-        """The first step is watched for its memory; some after the warm-up for where they wait."""
+        """Watch the memory of the first step, and the waiting times of some steps after the warm-up."""
         if not self.results:
             return meter.watch()
         if self.waits is not None and WARMUP_STEPS <= len(self.results) < WARMUP_STEPS + STEPS_SAMPLED:
@@ -138,7 +138,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _profiled(self) -> Iterator[None]:
-        """Record the step that was asked for, in a trace for each rank that chrome://tracing and Perfetto open."""
+        """Record the requested step as a trace of each rank, for chrome://tracing and Perfetto."""
         if self.trainer.step_number + 1 != self.options.profile:
             yield
             return
@@ -162,7 +162,7 @@ class _Run:
         return ExitCode.PREEMPTED if result.stop and not last else ExitCode.OK
 
     def _validate(self) -> dict[str, float | None]:
-        """Loss of the held-out samples, in whole batches and not too many of them."""
+        """Loss of a limited number of held-out samples, in whole batches."""
         batches = self.trainer.corpus.num_held_out // self.trainer.plan.training.global_batch_size
         if batches == 0:
             return {}
@@ -196,7 +196,10 @@ class _Run:
 
 
 def _forget_later_steps(metrics: Path, step: int) -> None:
-    """Steps after the checkpoint will run again: drop their lines, and one that a crash or a full disk cut short."""
+    """Remove metrics of steps after the checkpoint, which will run again.
+
+    Also remove an incomplete line after a crash or on a full disk.
+    """
     if metrics.exists():
         lines = [line for line in metrics.read_text().splitlines() if _step_of(line) <= step]
         draft = metrics.with_name(f".{metrics.name}.tmp")
@@ -213,7 +216,7 @@ def _step_of(line: str) -> float:
 
 @contextlib.contextmanager
 def _signals_set(flag: threading.Event) -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGUSR1 only set a flag; all ranks agree on it at the end of the step."""
+    """Let SIGTERM, SIGINT and SIGUSR1 only set a flag; all ranks agree on it at the end of the step."""
     before = {
         each: signal.signal(each, lambda *_: flag.set()) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     }

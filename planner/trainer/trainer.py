@@ -1,4 +1,4 @@
-"""One rank of a training job: its model share, its optimizer, and one step."""
+"""One rank of a training job: its share of the model, its optimizer, and one step."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ReadBatch: TypeAlias = "Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one optimizer step did; equal on every rank but for the seconds.
+    """The result of one optimizer step, which is equal on every rank except for the seconds.
 
-    finite: false when loss or gradient norm is not a number, and the weights were left as they were.
-    stop, save: some rank asked to stop, or to save.
+    finite: false if the loss or the gradient norm is not a number; the weights are then unchanged.
+    stop, save: whether some rank asked to stop, or to save.
     """
 
     loss: float
@@ -49,7 +49,7 @@ class StepResult:
 
 
 class Trainer:
-    """This rank's part of the job; every rank makes one and calls `step` in turn.
+    """This rank's part of the job; every rank makes a Trainer, and all call `step` together.
 
     `step_number` counts finished optimizer steps.
     """
@@ -71,14 +71,14 @@ class Trainer:
         return {name: parameter for chunk in self.chunks for name, parameter in chunk.named_parameters()}
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters without the second copy that tied embeddings have under a pipeline."""
+        """The parameters without the second copy of tied embeddings in a pipeline."""
         copied = self.plan.model.tied_embeddings and self.plan.layout.num_chunks > 1
         return {name: p for name, p in self.parameters().items() if not (copied and name == "head.weight")}
 
     def step(self, *, stop: bool = False, save: bool = False) -> StepResult:
-        """Run one optimizer step; the weights stay as they are if loss or gradients are not finite.
+        """Run one optimizer step; if the loss or the gradients are not finite, the weights do not change.
 
-        stop, save: what this rank asks all ranks to do after the step.
+        stop, save: this rank's request to all ranks after the step.
         """
         started = time.perf_counter()
         batch = self._batch(self.corpus.batch, self.step_number)
@@ -107,7 +107,7 @@ class Trainer:
     def validation_loss(self, num_batches: int) -> float:
         """Mean loss of the first held-out batches.
 
-        It runs the passes of a training step and drops the gradients: every pipeline schedule can do that.
+        Training passes compute it, and their gradients are dropped, because every pipeline schedule supports that.
         """
         total = 0.0
         for number in range(num_batches):
@@ -117,13 +117,13 @@ class Trainer:
         return total / num_batches
 
     def compile_layers(self, backend: str = "inductor", *, async_tp: bool = False) -> None:
-        """Compile the layers; the next step takes the time for it."""
+        """Prepare the layers for compilation, which takes place during the next step."""
         compile_layers(self.chunks, backend, async_tp=self.mesh.get_group("tp") if async_tp else None)
 
     def _loss_and_gradients(
         self, batch: list[torch.Tensor], *, stop: bool, save: bool
     ) -> tuple[float, float, bool, bool]:
-        """Loss, gradient norm, stop and save over all ranks; gradients stay on the parameters, scaled."""
+        """Loss, gradient norm, stop and save over all ranks; the scaled gradients stay on the parameters."""
         scale = self.scale.factor
         set_balance_weight(self.chunks, self.plan.training.global_batch_size, scale)
         loss = self.executor.forward_backward(*batch)
@@ -132,9 +132,10 @@ class Trainer:
         return total / scale, math.sqrt(squares) / scale, stop, save
 
     def _batch(self, read: ReadBatch, number: int) -> list[torch.Tensor]:
-        """Inputs and targets of a global batch: this rank's sequences, and of these its positions.
+        """Inputs and targets of a global batch: the positions of this rank, in this rank's sequences.
 
-        With masked documents also where each begins, of all positions: keys are of other ranks too.
+        With document masks, also the starts of the documents, for all positions, because keys come from other ranks
+        too.
         """
         layout, training = self.plan.layout, self.plan.training
         here = layout.coordinates(dist.get_rank())
@@ -173,7 +174,7 @@ class Trainer:
             torch.cuda.synchronize()
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
-        """Ranks of the first and the last stage that hold the same share of the tied embedding, or None."""
+        """The ranks of the first and last stage with the same share of the tied embedding, or None."""
         layout = self.plan.layout
         together = layout.num_chunks - 1 in layout.chunks_of_stage(0)
         if not self.plan.model.tied_embeddings or together:
@@ -186,7 +187,7 @@ class Trainer:
         return group if layout.coordinates(dist.get_rank())["pp"] in (0, layout.pp - 1) else None
 
     def _add_tied_gradients(self) -> None:
-        """Tied embeddings in two chunks: add their gradients, so that both copies make the same update."""
+        """Add the gradients of tied embeddings in two chunks, so that both copies get the same update."""
         if not self.plan.model.tied_embeddings or self.plan.layout.num_chunks == 1:
             return
         ends = ("embedding.tokens.weight", "head.weight")
@@ -201,5 +202,5 @@ class Trainer:
 
 
 def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on `device`; a GPU copies it out of page-locked memory while the host goes on."""
+    """The tensor on `device`; a GPU copies it from page-locked memory while the host continues."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,7 +1,7 @@
-"""Read DCP metadata without running what a checkpoint may carry.
+"""Read DCP metadata without running code that a checkpoint may contain.
 
-torch 2.13 reads `.metadata` with plain pickle, which executes code of the file's author. The metadata of plain
-tensors needs few classes; here no others are loaded.
+torch 2.13 reads `.metadata` with plain pickle, which executes code of the file's author. The metadata of plain tensors
+needs only a few classes, and no others are loaded here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALLOWED = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
 }
-"""Module -> names that the metadata of plain tensors refers to."""
+"""Module -> names that occur in the metadata of plain tensors."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -48,7 +48,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
-    """What stands for `getattr`, by which Python 3.11.0 to 3.11.3 write the member of an enum."""
+    """A replacement for `getattr`, which Python 3.11.0 to 3.11.3 write for a member of an enum."""
     if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
         raise _refused("builtins.getattr")
     return _MEM_FORMAT_ENCODING[name]
@@ -62,13 +62,13 @@ def _refused(what: str) -> EnvironmentProblem:
 
 
 class SafeReader(FileSystemReader):
-    """torch's file reader, with metadata read through an allow-list."""
+    """torch's file reader, with an allow-list for metadata."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read `.metadata` of the checkpoint.
 
         Raises:
-            EnvironmentProblem: it refers to anything but plain tensors.
+            EnvironmentProblem: the metadata refers to anything but plain tensors.
         """
         with Path(self.path, ".metadata").open("rb") as file:
             metadata: Metadata = _Unpickler(file).load()

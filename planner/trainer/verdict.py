@@ -1,4 +1,4 @@
-"""DIR/status.json, the verdict that the launcher reads: torchrun's exit code cannot tell a saved stop from a crash."""
+"""DIR/status.json, the verdict for the launcher, because torchrun's exit code does not show that a stop was saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def write_status(output: Path, state: str, step: int, reason: str = "", **details: Any) -> None:
     """Replace DIR/status.json.
 
-    state: running, done, saved (stopped on request, can be resumed), diverged or failed.
+    state: running, done, saved (stopped on request, and can be resumed), diverged or failed.
     """
     draft = output / f".status.{os.getpid()}.tmp"
     draft.write_text(json.dumps({"state": state, "step": step, "reason": reason, **details}) + "\n")
@@ -24,7 +24,7 @@ def write_status(output: Path, state: str, step: int, reason: str = "", **detail
 
 
 def record_failure(output: Path, reason: str, code: ExitCode, rank: int) -> bool:
-    """Write the verdict, unless another rank of this run was faster; returns whether this one was the first."""
+    """Write the verdict, unless another rank of this run was faster; returns whether this rank was the first."""
     if not _is_first(output, _mark("failed")):
         return False
     status = output / "status.json"
@@ -35,12 +35,12 @@ def record_failure(output: Path, reason: str, code: ExitCode, rank: int) -> bool
 
 
 def is_first_loss(output: Path) -> bool:
-    """Whether nobody of this run has failed, nor said before that a peer is gone."""
+    """Whether no other rank of this run has failed, or reported a lost rank, before."""
     return not (output / _mark("failed")).exists() and _is_first(output, _mark("lost"))
 
 
 def forget_failures(output: Path) -> None:
-    """Remove the marks of earlier starts; called once all ranks have started."""
+    """Remove the marks of earlier starts, after all ranks have started."""
     for kind in ("failed", "lost"):
         for mark in output.glob(f".{kind}-*"):
             mark.unlink()
@@ -56,8 +56,8 @@ def _is_first(output: Path, mark: str) -> bool:
 
 
 def _mark(kind: str) -> str:
-    """Name of the file by which the first rank of this torchrun that ends so tells the others.
+    """Name of the file by which the first rank of this torchrun with this end tells the others.
 
-    Several hosts share a run id that they use again next time; the port is this start's own.
+    Several hosts reuse a run id in their next start; the port is different in each start.
     """
     return f".{kind}-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}-{os.environ.get('MASTER_PORT', '')}"

@@ -1,9 +1,9 @@
-"""Where a rank's time goes while it waits for others: samples of what its main thread is doing.
+"""Waiting times of a rank by cause, from samples of its main thread.
 
-A collective on a CPU blocks the thread that asks for it, also inside FSDP2, DTensor and the pipeline schedules, which
-have no hooks around their waits. A second thread looks at the first one's call stack every other millisecond: the
-innermost frame says whether it communicates, the frames around it say for whom. On a GPU the host does not wait, so
-this says nothing there.
+A collective on a CPU blocks the thread that calls it. FSDP2, DTensor and the pipeline schedules also block, and have no
+hooks around their waits. A second thread therefore samples the main thread's call stack every other millisecond: the
+innermost frame shows whether the thread communicates, and the frames around it show why. On a GPU the host does not
+wait, so the samples show nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ASKED_BY: Final = (
     ("distributed/_functional_collectives.py", LineName.TP_COMM),  # DTensor's
     ("distributed/pipelining/", LineName.BUBBLE),
 )
-"""Part of the file's path of a frame around a collective -> the line of the ledger."""
+"""Part of the path of a file that calls collectives -> the line of the ledger."""
 
 
 class WaitSampler:
-    """Seconds of communication that the main thread waited for, by ledger line.
+    """Seconds for which the main thread waited for communication, by ledger line.
 
-    num_steps: blocks that were watched. seconds: of all of them; what a stage waits for its neighbours, transfers
-    included, is the bubble's.
+    num_steps: number of watched blocks.
+    seconds: sum over these blocks; waits of a stage for its neighbours, transfers included, count as bubble.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -69,7 +69,7 @@ class WaitSampler:
             self.num_steps += 1
 
     def _sample(self, ended: threading.Event) -> None:
-        """Give the time since the last sample to what the thread is doing now."""
+        """Add the time since the last sample to the thread's present activity."""
         before = time.perf_counter()
         while not ended.wait(SECONDS_BETWEEN_SAMPLES):
             frame = sys._current_frames().get(self._watched or 0)  # noqa: SLF001 # the documented way to other threads
@@ -80,7 +80,7 @@ class WaitSampler:
             before = now
 
     def line_of(self, frame: FrameType) -> LineName | None:
-        """The line of the communication that a call stack is in; None while it computes."""
+        """The ledger line of the communication in a call stack; None while it computes."""
         if not _communicates(frame):
             return None
         around: FrameType | None = frame
@@ -95,9 +95,9 @@ class WaitSampler:
 
 
 def _communicates(frame: FrameType) -> bool:
-    """Whether the innermost frame is a collective's, or waits for one that was started before.
+    """Whether the innermost frame runs a collective, or waits for an earlier one.
 
-    A tensor that is still under way runs its operators in the collectives' file too, in `__torch_dispatch__`.
+    The collectives' file also runs the operators of an unfinished tensor, in `__torch_dispatch__`.
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename.endswith(_OPERATORS):

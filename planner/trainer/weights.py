@@ -1,4 +1,4 @@
-"""Start from a Hugging Face checkpoint, and write one: safetensors, by all ranks at once."""
+"""Start from a Hugging Face checkpoint, or write one as safetensors, on all ranks at once."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ NAMES_SHOWN = 5
 
 
 def load_weights(trainer: Trainer, folder: Path) -> None:
-    """Give every parameter its share of a Hugging Face checkpoint; every rank calls it.
+    """Give every parameter its share of a Hugging Face checkpoint; every rank calls this function.
 
     Each rank maps the files and reads only the tensors of its own stage.
 
     Raises:
         EnvironmentProblem: the folder cannot be read, or safetensors is not installed.
-        InputError: the checkpoint has not exactly the model's tensors and shapes, or blocks that compute otherwise.
+        InputError: tensors or shapes differ from the model's, or the checkpoint's blocks compute something else.
     """
     with _told(folder), _Checkpoint(folder) as checkpoint, torch.no_grad():
         _check_config(folder, trainer.plan.model)
@@ -60,7 +60,7 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
 
 
 def _check_config(folder: Path, spec: ModelSpec) -> None:
-    """Refuse a checkpoint whose blocks compute what the trainer's do not, though the tensors are the same."""
+    """Refuse a checkpoint with the model's tensors whose blocks compute something else."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -76,7 +76,7 @@ def _check_config(folder: Path, spec: ModelSpec) -> None:
 
 
 def _kept_name(name: str, trainer: Trainer) -> str:
-    """A tied head is the token embedding."""
+    """The name of a parameter; a tied head has the token embedding's name."""
     tied = name == "head.weight" and trainer.plan.model.tied_embeddings
     return "embedding.tokens.weight" if tied else name
 
@@ -94,7 +94,7 @@ def _told(folder: Path) -> Iterator[None]:
 
 
 class _Checkpoint:
-    """The files of a folder, mapped; a context manager."""
+    """The memory-mapped files of a folder; a context manager."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import safe_open
@@ -116,7 +116,7 @@ class _Checkpoint:
         self._stack.close()
 
     def _name(self, name: str) -> str:
-        """GPT-2's own checkpoint leaves out the first part of every name."""
+        """A tensor's full name; GPT-2's own checkpoint leaves out the first part."""
         return name if name in self._file_of else name.removeprefix("transformer.")
 
     def check(self, trainer: Trainer) -> None:
@@ -155,15 +155,15 @@ class _Checkpoint:
 
 
 def export_weights(trainer: Trainer, folder: Path, source: Path | None = None) -> None:
-    """Write the model as a Hugging Face checkpoint into a new folder; every rank calls it.
+    """Write the model as a Hugging Face checkpoint into a new folder; every rank calls this function.
 
-    The ranks of a stage gather one parameter after the other, and each of them keeps and writes its part of the
-    tensors. bf16, or fp32 where the training is in fp32. source: the checkpoint that the run started from; its
-    configuration and tokenizer are copied.
+    The ranks of a stage gather one parameter after another, and each rank keeps and writes some of the tensors. Weights
+    are written in bf16, or in fp32 if the training is in fp32.
+    source: the checkpoint that the run started from; its configuration and tokenizer are copied.
 
     Raises:
         EnvironmentProblem: the folder cannot be written, or safetensors is not installed.
-        InputError: blocks that have no naming here.
+        InputError: no known checkpoint format has the model's blocks.
     """
     draft = folder.with_name(f".{folder.name}.tmp")
     dtype = torch.float32 if trainer.plan.training.precision == "fp32" else torch.bfloat16
@@ -205,7 +205,7 @@ def _write_own(trainer: Trainer, draft: Path, dtype: torch.dtype) -> list[tuple[
 
 
 def _own_tensors(trainer: Trainer, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The Hugging Face tensors that this rank writes: the ranks of a stage take turns."""
+    """The Hugging Face tensors that this rank writes; the ranks of a stage take turns."""
     spec, layout = trainer.plan.model, trainer.plan.layout
     stage_size = layout.world_size // layout.pp
     turn = dist.get_rank() % stage_size  # ranks of a stage are neighbours: pp is the slowest axis
@@ -228,7 +228,7 @@ def _own_tensors(trainer: Trainer, dtype: torch.dtype) -> Iterator[tuple[str, Te
 
 
 def _write_index(draft: Path, files: list[tuple[str, dict[str, int]]]) -> None:
-    """Give the files the names that readers expect, and say which tensor is where."""
+    """Give the files their usual names, and write an index of the tensors."""
     if len(files) == 1:
         (draft / files[0][0]).rename(draft / SINGLE)
         return

@@ -249,12 +249,14 @@ def test_search_equals_brute_force_where_layers_differ(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_search_equals_brute_force_on_many_jobs_whose_layers_differ(seed):
     check_against_brute_force(seed, different=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("block", range(200))
 def test_search_equals_brute_force_on_a_thousand_jobs(block):
     for seed in range(1000 + block * 5, 1005 + block * 5):

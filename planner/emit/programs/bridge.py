@@ -211,7 +211,10 @@ def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _write_loss(plan: Plan) -> Values:
-    """Options of the loss, always written: recipes fuse the loss, while the planner's default is the unfused loss."""
+    """Options of the loss.
+
+    They are always written, because recipes fuse the loss and the planner's default does not.
+    """
     if plan.training.loss == "fused":
         return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
     return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native"}

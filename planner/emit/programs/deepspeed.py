@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19.8: ZeRO, AutoTP and Ulysses as JSON for transformers' Trainer; a separate program runs pipelines."""
+"""DeepSpeed 0.19.8: ZeRO, AutoTP and Ulysses as JSON for transformers' Trainer; another program runs pipelines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def _offload_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
-    """Faults of pipelines: a PipelineModule cannot split a layer. The engine's rules already exclude cp, ZeRO-2 and 3.
+    """Faults of a plan with a pipeline, which in DeepSpeed cannot split a layer.
+
+    The engine's rules already exclude cp, ZeRO-2 and ZeRO-3.
 
     Source: deepspeed, runtime/pipe/engine.py; runtime/engine.py, _do_optimizer_sanity_check: in bf16 without ZeRO the
     optimizer states are still sharded, and gradients are summed in 16 bits.

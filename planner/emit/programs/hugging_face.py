@@ -70,7 +70,7 @@ _DROPOUT: Final = {
     "falcon": ("hidden_dropout", "attention_dropout"),
     "starcoder2": ("residual_dropout", "embedding_dropout", "attention_dropout"),
 }
-"""Model type -> keys of config.json for dropout: their default is not 0, or they must all hold one probability."""
+"""Model type -> keys of config.json for dropout whose default is not 0, or which must all have one probability."""
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
@@ -134,11 +134,11 @@ def _read_model(given: Given) -> Mapping[str, Any]:
 
 
 _OF_TRANSFORMERS: Final = {"state", "sparse_attention", "further_blocks"}
-"""Blocks that only transformers' code can build; a model document describes just the properties that affect cost."""
+"""Blocks that only transformers' code can build; a model document describes only their cost."""
 
 
 def is_named(plan: Plan) -> bool:
-    """Whether the emitted program must load the model by a name or folder, which is not part of the plan."""
+    """Whether the emitted program must load the model by a name or folder that the plan does not contain."""
     return bool(_OF_TRANSFORMERS & set(plan.model.features)) and config_of(plan.model) is None
 
 
@@ -265,7 +265,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
 
 
 def _read_fsdp(given: Given) -> tuple[int | None, bool]:
-    """The ZeRO stage equivalent to the FSDP settings (None: FSDP is not used), and whether FSDP offloads."""
+    """The ZeRO stage that the FSDP settings mean (None without FSDP), and whether FSDP offloads."""
     named = given.text("fsdp")  # Trainer's own option: "full_shard auto_wrap offload"
     given.get("fsdp_config")
     found = given.text("accelerate.distributed_type") == "FSDP"
@@ -358,7 +358,7 @@ _NUMBERS: Final = {
 
 
 FLASH: Final = {"gemma2": "flash_attention_2", "gpt_oss": "kernels-community/vllm-flash-attn3", "bloom": None}
-"""Model type that torch's own attention does not support -> kernel to use instead; None: no kernel.
+"""Model type that torch's own attention does not support -> the kernel to use instead (None if there is no kernel).
 
 Source: transformers 5.23, models/*/modeling_*.py: _supports_sdpa, _compatible_flash_implementations.
 """
@@ -575,5 +575,5 @@ def takes() -> tuple[str, ...]:
 
 
 def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
-    """A setting for the layout: `write` is specific to one program, and all programs share the function that reads."""
+    """A setting for the layout, with a writer for one program and the reader that all programs share."""
     return Setting(says=says, write=write, read=read_layout)

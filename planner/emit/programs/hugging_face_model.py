@@ -46,9 +46,9 @@ LAYERS: Final = {
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any] | None:
-    """A config.json that our reader converts back into this model; None: no model type of transformers matches.
+    """A config.json that our reader converts back into this model; None if no model type of transformers matches.
 
-    A model document cannot tell some types apart, such as DeepSeek-V2 and V3, which differ in their routers. The type
+    A model document cannot distinguish some types, such as DeepSeek-V2 and V3, which differ in their routers. The type
     that occurs in the model's name is tried first.
     """
     names = (*_FIRST, *(each for each in LAYERS if each not in _FIRST))
@@ -65,7 +65,7 @@ def layer_class(config: Mapping[str, Any]) -> str:
 
 
 def model_from(config: Mapping[str, Any], name: str = "model") -> ModelSpec | None:
-    """The model of a config.json; None: our tables cannot read this config.json."""
+    """The model of a config.json; None if our tables cannot read it."""
     try:
         return validate(ModelSpec, config_from_text(json.dumps(config), "config.json", name).tree).model_copy(
             update={"name": name}

@@ -36,7 +36,7 @@ def shown(value: Any) -> str:
 
 
 def _data(plan: Plan, how: How) -> dict[str, Value]:
-    """Options for data and tokenizer: those of the user, placeholders, or mock data without a real tokenizer."""
+    """Options for data and tokenizer: the user's, placeholders, or mock data without a real tokenizer."""
     if how.smoke:  # NullTokenizer adds one token
         return {"mock_data": True, "tokenizer_type": "NullTokenizer", "vocab_size": plan.model.vocab_size - 1}
     tokenizer = str(how.arguments.tokenizer or TOKENIZER)

@@ -58,7 +58,7 @@ def _write_experts(plan: Plan) -> Values:
 
 
 def _read_experts(given: Given) -> Mapping[str, Any]:
-    """Expert degrees; etp equals tp if the file does not give etp. Source: transformer_config.py, __post_init__."""
+    """Expert degrees; etp equals tp if the file gives no etp. Source: transformer_config.py, __post_init__."""
     ep, etp = given.whole("expert_model_parallel_size", 1) or 1, given.whole("expert_tensor_parallel_size")
     if given.model is not None and given.model.moe is None:
         return {"layout.ep": 1, "layout.etp": 1}
@@ -232,7 +232,10 @@ def _write_recipe(plan: Plan) -> Values:
 
 
 def _read_recipe(given: Given) -> Mapping[str, Any]:
-    """The name of the memory recipe, even if it is the engine's default; not given for DeepSpeed, which has its own."""
+    """The name of the memory recipe, even if it is the engine's default.
+
+    DeepSpeed has its own recipes, so it gets none.
+    """
     if given.flag("deepspeed"):
         return {}
     aware, moment = given.flag(_AWARE), given.text("exp_avg_dtype", "fp32").rpartition(".")[2]
@@ -280,7 +283,7 @@ def _read_optimizer(given: Given) -> Mapping[str, Any]:
 
 
 def _write_attention(plan: Plan) -> Values:
-    """The attention kernel; `auto` selects a fused kernel where flash-attention has none (sinks, latent attention)."""
+    """The attention kernel; `auto` selects a fused kernel if flash-attention has none (sinks, latent attention)."""
     if plan.training.attention == "unfused":
         return {"attention_backend": "unfused"}
     return {"attention_backend": "auto" if plan.model.mla or plan.model.attention_sinks else "flash"}
@@ -449,7 +452,7 @@ FAMILY: Final = (*MODEL, *LAYOUT, *TRAINING, NO_CHUNKS)
 
 
 def connections(plan: Plan) -> Mapping[str, str]:
-    """CUDA device connections: 32 if streams must overlap (expert overlap, Megatron-FSDP), else 1 to keep the order."""
+    """CUDA device connections: 32 if streams must overlap (expert overlap, Megatron-FSDP), else 1 to keep order."""
     many = plan.training.expert_overlap or plan.engine.name == FSDP
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
 
@@ -480,4 +483,4 @@ IGNORED: Final = (
         "empty_unused_*",
     ),
 )
-"""Options that do not change the priced bytes and seconds of a step, or that only concern work outside a step."""
+"""Options that do not change the priced bytes and seconds of a step."""

@@ -107,7 +107,7 @@ def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...]]:
 
 
 def _filled(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The layers of each chunk, at least 1: an empty chunk takes a layer from the last chunk with more than one."""
+    """The layers of each chunk, at least 1: an empty chunk takes a layer from the last chunk that has several."""
     counts = list(layers)
     for chunk, count in enumerate(layers):
         givers = [other for other, has in enumerate(counts) if has > 1]

@@ -41,8 +41,8 @@ def torchrun_command(
 ) -> tuple[str, ...]:
     """Words of the `torchrun` command that runs the plan on one host; host: None if the plan uses only one host.
 
-    Torchrun does no restarts: `planner launch` restarts the run itself, with a new rendezvous. The rendezvous of
-    several hosts is static: with `c10d` torchrun ignores --node-rank, so ranks would not have the numbers of the plan.
+    torchrun does no restarts, because `planner launch` restarts the run itself, with a new rendezvous. The rendezvous
+    of several hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would differ from the plan.
     """
     program = _program(plan_path, output, arguments)
     if host is not None:
@@ -71,8 +71,8 @@ def lines_of_hosts(
 ) -> tuple[str, ...]:
     """One shell line for each host; with many hosts, a comment replaces most lines.
 
-    words: returns the command for a host, or for None if there is only one host. number: text before the numbers of
-    hosts in the comment.
+    words: returns the command for a host, or for None if there is only one host.
+    number: text before the numbers of hosts in the comment.
     """
     if hosts == 1:
         return (shlex.join(words(None)),)

@@ -57,7 +57,7 @@ _OTHERS: Final = (*_POSITIONS, "name", "moe")
 _OF_EXPERTS: Final = {"imbalance"}
 _LLAMA: Final = "llama3"
 _YARN: Final = ("deepseek_v3", "gpt_oss")
-"""Packages that use YaRN's rotary positions; a model document cannot express YaRN, and no cost depends on it."""
+"""Packages that use YaRN's rotary positions, which a model document cannot express and which change no cost."""
 
 
 # --- model -------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def _shapes() -> tuple[tuple[dict[str, Any], tuple[str, str]], ...]:
 
 
 def _entry(model: ModelSpec) -> tuple[str, str] | None:
-    """Package and flavor of the registry's model with the same shape, whatever its name; None: no such model."""
+    """Package and flavor of the registry's model with the same shape, under any name; None if there is none."""
     shape = _shape(model)
     return next((entry for other, entry in _shapes() if other == shape), None)
 
@@ -92,7 +92,7 @@ _EXPERTS: Final = {
 
 
 def _blocks(model: ModelSpec) -> dict[str, Any]:
-    """Fields of a model without its sizes and the choices that torchtitan's llama3 and qwen3 blocks leave open."""
+    """Fields of a model except its sizes and the choices that torchtitan's llama3 and qwen3 blocks leave open."""
     found = _shape(model) | dict.fromkeys((*_SIZES, "architecture"))
     found["qk_norm"] = "none" if model.qk_norm == "head" else model.qk_norm
     if found["moe"]:
@@ -106,7 +106,7 @@ def _blocks_of(experts: bool) -> dict[str, Any]:
 
 
 def missing_blocks(model: ModelSpec) -> tuple[str, ...]:
-    """Fields of the model that torchtitan's blocks cannot express; if empty, a configuration can be written."""
+    """Fields of the model that torchtitan's blocks cannot express; a configuration needs all fields."""
     own, known = _blocks(model), _blocks_of(bool(model.moe))
     wrong = [key for key in own if own[key] != known[key]]
     inner = own["moe"] or {}
@@ -134,7 +134,7 @@ _SHAPE: Final = "model_spec.shape."
 
 
 def _described(given: Given) -> ModelSpec | None:
-    """The model that a file describes by its sizes; None: the file gives no sizes."""
+    """The model that a file describes by its sizes; None if the file gives no sizes."""
     if f"{_SHAPE}num_layers" not in given:
         return None
     flags = ("tied_embeddings", "qkv_bias")
@@ -148,7 +148,7 @@ def _described(given: Given) -> ModelSpec | None:
 
 
 def named(given: Given) -> ModelSpec | None:
-    """The model that the file describes, or the shipped model of its registry entry; None: neither exists."""
+    """The model that the file describes, or the shipped model of its registry entry; None if neither exists."""
     if (described := _described(given)) is not None:
         return described
     wanted = (given.text("model_spec.name"), given.text("model_spec.flavor"))
@@ -302,7 +302,10 @@ _CHUNK_LAYERS: Final = "parallelism.pipeline_parallel_layers_per_stage"
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:
-    """The recompute policy; in releases up to 0.2, `selective` means every n-th layer, or keeps outputs of kernels."""
+    """The recompute policy.
+
+    In releases up to 0.2, `selective` recomputes every n-th layer, or keeps outputs of kernels.
+    """
     mode = given.text("activation_checkpoint", given.text("activation_checkpoint.mode", "SelectiveAC"))
     back = {name.lower(): ours for ours, name in RECOMPUTE.items()} | {"full": "full", "selective": "selective"}
     if mode.lower() not in back:
@@ -472,7 +475,7 @@ def _steps(given: Given) -> Mapping[str, Any]:
 
 
 def _sp(given: Given) -> Mapping[str, Any]:
-    """Whether sequence parallelism is used: with tensor parallelism it is on unless the file switches it off."""
+    """Whether sequence parallelism is used: with tensor parallelism it is on unless the file turns it off."""
     on = given.flag("parallelism.enable_sequence_parallel", default=True)
     return {"layout.sp": int(on and given.whole("parallelism.tensor_parallel_degree", 1) > 1)}
 
@@ -494,7 +497,7 @@ _PLAIN: Final = {
     "validation.enable": False,
     "validator.enable": False,
 }
-"""Key -> default, which does not change the cost of a step; any other value is reported as not priced."""
+"""Key -> default value, for keys whose default changes no cost; any other value is reported as not priced."""
 
 
 def _read_rest(given: Given) -> Mapping[str, Any]:

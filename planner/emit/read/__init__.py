@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HOSTS: Final = "launch.hosts"
 RANKS: Final = "launch.ranks"
 MODEL: Final = "launch.model"
-"""Keys that a reader adds to the program's own keys: number of hosts, ranks per host, and name or path of the model."""
+"""Keys that a reader adds to the program's keys: number of hosts, ranks per host, and name or path of the model."""
 
 THE_FILE: Final = "the file"
 """Placeholder for the file's name in `where` of a mistake; the name that the user gave replaces it."""
@@ -27,10 +27,13 @@ THE_FILE: Final = "the file"
 class Reader:
     """One kind of foreign file.
 
-    name: description for messages. recognises: whether a file with this name and text is of this kind. values: returns
-    flat keys and values, with variables expanded; raises InputError with `where` for text that cannot be read. engine:
-    returns the profile that prices a file with these values. target: the program whose table reads these values.
-    is_shell: the file is a shell script, for which the user can define variables.
+    name: description for messages.
+    recognises: function that decides whether a file with this name and text is of this kind.
+    values: function that returns flat keys and values, with variables expanded; it raises InputError with `where` for
+    text that cannot be read.
+    engine: function that returns the profile that prices a file with these values.
+    target: the program whose table reads these values.
+    is_shell: whether the file is a shell script, for which the user can define variables.
     """
 
     name: str

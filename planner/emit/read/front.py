@@ -1,4 +1,4 @@
-"""Read the file of another program into a model, a layout and settings, and list what is assumed or not priced."""
+"""Read another program's file into a model, a layout and settings; list what is assumed and what is not priced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Value, Values
 
 _LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_train_epochs", "num_epochs", "total_epochs")
-"""Keys without a field in a plan: the scaling of adapters, and epochs over data whose size no file gives."""
+"""Keys without a field in a plan: the scaling of adapters, and epochs over data whose size no file states."""
 _OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
 
 
@@ -39,9 +39,11 @@ _OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
 class Foreign:
     """The content of another program's file, in the planner's terms.
 
-    layout: keys and values for `--layout`. settings: `key=value` texts for `--set`. num_devices: number of devices that
-    the file gives its launcher; 0: not given. assumed: keys of the file that are not priced. left_behind: keys that
-    have no field in a plan and do not change its cost.
+    layout: keys and values for `--layout`.
+    settings: `key=value` texts for `--set`.
+    num_devices: number of devices that the file gives its launcher, or 0.
+    assumed: keys of the file that are not priced.
+    left_behind: keys that have no field in a plan and do not change its cost.
     """
 
     program: str
@@ -65,9 +67,11 @@ def read_foreign(
 ) -> Foreign:
     """Read a file of another program, or standard input if the path is `-`.
 
-    model: used instead of the model that the file describes. define: `NAME=VALUE` for variables that the file does not
-    set. settings: `model.KEY=VALUE` for model fields that the options in the file do not give. engine: the profile to
-    price with, instead of the program's own profile. num_devices: of the job; used if the file gives no device count.
+    model: replaces the model that the file describes.
+    define: `NAME=VALUE` for variables that the file does not set.
+    settings: `model.KEY=VALUE` for model fields that the options in the file do not give.
+    engine: replaces the program's own profile.
+    num_devices: number of the job's devices, for a file without a number of devices.
 
     Raises:
         InputError: values that cannot be read, or values that the file lacks and the user must give as options.
@@ -127,7 +131,7 @@ def _defined(define: Sequence[str]) -> str:
 
 
 def _check_set(reader: Reader, values: Values, shown: str) -> None:
-    """Refuse keys that are not ignored if their value contains a shell variable that the file does not set."""
+    """Refuse keys that affect the price if their value contains a shell variable that the file does not set."""
     mistakes = []
     for key, value in values.items():
         texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
@@ -146,7 +150,7 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
 def _model(
     reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], shown: str
 ) -> ModelSpec:
-    """The model that `--model` names; else the model that the file describes; else the shipped model it names."""
+    """The model named by `--model`, or else the model that the file describes, or else the shipped model it names."""
     if wanted is not None:
         return load_model(wanted)
     said: dict[str, Any] = dict(facts_of(reader.target, values, of_model=True).of("model"))
@@ -186,7 +190,7 @@ def _number(text: str) -> Any:
 
 
 def shipped_model(name: str) -> str | None:
-    """The shipped model for a name on the Hub such as `Qwen/Qwen2.5-7B-Instruct`; None: no such model is shipped."""
+    """The shipped model for a name on the Hub such as `Qwen/Qwen2.5-7B-Instruct`; None if there is none."""
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
     plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
     plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")

@@ -41,7 +41,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command with the most options; a line that starts with an option continues the command before it."""
+    """Words of the command with the most options; a line that starts with an option continues the previous command."""
     found: list[list[str]] = []
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
         if found and is_option(words[0]) and any(map(is_option, found[-1])):
@@ -72,7 +72,8 @@ def _unwrapped(words: Iterable[str]) -> Iterable[str]:
 class _Branch:
     """A branch of an `if` or `case`.
 
-    is_taken: whether the branch runs; None if that cannot be known. value: the word that a `case` compares.
+    is_taken: whether the branch runs; None if this is unknown.
+    value: the word that a `case` compares.
     """
 
     is_taken: bool | None
@@ -81,7 +82,7 @@ class _Branch:
 
 
 def _truth(words: list[str]) -> bool | None:
-    """Whether a test such as `[ "$A" == 8 ]` holds; None: not known. An unset variable is empty, as in a shell."""
+    """Whether a test such as `[ "$A" == 8 ]` holds; None if unknown. An unset variable is empty, as in a shell."""
     if not words or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
         return None
     parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words[1:-1]]
@@ -188,7 +189,10 @@ class _Script:
         return first not in ("then", "do", "done", "{", "}", "!")
 
     def _closes_a_pattern(self) -> bool:
-        """Whether the bracket here ends a pattern of `case`; if so, record whether the pattern's branch is taken."""
+        """Whether this bracket ends a pattern of `case`.
+
+        If so, the function records whether the pattern's branch is taken.
+        """
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None:
             return False
@@ -239,7 +243,7 @@ class _Script:
         return self.place < len(self.text) and self.text[self.place] not in " \t" + _END
 
     def _word(self, *, split: bool = True) -> list[str]:
-        """The words that one word of the text becomes after expansion: one, several or none."""
+        """The words that one word of the text becomes after expansion: one, several, or none."""
         done: list[str] = []
         part, is_there = "", False
         while self._has_word():
@@ -303,7 +307,7 @@ class _Script:
         raise InputError(f'a " of line {line} has no end', hint="is the script whole?")
 
     def _expansion(self, mark: str) -> list[str]:
-        """The value of the expansion after a `$` or a backquote; an expansion of unknown value stays unchanged."""
+        """The value of the expansion after a `$` or a backquote; an unknown expansion stays unchanged."""
         if mark == "`":
             inner = self._until("`")
             return [self._counted(inner) or f"`{inner}`"]
@@ -384,7 +388,7 @@ class _Script:
         return f"$(({text}))" if number is None else str(number)
 
     def _counted(self, command: str) -> str:
-        """The output of a command such as `expr 16 / $N`, computed here; an empty text for any other command."""
+        """The output of a command such as `expr 16 / $N`, computed here; empty for any other command."""
         name, _, rest = command.strip().partition(" ")
         if name != "expr":
             return ""
@@ -399,7 +403,7 @@ _TOKEN: Final = re.compile(r"\s*([0-9]{1,12}|[-+*/%()])")
 
 
 def whole_number(text: str) -> int | None:
-    """The value of a short expression of whole numbers, + - * / % and brackets; None for any other text."""
+    """The value of a short expression with whole numbers, + - * / % and brackets; None for any other text."""
     tokens: list[str] = []
     place, text = 0, text.strip()
     while place < len(text):

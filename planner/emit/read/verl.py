@@ -1,7 +1,7 @@
 """Reader for verl command lines: reinforcement learning, where FSDP or Megatron-Core runs the actor's training step.
 
-Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst.
-The rollout engine, which shares the devices, is not priced; keys of its memory are reported as not priced.
+Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst. The rollout
+engine shares the devices but is not priced; its memory keys are reported as not priced.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ETP: Final = "expert_tensor_parallel_size"
 
 
 def _read_sharding(given: Given) -> Mapping[str, Any]:
-    """ZeRO stage: FSDP shards all states, Megatron-Core only optimizer states. fsdp_size -1: over all ranks."""
+    """ZeRO stage: FSDP shards all states, Megatron-Core only optimizer states. fsdp_size -1 means all ranks."""
     if _is_megatron(given.values):
         given.get(f"{_ACTOR}.megatron.use_distributed_optimizer")
         return {"layout.zero": 1}
@@ -110,7 +110,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
 
 
 def _read_offload(given: Given) -> Mapping[str, Any]:
-    """Leave offload keys as not priced: offloaded states are back on the device at the peak of the actor's step."""
+    """Report offload keys as not priced: offloaded states are back on the device at the peak of the actor's step."""
     for engine in ("fsdp_config", "megatron"):
         for what in ("param_offload", "optimizer_offload", "grad_offload"):
             if given.flag(f"{_ACTOR}.{engine}.{what}"):

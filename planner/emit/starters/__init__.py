@@ -1,4 +1,4 @@
-"""The starters, which start a program on the hosts, by the value of `--on`."""
+"""The starters, which start a program on the hosts; `--on` selects one."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def batch_script(start: Start) -> dict[str, str]:
 
 
 def _request(hosts: Sequence[HostRanks], segment: int) -> str:
-    """The #SBATCH lines that request the hosts of one pool; segment: hosts per segment, 0: from the cluster document.
+    """The #SBATCH lines that request the hosts of one pool.
+
+    segment: hosts per segment; 0 means the value of the cluster document.
 
     Slurm's block topology fills whole racks first if no segment size is given, and accepts a segment size only if it
     divides the number of hosts. Slurm orders hosts by name, so hosts of one rack need adjacent names to be neighbours.

@@ -17,7 +17,7 @@ _FURTHER: Final = "# Further options of the program come behind: bash run.sh OPT
 
 
 def torchrun_start(plan: Plan, place: Place | None) -> str:
-    """The torchrun command and its options for one of several hosts; None: for the only host."""
+    """The torchrun command and its options for one of several hosts; `place` is None for the only host."""
     if place is None:
         return f"torchrun --standalone --nproc-per-node={plan.layout.world_size}"
     return (

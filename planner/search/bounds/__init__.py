@@ -1,6 +1,6 @@
 """Lower bounds of time and memory that rule configurations out, and the first assignments that set the cutoff.
 
-A line "Buys (NAME)" in a docstring gives the CPU seconds of a search with and without the bound, measured by
-`python tools/bench_search.py --without NAME`. Each figure is from one run on a machine that did other work too, unless
-the line names medians, so differences below a fifth mean little.
+A line "Gain (NAME)" in a docstring gives the CPU seconds of a search with and without the bound, measured by `python
+tools/bench_search.py --without NAME`. Unless the line names medians, each figure comes from one run on a machine with
+other work, so differences below a fifth mean little.
 """

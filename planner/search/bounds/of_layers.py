@@ -1,4 +1,4 @@
-"""Least seconds of layers in any stage: bounds of configurations before their stages are considered."""
+"""Least seconds of layers in any stage, for bounds of configurations before their stages are considered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ INSIDE = -1  # position of a stage that is neither the first nor the last of any
 
 
 def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
-    """The kinds of layers, main kinds first: with experts if at least half of the layers have experts, else without.
+    """The kinds of layers, main kinds first.
+
+    Kinds with experts are main kinds if at least half of the layers have experts.
 
     Among the main kinds, and among the other kinds, kinds without a sliding window come first.
     """
@@ -54,13 +56,19 @@ def stage_of_kind(kind: Sequence[Flag], *, index: Number, num_layers: Number, po
 
 
 def num_main_layers(job: Job) -> int:
-    """Number of layers of the main kinds, which are first in `least_costs` and which `capacities_of_stages` counts."""
+    """Number of layers of the main kinds.
+
+    These kinds come first in `least_costs`, and `capacities_of_stages` counts them.
+    """
     kinds = kinds_main_first(job)
     return sum(kind.number for kind in kinds if kind.has_experts == kinds[0].has_experts)
 
 
 def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
-    """Whether overlapped pairs of passes can hide exchanges and sends; if so, no bound may count these."""
+    """Whether overlapped pairs of passes can hide exchanges and sends.
+
+    Bounds must then leave out exchanges and sends.
+    """
     paired = job.engine.overlap.paired_passes and degrees.schedule == "dualpipev"
     return paired or job.training.expert_overlap
 
@@ -68,8 +76,8 @@ def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
 def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> list[Number]:
     """Least seconds of one layer of each kind for one microbatch.
 
-    The time includes computation and tensor and expert parallel communication, without recompute; it broadcasts. hides:
-    exchanges of experts may be hidden.
+    The time includes computation and tensor and expert parallel communication, without recompute; it broadcasts.
+    hides: exchanges of experts may be hidden.
     """
     least = []
     for has_experts, is_local, _ in kinds_main_first(job):
@@ -81,7 +89,7 @@ def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> lis
 
 
 def _mean_and_fastest(job: PoolJob, parts: StageParts) -> tuple[Number, Number]:
-    """Least seconds of one layer for one microbatch: on average over the model's layers, and of the fastest kind.
+    """Least seconds of one layer for one microbatch: the mean over the model's layers, and the fastest kind.
 
     The values hold for any schedule of the engine, because partitions of the devices have no schedule yet.
     """
@@ -97,7 +105,7 @@ _LOADS_PER_LAYER = 1000
 
 
 def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[np.int64]]:
-    """The time of a layer of each kind relative to the fastest kind, in whole numbers, [n]; 1 of a single kind."""
+    """The time of a layer of each kind relative to the fastest kind, in whole numbers, [n]."""
     kinds = kinds_main_first(job)
     if len(kinds) == 1:
         return {kinds[0]: np.ones(len(degrees), dtype=np.int64)}
@@ -114,8 +122,8 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
 class LayerBounds:
     """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
 
-    Arrays are [partitions, microbatches, experts]: partitions that differ in (tp, sp, cp, segment), the divisors of the
-    batch, and the pairs (ep, etp).
+    The axes of arrays are the partitions that differ in (tp, sp, cp, segment), the divisors of the batch as microbatch
+    sizes, and the pairs (ep, etp).
     """
 
     def __init__(self, job: PoolJob, partitions: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
@@ -138,13 +146,13 @@ class LayerBounds:
         self._head = np.broadcast_to(heads, shape)[:, :, 0]
 
     def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """Lower bound of a step of these partitions, valid for all values of keys not filled in yet.
+        """Lower bound of a step of these partitions, valid for all values of the missing keys.
 
         The slowest stage computes at least its share of all layers for every sequence: T >= B / dp * L / pp * the least
         seconds of a layer and sequence over all microbatch sizes.
 
-        Buys (`partition`): GPT-3 on 1,024 devices takes 0.57 s instead of 1.18 s, DeepSeek-V3 on 11,000 devices 1.55 s
-        instead of 3.16 s.
+        Gain (`partition`): the search takes 0.57 s instead of 1.18 s for GPT-3 on 1,024 devices, and 1.55 s instead of
+        3.16 s for DeepSeek-V3 on 11,000.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -155,12 +163,12 @@ class LayerBounds:
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
         """Lower bound of a step with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
 
-        The slowest of S stages takes at least the mean of all work, at least the time of ceil(L / S) layers, and at
-        least the last stage's time for one layer in each chunk and the head. any_experts: make the bound valid for
-        every degree of experts.
+        The slowest of S stages takes at least the mean of all work, the time of ceil(L / S) layers, and the last
+        stage's time for one layer in each chunk and the head.
+        any_experts: make the bound valid for every degree of experts.
 
-        Buys (`timing`): GPT-3 on 1,024 devices takes 0.54 s instead of 0.72 s, DeepSeek-V3 on 11,000 devices 1.53 s
-        instead of over 15 s.
+        Gain (`timing`): the search takes 0.54 s instead of 0.72 s for GPT-3 on 1,024 devices, and 1.53 s instead of
+        over 15 s for DeepSeek-V3 on 11,000.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -177,7 +185,7 @@ class LayerBounds:
     def layer_and_head_seconds(
         self, degrees: DegreeArrays, *, any_experts: bool = False
     ) -> tuple[Number, Number, Number]:
-        """Least seconds of one microbatch: of a mean layer, of a layer of the fastest kind, and of the head."""
+        """Least seconds of one microbatch in a mean layer, in a layer of the fastest kind, and in the head."""
         row, size = self._row_of(degrees), np.searchsorted(self._sizes, degrees.mbs)
         head = self._head[row, size]
         if any_experts:
@@ -222,11 +230,12 @@ def most_layers(
 ) -> NDArray[np.int64]:
     """Upper bound of a stage's layers: the other stages need layers too, and the step must stay within the cutoff.
 
-    A run of consecutive layers contains at least a known number of whole periods of the pattern; each chunk after the
-    first may lose one period. shapes: the layer shapes of the configurations, if already priced.
+    Consecutive layers contain at least a known number of whole periods of the pattern; each chunk after the first may
+    lose one.
+    shapes: the layer shapes of the configurations, if already priced.
 
-    Buys time while columns are priced (`most-layers`, medians of 3): Llama-3-70B on three pools takes 3.51 s instead of
-    8.52 s, Llama-3-405B on 16,384 devices 0.63 s instead of 0.84 s; GPT-3 on 1,024 devices gains nothing.
+    Gain in pricing columns (`most-layers`, medians of 3): the search takes 3.51 s instead of 8.52 s for Llama-3-70B on
+    three pools, and 0.63 s instead of 0.84 s for Llama-3-405B on 16,384 devices. GPT-3 on 1,024 devices gains nothing.
     """
     v, layers = degrees.interleave, job.model.num_layers
     most = layers - v * (degrees.pp - 1)

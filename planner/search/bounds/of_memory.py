@@ -1,4 +1,4 @@
-"""Bounds from memory: the most layers that a stage can hold, and the least bytes that it needs for any split."""
+"""Bounds from memory: the most layers that a stage can hold, and the least bytes that it needs with any split."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 class Capacities:
     """Layers of the main kinds that each stage of each configuration can hold under each policy.
 
-    owner: configuration of each stage, [stages]. is_last: whether the stage is the last of its pipeline. layers: the
-    layers, [policies, stages], 0 where the policy is not allowed. whole: whether `layers` are whole numbers.
+    owner: configuration of each stage, [stages].
+    is_last: whether the stage is the last of its pipeline.
+    layers: number of layers, [policies, stages]; 0 if the policy is not allowed.
+    whole: whether `layers` are whole numbers.
     """
 
     owner: NDArray[np.int64]
@@ -46,15 +48,16 @@ class Capacities:
 
 
 def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Layers rounded down to whole numbers, with a tolerance so that rounding errors never remove a layer."""
+    """Layers rounded down to whole numbers, with a tolerance, so that rounding errors never remove a layer."""
     return np.floor(layers * (1 + 1e-9))
 
 
 def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number, whole: bool) -> Number:
-    """Layers that each stage can hold within `spare_seconds`, under the best policy for the stage, [stages].
+    """Number of layers that each stage can hold within `spare_seconds` under its best policy, [stages].
 
-    layer_seconds: seconds of one more layer, [policies, stages]. capacity: layers that memory allows, [policies,
-    stages]. whole: whether layers are whole numbers.
+    layer_seconds: seconds of one more layer, [policies, stages].
+    capacity: layers that memory allows, [policies, stages].
+    whole: whether layers are whole numbers.
     """
     held = np.zeros(np.shape(spare_seconds))
     for price, most in zip(layer_seconds, capacity, strict=True):
@@ -66,10 +69,9 @@ def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number,
 def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Capacities:
     """The layers that each stage can hold by its memory.
 
-    From two layers on, memory grows linearly with the layers; below two it grows at least as fast. On stages inside
-    the pipeline, memory also grows linearly with the microbatches in flight, so two of these stages determine all of
-    them. Layers of the kinds that are not counted only need further memory. Where all layers need the same memory, the
-    capacity is a whole number.
+    From two layers on, memory grows linearly with the number of layers; below two it grows at least as fast. On inner
+    stages memory also grows linearly with the microbatches in flight, so two inner stages determine all others. Layers
+    of uncounted kinds only need further memory. If all layers need the same memory, the capacity is a whole number.
     """
     owner, index, _ = unrolled(degrees.pp)
     last = degrees.pp - 1
@@ -106,9 +108,11 @@ def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: 
 def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.float64]:
     """Lower bound of the bytes of each configuration's fullest stage, for any split of the layers.
 
-    policies: the policies that a stage may have, where each stage has its own.
-    Some stage holds at least ceil(L / S) of the L layers of the main kinds. A middle stage needs less memory than an
-    earlier one, so the least need of the first, the last but one and the last stage is a lower bound for all stages.
+    policies: the policies that a stage may have, if each stage has its own.
+
+    At least one stage holds ceil(L / S) or more of the L layers of the main kinds. An inner stage needs less memory
+    than an earlier one, so the least need of the first, the last but one and the last stage is a lower bound for all
+    stages.
 
     Source: derived here; tested against the priced columns.
     """
@@ -122,12 +126,12 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
 
 
 def _own_or(degrees: DegreeArrays, policies: Sequence[int]) -> Sequence[Number]:
-    """The common policy of each configuration's stages, or `policies` where each stage has its own."""
+    """The common policy of each configuration's stages, or `policies` if each stage has its own."""
     return policies if np.any(np.equal(degrees.recompute, OWN)) else [degrees.recompute]
 
 
 def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
-    """Lower bound, over all policies, of the fullest stage's share of a device's memory in the largest pool, [n].
+    """Lower bound of the fullest stage's memory need under any policy, as a share of the largest pool's device, [n].
 
     Source: `least_stage_bytes`.
     """
@@ -137,11 +141,12 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
 
 def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
-    """Fewer configurations that need no more memory, except for rounding, and the index of each given one's stand-in.
+    """Substitutes that need no more memory (apart from rounding), and the index of each configuration's substitute.
 
-    The stand-ins have one sequence a microbatch. Larger microbatches need more memory each, and equally many are in
-    flight as long as the step has several. Two cases keep their microbatch size: a single microbatch accumulates no
-    gradients, and GPipe holds less of each microbatch if it has fewer.
+    A substitute has one sequence per microbatch and stands for many configurations. Larger microbatches need more
+    memory, and equally many are in flight as long as the step has several microbatches. In two cases the microbatch
+    size stays: a single microbatch accumulates no gradients, and GPipe holds less of each microbatch if there are
+    fewer.
 
     Source: derived here; tested against `least_stage_bytes` of each.
     """
@@ -155,13 +160,13 @@ def may_fit(
 ) -> NDArray[np.bool_]:
     """Whether memory may be enough in at least one pool and under at least one policy, by `least_stage_bytes`.
 
-    expects_little: first check configurations with one sequence a microbatch, each of which stands for many. This is
-    faster where few configurations fit.
+    expects_little: first check configurations with one sequence per microbatch, each of which stands for many others.
+    The check is faster if few configurations fit.
 
-    Buys (`may-fit`): where no layout fits (Llama-3-405B on 32 devices) a search takes 0.84 s instead of over 30 s;
-    GPT-3 on 1,024 devices gains nothing. `expects-little` (medians of 3): where no layout fits 0.94 s instead of 1.12 s
-    (ranges apart); GPT-3 on 100,000 devices 1.05 s instead of 1.09 s, DeepSeek-V3 on 11,000 and 100,000 devices 1.32 s
-    and 4.78 s instead of 1.59 s and 5.20 s (ranges overlap).
+    Gain (`may-fit`): the search takes 0.84 s instead of over 30 s for Llama-3-405B on 32 devices, where no layout fits.
+    GPT-3 on 1,024 devices gains nothing. Gain (`expects-little`, medians of 3): 0.94 s instead of 1.12 s where no
+    layout fits. For GPT-3 on 100,000 devices, and DeepSeek-V3 on 11,000 and 100,000, the search takes 1.05, 1.32 and
+    4.78 s instead of 1.09, 1.59 and 5.20 s, but the ranges overlap.
     """
     if not expects_little:
         return _have_room(job, degrees, policies, 1.0)
@@ -175,8 +180,8 @@ def may_fit(
 def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
     """Whether the least stage bytes are within `share` of the limit of at least one pool, under at least one policy.
 
-    Policies that recompute most are tried first, because most configurations fit with them. Only the rest is tried
-    with further policies.
+    Policies that recompute most are tried first, because most configurations fit with them. Other policies are tried
+    only for the remaining configurations.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
     several = np.any(np.equal(degrees.recompute, OWN))

@@ -1,14 +1,13 @@
 """Lower bounds of the step time of configurations on a mixed cluster; the counterpart of `of_steps`.
 
-Let p_i be the least seconds of a layer on pool i. A stage there takes at least v p_i for its chunks and holds at most
-T / p_i layers in T seconds. With c_i stages on each pool i that together hold L layers, the slowest stage takes at
-least
+Let p_i be the least seconds of a layer on pool i. A stage there takes at least v p_i for its chunks and holds at most T
+/ p_i layers in T seconds. With c_i stages on each pool i that together hold L layers, the slowest stage takes at least
 
     T >= (L + h_j / p_j) / sum_i (c_i / p_i)
 
-where h_j is the time of the head in pool j, in which the model ends. Before the stages have pools, the sum uses the
-fastest pools with enough devices, and the head's term is the least of any pool. The bound of the step has the same form
-as on one pool: (m - 1/v) * slowest + all work / v + the longest tail.
+where h_j is the time of the head in pool j, in which the model ends. Before stages are assigned to pools, the sum uses
+the fastest pools with enough devices, and the head's term is the least of all pools. The bound of the step has the same
+form as on one pool: (m - 1/v) * slowest + all work / v + the longest tail.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _ROUNDING: Final = 1 - 1e-12
-"""Tolerance for rounding: a sum in another order than that of the prices may be higher by this factor."""
+"""Tolerance for rounding: sums in another order than in the prices may be larger by this factor."""
 
 _LONG: Final = 1e30  # seconds; longer than anything, and finite
 _MOST_ROWS: Final = 20_000  # configurations whose stages are checked one by one in one block
@@ -61,7 +60,7 @@ class PoolBounds:
         self._of_pools = [LayerBounds(pool, partitions, pairs) for pool in job.pools]
 
     def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """As that of `LayerBounds`, with the stages on the fastest pools.
+        """As `LayerBounds.partition_bound_seconds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -73,7 +72,7 @@ class PoolBounds:
         return np.asarray(batch / partitions.dp * layers / (stages / each).sum(axis=1) * _ROUNDING)
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
-        """As that of `LayerBounds`, with the stages on the fastest pools.
+        """As `LayerBounds.timing_bound_seconds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -91,9 +90,9 @@ class PoolBounds:
     ) -> NDArray[np.float64]:
         """Lower bound of a step with experts and ZeRO stage known, for any number of replicas and any placement.
 
-        Buys (`any-replicas`, medians of 3): DeepSeek-V3 on 11,000 devices takes 1.48 s instead of 1.68 s, on 100,000
-        devices 5.38 s instead of 6.29 s (ranges apart). GPT-3 on 100,000 devices gains nothing, nor does a job of which
-        no layout fits.
+        Gain (`any-replicas`, medians of 3): the search for DeepSeek-V3 takes 1.48 s instead of 1.68 s on 11,000
+        devices, and 5.38 s instead of 6.29 s on 100,000. GPT-3 on 100,000 devices gains nothing, and neither does a job
+        that fits with no layout.
 
         Source: `lower_bound_seconds` on one pool, `timing_bound_seconds` on several.
         """
@@ -104,7 +103,7 @@ class PoolBounds:
 
 
 def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The configurations placed on the pools with the highest peak FLOPs, in every order of these pools."""
+    """The configurations with their stages on the pools of highest peak FLOPs, in every order of these pools."""
     peak = [1 / pool.cluster.device.peak[job.training.precision] for pool in job.pools]
     stages = fastest_stages(job, degrees, np.tile(peak, (len(degrees), 1)))
     rows, order = orders_of(stages)
@@ -116,8 +115,10 @@ def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArra
 class _PoolCosts:
     """Least prices of the stages of configurations on each pool, [n, pools].
 
-    layer: seconds of one more layer. ends: further seconds of the stage that holds the model's end. tail: seconds of
-    the longest tail if it is on the pool. by_policy: seconds of one more layer of the main kinds, [policies, n, pools].
+    layer: seconds of one more layer.
+    ends: further seconds of the stage that holds the model's end.
+    tail: seconds of the longest tail, if it is on the pool.
+    by_policy: seconds of one more layer of the main kinds, [policies, n, pools].
     """
 
     layer: NDArray[np.float64]
@@ -174,7 +175,7 @@ def placed(
     constraints: Constraints,
     cutoff_seconds: NDArray[np.float64],
 ) -> tuple[DegreeArrays, NDArray[np.float64]]:
-    """The configurations with every placement that may stay within the cutoff of its configuration, and their bounds.
+    """The configurations with every placement that may stay within their cutoffs, and the bounds of these placements.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -238,10 +239,10 @@ def _holds_in_time(
 ) -> NDArray[np.bool_]:
     """Whether the stages can hold all layers within memory and within the time that the cutoff allows a stage.
 
-    Buys (`holds-in-time`): Llama-3-70B on three pools takes 4.30 s instead of over 20 s.
+    Gain (`holds-in-time`): the search takes 4.30 s instead of over 20 s for Llama-3-70B on three pools.
 
-    found: placed configurations; `rows` are their positions in `degrees`. Configurations of one stage have exact prices
-    already.
+    found: placed configurations; `rows` are their positions in `degrees`. Configurations with one stage already have
+    exact prices.
     """
     holds: NDArray[Any] = np.ones(len(found), dtype=np.bool_)
     piped: NDArray[np.int64] = np.flatnonzero(found.pp > 1)
@@ -270,7 +271,7 @@ def _holds_in_time(
 def _most_of_slowest(
     job: Job, degrees: DegreeArrays, costs: _PoolCosts, place: Placements, cutoff_seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The longest time of one microbatch in the slowest stage with which the step stays within the cutoff, [n]."""
+    """The longest time of one microbatch in the slowest stage for which the step stays within the cutoff, [n]."""
     m, v = num_microbatches(job, degrees), degrees.interleave
     _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
     tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)

@@ -1,4 +1,4 @@
-"""Lower bounds of a configuration's step time, computed before the configuration is priced stage by stage."""
+"""Lower bounds of a configuration's step time, before each of its stages is priced."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def lower_bound_seconds(
 ) -> NDArray[np.float64]:
     """Lower bound of the step of each configuration, for every assignment of layers and recompute.
 
-    any_replicas: make the bound valid for every number of replicas of the sharded group. The degrees have one replica;
-    more replicas need more memory and more optimizer work. Traffic between data-parallel ranks is left out.
+    any_replicas: make the bound valid for every number of replicas of the sharded group. The degrees have one replica,
+    which needs least memory and optimizer work, and the bound leaves out traffic between data-parallel ranks.
 
-    A stage with k layers takes at least k rho + send, where rho is the price of a layer inside a stage of the most
-    layers (`least_costs`). The sum over the stages, plus the last stage's further work, is all work. The slowest of S
-    stages takes at least the mean of all work, at least ceil(L / S) layers, and at least one layer a chunk and the
-    head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations that
-    stay within the cutoff by this bound are bounded again with the recompute that their memory requires.
+    A stage with k layers takes at least k rho + send, where rho is the price of a layer in a stage with the most layers
+    (`least_costs`). The sum over the stages, plus the last stage's further work, is all work. The slowest of S stages
+    takes at least the mean of all work, the time of ceil(L / S) layers, and the time of one layer per chunk and the
+    head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations whose
+    bound stays within the cutoff get a second bound, with the recompute that their memory requires.
 
-    Buys (`step`): GPT-3 on 1,024 devices takes 0.46 s instead of 7.41 s, DeepSeek-V3 on 11,000 devices 1.46 s instead
-    of over 15 s.
+    Gain (`step`): the search takes 0.46 s instead of 7.41 s for GPT-3 on 1,024 devices, and 1.46 s instead of over 15 s
+    for DeepSeek-V3 on 11,000.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -86,10 +86,11 @@ def lower_bound_seconds(
 def least_seconds_of_any_policy(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number) -> NDArray[np.float64]:
     """Lower bound of the step of each configuration under every recompute policy and number of replicas.
 
-    It is the bound of `lower_bound_seconds` without recompute and with enough memory. The bound holds for every policy,
-    because recompute hides at most as many seconds of traffic as it adds.
+    The bound equals `lower_bound_seconds` without recompute and without memory limits. This bound holds for every
+    policy, because recompute hides at most as many seconds of traffic as it adds in computing.
 
-    Buys (`any-policy`): DeepSeek-V3 on 2,048 devices with five policies takes 2.2 s instead of 2.7 s (busy machine).
+    Gain (`any-policy`): the search takes 2.2 s instead of 2.7 s for DeepSeek-V3 on 2,048 devices with five policies
+    (busy machine).
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -111,7 +112,7 @@ def _of(policies: PolicyMasks, index: Rows) -> PolicyMasks:
 def single_stage_seconds(
     job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, any_replicas: bool
 ) -> NDArray[np.float64]:
-    """The exact step time of configurations without a pipeline, whose one stage holds all layers."""
+    """The exact step time of configurations without a pipeline: their only stage holds all layers."""
     choices = choices_of(degrees, policies)
     stage = stage_of(job, index=np.zeros_like(degrees.pp), num_layers=job.model.num_layers, policy=choices.policy)
     prices = stage_prices(job, degrees, stage)
@@ -126,10 +127,10 @@ def single_stage_seconds(
 def _bound_by_memory(
     job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, policies: PolicyMasks, cutoff_seconds: Number
 ) -> NDArray[np.float64]:
-    """The bound with each stage limited to its capacity; infinite where the step certainly exceeds the cutoff.
+    """The bound with each stage limited to its capacity; infinite if the step certainly exceeds the cutoff.
 
-    Buys (`memory-phase`): GPT-3 on 1,024 devices takes 0.68 s instead of 1.98 s; DeepSeek-V3 on 11,000 devices gains
-    nothing (1.38 s, 1.43 s).
+    Gain (`memory-phase`): the search takes 0.68 s instead of 1.98 s for GPT-3 on 1,024 devices. DeepSeek-V3 on 11,000
+    devices gains nothing (1.38 s and 1.43 s).
     """
     capacities = capacities_of_stages(job, degrees, policies)
     forced = _forced_seconds(job, degrees, costs, capacities)
@@ -147,9 +148,11 @@ def _bound_by_memory(
 class LeastCosts:
     """Least prices of the stages of configurations; the leading axes are kinds of layers and choices of a policy.
 
-    layer: seconds of one more layer, [kinds, choices, n], infinite where a policy is not allowed. num_main: number of
-    main kinds, which are first and have equally many parameters. send: seconds of each stage's send, [n]. ends: seconds
-    of the last stage besides its layers, [n]. tail: seconds of the longest tail, [n].
+    layer: seconds of one more layer, [kinds, choices, n]; infinite if a policy is not allowed.
+    num_main: number of main kinds, which come first and have equally many parameters.
+    send: seconds of each stage's send, [n].
+    ends: seconds of the last stage besides its layers, [n].
+    tail: seconds of the longest tail, [n].
     """
 
     layer: Number
@@ -177,13 +180,13 @@ class LeastCosts:
 def least_costs(
     job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Number, any_replicas: bool
 ) -> LeastCosts:
-    """Least prices of a layer, from stages of the most layers, where launches and latencies are shared by most layers.
+    """Least prices of a layer, from stages with the most layers, in which most layers share launches and latencies.
 
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
-    layer in a stage of the most layers is a lower bound too. So does the recompute of k layers of each chunk. Where a
-    stage may hold layers of two kinds, the computation of one kind can hide the traffic of the other. The prices then
-    leave the exposed part out, and `_least_transfer` bounds the exposed part once a step. Layers for multi-token
-    prediction count as the last stage's own: the stage hides traffic behind them and moves their weights.
+    layer in the largest stage is a lower bound, too. So is the price of a layer if k layers of each chunk recompute. If
+    a stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices then exclude
+    the exposed part, and `_least_transfer` bounds it once per step. Layers for multi-token prediction belong to the
+    last stage, which hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers
@@ -229,10 +232,10 @@ def least_costs(
 def _small_prices(
     job: PoolJob, shapes: LayerShapes, policies: PolicyMasks, choices: PolicyChoices
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds of a layer of the other kinds, [kinds - 1, choices, n], and of the last stage besides its layers, [n].
+    """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
 
-    The prices include only work in proportion to the layers, which depends on few of the degrees. Where a policy
-    recomputes some layers, these layers may be of the main kinds.
+    The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
+    recomputes some layers, the layers of further kinds may be among the others.
     """
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)
@@ -251,15 +254,16 @@ def _small_prices(
 def _least_tail(
     job: PoolJob, degrees: DegreeArrays, tail_seconds: NDArray[np.float64], most: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Least seconds of the longest tail, from the tails of a stage of the most layers of the first kind.
+    """Least seconds of the longest tail, from the tails of a stage with the most layers, all of the first kind.
 
     The first kind is the slowest of the main kinds, and its computation hides most. At least one stage has only layers
     of the main kinds, and at least q of them. Leading layers, if the model has any, are on the first stages: some
-    stages hold only leading layers, and one may hold both. Where dense layers and layers with experts alternate, other
-    layers are beside the q layers. `tail_seconds` is then the optimizer's time, to which further layers only add.
+    stages hold only leading layers, and one may hold both kinds. If dense layers and layers with experts alternate, the
+    q layers have layers of the other kind between them. `tail_seconds` is then only the optimizer's time, which further
+    layers only increase.
 
-    Buys (`tail`, least of 15): Llama-3-405B on 16,384 devices takes 0.62 s instead of 0.68 s, with 112 configurations
-    to price instead of 154; GPT-3 on 1,024 devices gains nothing (0.36 s both).
+    Gain (`tail`, least of 15): the search takes 0.62 s instead of 0.68 s for Llama-3-405B on 16,384 devices, and prices
+    112 configurations instead of 154. GPT-3 on 1,024 devices gains nothing (0.36 s in both cases).
     """
     others: Number = degrees.pp
     rest: Number = num_main_layers(job)
@@ -276,19 +280,20 @@ def _least_transfer(
     window_seconds: tuple[Number, Number],
     most: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Least seconds of the longest tail, from the traffic of the stage with most layers of the main kinds.
+    """Least seconds of the longest tail, from the traffic of the stage with the most layers of the main kinds.
 
     This stage has k layers of the main kinds, from q = ceil(L / S) to the most. Other layers only add to its traffic
-    and its update. All traffic that its layers cannot hide is exposed, and at least the traffic of one layer. The time
-    to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that they hide
-    is proportional to k. So the difference is least at one of the two ends of the range of k.
+    and its update. The traffic that its layers cannot hide is exposed, which is at least the traffic of one layer. The
+    time to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that they
+    hide is proportional to k. So the difference is least at one of the two ends of the range of k.
 
-    window_seconds: two arrays [policies, n]: the communication time that one layer of the main kinds can hide, and the
-    communication time that all other layers together can hide. No stage can hide more than these times.
+    window_seconds: two arrays [policies, n] with the most seconds of communication that can be hidden, by one layer of
+    the main kinds, and by all other layers together. No stage can hide more.
     optimizer_seconds: [n], of a stage that holds the most layers.
 
-    Buys (`transfer`): DeepSeek-V3 on 100,000 devices takes 5.10 s instead of 10.42 s; GPT-3 there 0.96 s instead of
-    1.03 s. With both ends, instead of the most layers alone, DeepSeek-V3 there takes 3.67 s instead of 10.65 s.
+    Gain (`transfer`): on 100,000 devices the search takes 5.10 s instead of 10.42 s for DeepSeek-V3, and 0.96 s instead
+    of 1.03 s for GPT-3. With both ends, instead of the most layers alone, DeepSeek-V3 there takes 3.67 s instead of
+    10.65 s.
 
     Source: derived here; tested against all ways to partition small models.
     """
@@ -310,7 +315,7 @@ def _takes_turns(job: Job) -> bool:
 
 
 def _in_proportion(prices: StagePrices) -> Number:
-    """Seconds that grow in proportion to the layers, plus those of the model's two ends."""
+    """Seconds that grow in proportion to the layers, plus the seconds of the model's two ends."""
     work = prices.compute + prices.recompute + prices.head
     exposed = (prices.tp_comm - prices.tp_hidden) + (prices.cp_comm - prices.cp_hidden)
     return work + exposed + prices.ep_comm
@@ -326,11 +331,11 @@ def _least_work(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_s
 def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> Number:
     """Least seconds of one microbatch in the slowest stage, [n].
 
-    The slowest stage has at least the mean of all work. Two further bounds follow because stages hold whole layers
-    (`_layers_of_slowest`): one for all layers at the price of the fastest kind, one for the layers of the main kinds at
-    their own price.
+    The slowest stage has at least the mean of all work. Stages hold whole layers, which gives two further bounds
+    (`_layers_of_slowest`): one prices all layers like the fastest kind, and one prices only the layers of the main
+    kinds.
 
-    Buys (`whole-layers`): DeepSeek-V3 on 100,000 devices takes 7.3 s instead of 8.5 s (busy machine).
+    Gain (`whole-layers`): the search takes 7.3 s instead of 8.5 s for DeepSeek-V3 on 100,000 devices (busy machine).
     """
     layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
     fullest = degrees.interleave * layer + costs.ends
@@ -340,11 +345,11 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
 
 
 def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Number:
-    """Least time of the slowest of S stages in units of a layer, where the last stage also takes `ends`, [n].
+    """Least time of the slowest of S stages, in units of a layer; the last stage has `ends` units of other work, [n].
 
     Stages of time t hold floor(t) layers, the last one floor(t - ends). With k = floor(t) they hold S k - ceil(ends)
-    layers in all, or S k - floor(ends) from t = k + (the fraction of ends) on. So the least t with which the stages
-    hold all L layers is a whole number, or a whole number plus that fraction.
+    layers in all, or S k - floor(ends) from t = k + (the fraction of ends) on. Therefore the least t at which the
+    stages hold all L layers is a whole number, or a whole number plus that fraction.
 
     Source: derived here; tested against all ways to divide the layers.
     """
@@ -355,7 +360,10 @@ def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Num
 
 
 def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> NDArray[np.float64]:
-    """The bound of `lower_bound_seconds`; `forced_seconds` is the least recompute time of all stages together."""
+    """The bound of `lower_bound_seconds`.
+
+    forced_seconds: least recompute time of all stages together.
+    """
     m, v = num_microbatches(job, degrees), degrees.interleave
     work = _least_work(job, degrees, costs, forced_seconds)
     slowest = _least_slowest(job, degrees, costs, forced_seconds)
@@ -367,10 +375,10 @@ def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_s
 def _forced_seconds(
     job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, capacities: Capacities
 ) -> NDArray[np.float64]:
-    """Least seconds of recompute in all stages together, infinite where the stages cannot hold all layers.
+    """Least seconds of recompute in all stages together; infinite if the stages cannot hold all layers.
 
-    Memory limits the number of layers that the stages can hold under the first policies. Each further layer adds the
-    price difference to the cheapest of the later policies.
+    Memory limits the number of layers under the first policies. Each further layer costs the price difference to the
+    cheapest later policy.
     """
     num_layers, of_policies = num_main_layers(job), np.moveaxis(costs.layer[: costs.num_main], 0, 1)
     of_policies = np.minimum.accumulate(of_policies[::-1])[::-1]

@@ -1,12 +1,12 @@
 """Candidates: the numbers that the solvers read of a configuration, without the cost model behind them.
 
 A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). It leaves open how many
-layers each pipeline stage holds and which recompute policy the stage uses. Each way to fill one stage that fits into
-memory is a column. A choice has one column for each stage.
+layers each pipeline stage holds and which recompute policy the stage uses. A column is one way to fill one stage: a
+number of layers and a policy that fit into memory. A choice has one column for each stage.
 
-Where layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
-column is valid for all positions that have one state of this pattern (`Pattern`). A stage uses columns of the state in
-which the stage before it ends.
+If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
+column is valid for all positions with the same state of this pattern (`Pattern`). A stage uses columns of the state in
+which the previous stage ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Disagreement(AssertionError):
-    """Two methods found different optima, or a layout beats both: a bug, with both values in its message."""
+    """Two methods found different optima, or a layout beats both optima. This is a bug; the message has the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,12 +38,11 @@ class Candidate:
         constant + steady_count * bottleneck + sum_r pass_seconds_r + max_r tail_seconds_r
         bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r)),  h the slack_seconds of the last stage
 
-    where h is the time of the last chunk of the model. A stage waits for the last chunk if its slack is shorter than h.
-    Slack and h are 0 where stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by
-    layers.
+    where h is the time of the model's last chunk. A stage waits for this chunk if its slack is shorter than h. Slack
+    and h are 0 if stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
 
-    Loads are layers weighted by kind, in any whole numbers. The loads of a choice add up to `total_load`; lower
-    bounds use this sum.
+    Loads are layers weighted by kind, with arbitrary whole weights. The loads of a choice add up to `total_load`, which
+    lower bounds use.
     """
 
     name: str  # layout text, for messages
@@ -80,7 +79,7 @@ class Candidate:
 
     @property
     def num_columns(self) -> int:
-        """Ways to fill a stage, over all stages."""
+        """Number of ways to fill a stage, summed over the stages."""
         return len(self.stage)
 
     def keep(self, columns: Mask | IntArray) -> Candidate:
@@ -95,7 +94,7 @@ class Candidate:
     def _with(self, values: dict[str, Any]) -> Candidate:
         """The same candidate with other values of some fields.
 
-        The columns are not checked again: the check took a tenth of a search on several pools.
+        The columns are not checked again, because the check took a tenth of a search on several pools.
         """
         changed = object.__new__(Candidate)
         for name in _FIELDS:
@@ -111,7 +110,7 @@ class Candidate:
         return self.constant_seconds + steady + total + float(self.tail_seconds[chosen].max())
 
     def is_choice(self, columns: Sequence[int] | IntArray) -> bool:
-        """Whether these columns are one for each stage, in order, hold every layer once, and meet the deadline."""
+        """Whether the columns form a choice: one per stage, in order, with every layer once, within the deadline."""
         chosen, stages = np.asarray(columns, dtype=np.int64), np.arange(self.num_stages)
         if not np.array_equal(self.stage[chosen], stages) or int(self.layers[chosen].sum()) != self.num_layers:
             return False

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from planner.search.optimum.candidate import Candidate, Choice
 
 _MARGIN = 0.02
-"""The integer program includes all columns whose bound is within this share above the incumbent, not only better ones.
+"""The integer program includes all columns whose bound exceeds the incumbent by at most this share.
 
-The answer then does not depend on the heuristic, and the program takes hardly longer than without the margin."""
+With this margin the answer does not depend on the heuristic, and the program takes hardly longer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def solve(
 
 
 def _has(candidates: Sequence[Candidate], upper_bound: float | None, known: Choice) -> bool:
-    """Whether the integer program has the columns of a known choice, and so is feasible whatever the solver says."""
+    """Whether the integer program contains the columns of a known choice, and so must be feasible."""
     kept = integer_program.columns_within(candidates, np.inf if upper_bound is None else upper_bound)
     return {*known.columns} <= {*kept.get(known.candidate, np.zeros(0)).tolist()}
 
@@ -125,7 +126,7 @@ def _is_within(answer: Answer, seconds: float) -> bool:
 
 
 def _better(first: Choice | None, second: Choice | None) -> Choice | None:
-    """The faster of two choices; the first where they tie."""
+    """The faster of two choices; the first if they tie."""
     found = [choice for choice in (first, second) if choice is not None]
     return min(found, key=lambda choice: choice.objective_seconds, default=None)
 
@@ -153,7 +154,7 @@ def _check(answer: Answer, certificate: Choice | None, candidates: Sequence[Cand
 
 
 def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: SolverTrouble) -> Solution:
-    """The dynamic program's optimum, for use where the solver failed."""
+    """The dynamic program's optimum, for use if the solver failed."""
     choice = dynamic_program.best_of(candidates)
     seconds = np.inf if choice is None else choice.objective_seconds
     return Solution(

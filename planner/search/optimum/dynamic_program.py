@@ -4,20 +4,20 @@ The module imports neither `integer_program` nor `pruning`; its input is candida
 already ruled out other configurations, and `pruning.prune` has dropped columns of these candidates. The integer program
 uses the same lower bounds but not `prune`.
 
-The time of the model's last chunk depends on the column of the last stage. Once this time is fixed, the seconds of
-each column with its wait for the last chunk are fixed too (`_variants`). For one variant let G(a, b) be the least sum
-of pass seconds over the choices whose bottleneck is at most `a` and whose longest tail is at most `b`. The optimum is
+The time of the model's last chunk depends on the column of the last stage. Once this time is fixed, so are the seconds
+of each column including its wait for the last chunk (`_variants`). For one such variant let G(a, b) be the least sum of
+pass seconds over the choices whose bottleneck is at most `a` and whose longest tail is at most `b`. The optimum is
 
     min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
-because at the (a, b) of an optimal choice this value is its step time, and at no (a, b) is the value less than the
-step time of the choice that attains G(a, b). G does not increase in either argument, so on a box [a0, a1] x [b0, b1]
+because at the (a, b) of an optimal choice this value is its step time, and at no (a, b) is the value less than the step
+time of the choice that attains G(a, b). G does not increase in either argument, so on a box [a0, a1] x [b0, b1]
 
     constant + steady_count * a0 + G(a1, b1) + b0
 
 is a lower bound of every choice in the box. `_Scan` halves boxes until none can hold a better choice. G itself is a
-dynamic program over (stage, layers left). The number of layers left tells where the stage begins, and so which columns
-it may use.
+dynamic program over (stage, layers left). The number of layers left determines where the stage begins, and therefore
+its allowed columns.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 def best_choice(
     candidate: Candidate, *, index: int = 0, cutoff: float = np.inf, units: IntArray | None = None, budget: int = 0
 ) -> Choice | None:
-    """The optimum of one candidate, or None where no choice exists or none is as good as `cutoff` seconds.
+    """The optimum of one candidate, or None if no choice takes at most `cutoff` seconds.
 
-    units: units of a limited resource that each column uses. A choice uses at most `budget` units in all. None: no
-    such resource.
+    units: units of a limited resource that each column uses. A choice uses at most `budget` units in all; None means
+    that there is no such resource.
 
-    Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is
-    returned, so equal inputs give equal answers.
+    Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is returned, so
+    equal inputs give equal answers.
     """
     cutoff = min(cutoff, candidate.longest_seconds * (1 + TIE))
     if _crude_bound(candidate) > cutoff:
@@ -73,14 +73,17 @@ class _Variant:
     def scan(
         self, index: int, least_bottleneck: float, cutoff: float, units: IntArray | None = None, budget: int = 0
     ) -> Choice | None:
-        """The optimum of the variant as a choice of the whole candidate, or None; `units` has its columns' units."""
+        """The optimum of the variant, as a choice of the whole candidate, or None.
+
+        units: units of the variant's columns.
+        """
         units = np.zeros(self.candidate.num_columns, dtype=np.int64) if units is None else units
         found = _Scan(self.candidate, index, least_bottleneck, cutoff, units, budget).run()
         return found and replace(found, columns=tuple(self.columns[list(found.columns)].tolist()))
 
 
 def _variants(candidate: Candidate) -> Iterator[_Variant]:
-    """One variant for each possible time of the last chunk; the unchanged candidate where no stage waits for it."""
+    """One variant for each possible time of the last chunk; only the unchanged candidate if no stage waits for it."""
     last = candidate.stage == candidate.num_stages - 1
     times = np.unique(candidate.slack_seconds[last])
     if not len(times) or times[-1] <= candidate.slack_seconds.min():
@@ -95,7 +98,7 @@ def _variants(candidate: Candidate) -> Iterator[_Variant]:
 
 
 def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Choice | None:
-    """The faster of two choices of one candidate; where they tie, the one with lexicographically smaller layers."""
+    """The faster of two choices of one candidate; if they tie, the one with lexicographically smaller layers."""
     if one is None or other is None:
         return one or other
     fast, slow = sorted((one, other), key=lambda choice: choice.objective_seconds)
@@ -114,8 +117,8 @@ def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
     """The best choice of each of the `top` best candidates, best first.
 
     The search is best-first: a heap holds each candidate with a lower bound of its step time, first a crude bound, then
-    a closer bound, then its optimum. It ends when the least bound exceeds the step time of the last of the `top`
-    places.
+    a closer bound, then its optimum. The search ends when the least bound exceeds the step time of the `top`-th best
+    candidate.
     """
     waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
     waiting = [entry for entry in waiting if entry[0] < np.inf]
@@ -156,17 +159,17 @@ def _in_order(found: list[Choice]) -> list[Choice]:
 
 
 def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
-    """Least value on each stage, [num_stages]; infinite where a stage has no column."""
+    """Least value on each stage, [num_stages]; infinite if a stage has no column."""
     least = np.full(candidate.num_stages, np.inf)
     np.minimum.at(least, candidate.stage, values)
     return least
 
 
 def _crude_bound(candidate: Candidate) -> float:
-    """A lower bound in O(columns): every stage at its fastest, and every layer at the least price of its load.
+    """A lower bound in O(columns): every stage takes its least time, and every layer the least price per load.
 
-    With p the least seconds / load of any column, each stage takes at least p times its load, so all together
-    take at least p times the total, and the slowest at least an even share of it.
+    With p the least seconds / load of any column, each stage takes at least p times its load. All stages together take
+    at least p times the total load, and the slowest at least an even share of it.
     """
     if candidate.num_columns == 0:
         return np.inf
@@ -178,7 +181,7 @@ def _crude_bound(candidate: Candidate) -> float:
 
 
 def _least_total(candidate: Candidate, values: FloatArray) -> float:
-    """Least sum of `values` over the stages, by the least of each stage, and by the least for each load."""
+    """Least sum of `values` over the stages: from the least value of each stage, and from the least value per load."""
     per_load = float((values / np.maximum(candidate.load, 1)).min())
     return max(float(_fastest(candidate, values).sum()), per_load * candidate.total_load)
 
@@ -193,7 +196,10 @@ def _close_bound(candidate: Candidate, bottleneck: float) -> float:
 
 
 def _least_bottleneck(candidate: Candidate) -> float | None:
-    """The least possible time of the slowest stage, by bisection over the distinct stage times; None: no choice."""
+    """The least possible time of the slowest stage, by bisection over the distinct stage times.
+
+    None if no choice exists.
+    """
     if candidate.num_columns == 0 or not _can_hold_all(candidate, np.inf):
         return None
     thresholds = np.unique(candidate.seconds)
@@ -230,13 +236,13 @@ def _can_hold_all(candidate: Candidate, threshold: float) -> bool:
 
 @cache
 def _bits(num_layers: int, pattern: Pattern, state: int) -> int:
-    """All positions of a state; bit l is set where the position after l layers has the state."""
+    """The positions that have a state, as an integer: bit l is set if the position after l layers has the state."""
     return sum(1 << position for position in range(state, num_layers + 1, int(pattern.stride(state))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Thresholds by position in the lists of distinct times: [low_a, high_a] x [low_b, high_b]."""
+    """A range of both thresholds, [low_a, high_a] x [low_b, high_b], as positions in the lists of distinct times."""
 
     low_a: int
     high_a: int
@@ -265,7 +271,7 @@ class _Scan:
         self.tails = tails[tails >= least_tail]
 
     def run(self) -> Choice | None:
-        """The optimum, or None where nothing is as good as the cutoff."""
+        """The optimum, or None if no choice is as good as the cutoff."""
         last_a, last_b = len(self.bottlenecks) - 1, len(self.tails) - 1
         self._visit(_Box(0, 0, 0, last_b))  # a good first choice shortens the list of bottlenecks
         last_a = min(last_a, self._last_useful_bottleneck())
@@ -284,7 +290,7 @@ class _Scan:
         return self.found
 
     def _last_useful_bottleneck(self) -> int:
-        """Position of the last bottleneck that may still meet the cutoff."""
+        """Position of the longest bottleneck with which a choice may still meet the cutoff."""
         candidate = self.candidate
         passes = _least_total(candidate, candidate.pass_seconds)
         least = candidate.constant_seconds + candidate.steady_count * self.bottlenecks + passes + self.tails[0]
@@ -296,7 +302,7 @@ class _Scan:
         return self.candidate.constant_seconds + steady + float(self.tails[b])
 
     def _is_point(self, box: _Box) -> bool:
-        """Whether the box holds one pair of thresholds, or only pairs of equal cost."""
+        """Whether the box cannot be divided: it holds one pair of thresholds, or only pairs of equal cost."""
         highest = self._cost(box.high_a, box.high_b)
         return highest - self._cost(box.low_a, box.low_b) <= TIE * highest
 
@@ -315,7 +321,7 @@ class _Scan:
             yield _Box(box.low_a, box.high_a, middle + 1, box.high_b)
 
     def _visit(self, box: _Box) -> float:
-        """Lower bound of the box; the best choice of the box is kept if it is the best choice so far."""
+        """Lower bound of the box; the best choice of the box is kept if it improves on all earlier choices."""
         candidate = self.candidate
         allowed = candidate.seconds <= self.bottlenecks[box.high_a]
         allowed &= candidate.tail_seconds <= self.tails[box.high_b]
@@ -346,7 +352,7 @@ class _Scan:
 
 
 def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: int) -> FloatArray:
-    """Least sum of pass seconds from each stage on, by the layers and units left for these stages.
+    """Least sum of pass seconds from each stage to the last, for each number of remaining layers and units.
 
     Shape [num_stages + 1, num_layers + 1, budget + 1]. Units may remain unused.
     """
@@ -374,8 +380,8 @@ def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: in
 def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float, units: IntArray) -> IntArray:
     """The choice with the lexicographically smallest layers whose sum of pass seconds is within the (finite) budget.
 
-    Where rounding puts the budget below the least sum, the least sum is the budget. The choice uses at most the units
-    for which `least` was computed.
+    If the budget is below the least sum because of rounding, the least sum replaces it. The choice uses at most the
+    units for which `least` was computed.
     """
     columns = np.flatnonzero(allowed)
     first = np.searchsorted(candidate.stage[columns], np.arange(candidate.num_stages + 1))

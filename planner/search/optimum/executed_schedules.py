@@ -1,4 +1,4 @@
-"""Prices zero-bubble and bidirectional schedules, whose step is no sum over stages, by executing them.
+"""Price zero-bubble and bidirectional schedules by executing them, because their step is no sum over stages.
 
 A configuration has one assignment: the even split, with the cheapest recompute policy that fits on each stage. The
 order of each stage's passes is fixed, so a shorter pass never makes the step longer. The assignment is therefore the
@@ -46,7 +46,7 @@ def busy_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> 
 
 
 def _in_pairs(job: PoolJob, split: EvenSplit) -> EvenSplit:
-    """The split with every pass overlapped: C seconds of exchanges and W seconds of work take max(C, W + a C).
+    """The split if all passes ran in pairs, so that C seconds of exchanges and W seconds of work take max(C, W + a C).
 
     Source: `planner.cost.simulate`.
     """
@@ -58,9 +58,9 @@ def _in_pairs(job: PoolJob, split: EvenSplit) -> EvenSplit:
 def _waits_for_input(job: PoolJob, degrees: DegreeArrays, split: EvenSplit) -> NDArray[np.float64]:
     """Lower bound of the time until the first microbatch reaches each stage, for all stages end to end.
 
-    The microbatch passes the first chunks of the stages before, which hold no fewer layers than the other chunks. The
-    first stage is left out, because the model's ends may lie in another chunk of it. Models with several kinds of
-    layers may have cheaper first chunks.
+    The microbatch passes the first chunks of the previous stages, which hold at least as many layers as the other
+    chunks. The first stage is left out, because the model's ends may be in its other chunk. The bound is zero for
+    models with several kinds of layers, whose first chunks may be cheaper.
     """
     if pattern_of(job).num_states > 1:
         return np.zeros(len(split.forward_seconds))
@@ -72,7 +72,7 @@ def _waits_for_input(job: PoolJob, degrees: DegreeArrays, split: EvenSplit) -> N
 
 
 def executed_candidates(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> list[Candidate]:
-    """Each configuration as a candidate with one column a stage, or no column where the even split does not fit.
+    """Each configuration as a candidate with one column per stage, or without columns if the even split does not fit.
 
     The whole step time is the candidate's constant, because no choice is left.
     """

@@ -1,8 +1,7 @@
 """HiGHS on an MPS file as a process: `python -m planner.search.optimum.highs_process MODEL SOLUTION LIMIT`.
 
-A solver in its own process can be stopped at once, and its crash does not end the planner. A library call has neither
-advantage.
-The answer is JSON: `status`, `bound` (proved lower bound) and `values` by column name, or null.
+Unlike a library call, a solver in its own process can be stopped at once, and its crash does not end the planner. The
+answer is JSON: `status`, `bound` (proved lower bound) and `values` by column name, or null.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-r"""The joint integer program: which candidate, and which column on each of its stages, in one solve.
+"""The integer program that chooses the candidate and a column for each of its stages in one solve.
 
-Sets and data: candidates c with L_c layers on stages r = 0 .. S_c - 1; columns k of (c, r) with layers l, seconds
-t, pass seconds f, slack seconds h and tail seconds d, that begin in state b of the pattern of layers and end in state
-e; constants K_c, steady counts A_c. theta_c and delta_c are lower bounds of the slowest stage and of the longest tail
+Sets and data: candidates c with L_c layers on stages r = 0 .. S_c - 1; columns k of (c, r) with layers l, seconds t,
+pass seconds f, slack seconds h and tail seconds d, that begin in state b of the pattern of layers and end in state e;
+constants K_c, steady counts A_c. theta_c and delta_c are lower bounds of the slowest stage and of the longest tail
 (`pruning.lower_bounds`).
 
-Variables: w_c in {0, 1} candidate c is chosen; y_crk in {0, 1} stage r of c takes column k; U_c >= 0 seconds of
-the bottleneck beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
+Variables: w_c in {0, 1} candidate c is chosen; y_crk in {0, 1} stage r of c takes column k; U_c >= 0 seconds of the
+bottleneck beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta_c.
 
     minimise  sum_c [ (K_c + A_c theta_c + delta_c) w_c + A_c U_c + V_c + sum_rk f_crk y_crk ]
 
@@ -22,12 +22,12 @@ the bottleneck beyond theta_c; V_c >= 0 seconds of the longest tail beyond delta
     (8) (K_c + A_c theta_c + delta_c) w_c + A_c U_c + V_c + sum_rk f_crk y_crk <= D_c w_c  for all c with a deadline
                                                                           -> _meet_the_deadline()
 
-Columns of the first stage begin in state 0; where layers are all alike that is the only state, and there is no (7).
-(4), (5) and (6) are exact: where w_c = 1 exactly one y of the stage is 1, and its column adds max(t, theta) - theta to
-theta. This is the disaggregated form (no big-M; Conforti, Cornuejols, Zambelli, Integer Programming, section 4.9):
-each candidate's rows are scaled by its own w_c, so the relaxation is the convex hull of the union of the
-candidates' relaxations. By (2) w_c is integral where the y are; it is declared binary all the same, because
-branching on it decides a whole candidate at once.
+Columns of the first stage begin in state 0. If all layers are alike, there is no other state, and (7) is left out. (4),
+(5) and (6) are exact: if w_c = 1, exactly one y of the stage is 1, and its column adds max(t, theta) - theta to theta.
+This is the disaggregated form (no big-M; Conforti, Cornuejols, Zambelli, Integer Programming, section 4.9): each
+candidate's rows are scaled by its own w_c, so the relaxation is the convex hull of the union of the candidates'
+relaxations. By (2) w_c is integral if the y are. It is still declared binary, because branching on w_c decides a whole
+candidate at once.
 
 Seconds are divided by a unit, so that stage times are near 1e4 and the solver's absolute tolerances of 1e-7 are below
 1e-11 of a stage time.
@@ -59,7 +59,7 @@ _UNITS_OF_SLOWEST = 1e4  # the largest time in the program, in units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The choice that the solver found and the bound that it proved."""
+    """The solver's choice, and its proved bound."""
 
     choice: Choice | None  # None: nothing found
     status: Literal["optimal", "time limit", "infeasible"]
@@ -93,7 +93,7 @@ class JointProgram:
             self._meet_the_deadline(c)
 
     def columns(self, values: dict[str, float]) -> tuple[int, tuple[int, ...]]:
-        """The candidate and its columns that are 1 in the solver's `values`, by variable name.
+        """The candidate and its columns whose variables are 1 in the solver's `values`, by variable name.
 
         Raises:
             SolverTrouble: the values are not a choice.
@@ -200,8 +200,8 @@ def columns_within(candidates: Sequence[Candidate], upper_bound: float) -> dict[
     Candidates without such columns are left out. The function is separate from `pruning.prune`, which the dynamic
     program uses, so that a mistake in one of the two shows as a disagreement.
 
-    Buys (`columns`): GPT-3 on 1,024 devices takes 0.52 s instead of 0.67 s, DeepSeek-V3 on 11,000 devices 1.59 s
-    instead of 2.51 s.
+    Gain (`columns`): the search takes 0.52 s instead of 0.67 s for GPT-3 on 1,024 devices, and 1.59 s instead of 2.51 s
+    for DeepSeek-V3 on 11,000.
     """
     limits = [min(upper_bound, each.longest_seconds) * (1 + SLACK) for each in candidates]
     columns = {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}
@@ -226,8 +226,8 @@ def solve_program(
 ) -> Answer:
     """The best choice over all candidates by integer programming.
 
-    upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out. time_limit: seconds of
-    wall time for the solver alone.
+    upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out.
+    time_limit: seconds of wall time for the solver alone.
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.

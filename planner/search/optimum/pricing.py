@@ -43,7 +43,8 @@ def price_candidates(
 ) -> list[Candidate]:
     """Prices of every way to fill each stage of these configurations that fits into memory.
 
-    cutoff_seconds: one number, or one for each configuration. Columns that alone make the step longer are left out.
+    cutoff_seconds: one number, or one for each configuration. Columns that by themselves make the step longer are left
+    out.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
     ways = len(choices_of(degrees, policies).policy)
@@ -60,7 +61,7 @@ def price_candidates(
 def _states(job: Job, degrees: DegreeArrays) -> Pattern:
     """States in which stages of these configurations may begin.
 
-    Interleaved stages have one state, because the search knows their layers from the number of layers.
+    Interleaved stages have one state, because their number of layers determines which layers they hold.
 
     Source: `planner.cost.stage.stage_of`.
     """
@@ -68,7 +69,10 @@ def _states(job: Job, degrees: DegreeArrays) -> Pattern:
 
 
 def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
-    """Slices of consecutive configurations, each slice with a limited number of columns."""
+    """Slices of consecutive configurations.
+
+    Each slice has a limited number of columns, which limits the memory of pricing.
+    """
     first, total = 0, 0
     for index, count in enumerate(num_columns.tolist()):
         if total and total + count > _COLUMNS_AT_ONCE:
@@ -82,7 +86,7 @@ def _parts(num_columns: NDArray[np.int64]) -> Iterator[slice]:
 def _layer_range(
     job: Job, degrees: DegreeArrays, cutoff_seconds: Number
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fewest and most layers of a stage such that no stage exceeds the cutoff and together they hold all layers."""
+    """Fewest and most layers of a stage, if no stage exceeds the cutoff and all stages together hold all layers."""
     layers, v = job.model.num_layers, degrees.interleave
     if not job.engine.pipeline.uneven_stages:
         return layers // degrees.pp, layers // degrees.pp
@@ -93,7 +97,7 @@ def _layer_range(
 
 
 class _Columns(NamedTuple):
-    """Columns: for each, its configuration, the stage with its assignment, and the pool on which the stage runs.
+    """Columns with their configuration, their stage with its assignment, and the stage's pool.
 
     start: state of the layers' pattern in which the stage begins.
     """
@@ -151,7 +155,7 @@ def _can_begin(
     layers: NDArray[np.int64],
     start: NDArray[np.int64],
 ) -> Flag:
-    """Whether stages can begin in their states, if every other stage has between `layer_range` layers; broadcasts."""
+    """Whether stages can begin in their states, if all other stages hold layers within `layer_range`; broadcasts."""
     if states.num_states == 1:
         return np.True_
     fewest, most = layer_range
@@ -177,7 +181,7 @@ def with_steps_up_to(
 
 
 def _in_pools(job: Job, degrees: DegreeArrays, columns: _Columns) -> _Columns:
-    """The columns with the pool on which each stage runs, where the cluster has several pools."""
+    """The columns with the pool of each stage, on a cluster with several pools."""
     if len(job.pools) == 1:
         return columns
     owner, place = columns.owner, placements_of(job, degrees)
@@ -206,7 +210,7 @@ def _priced(
 
 
 def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
-    """Four times of a stage: of one microbatch, of filling and draining, its slack for the last chunk, its tail."""
+    """Four times of a stage: one microbatch, share of filling and draining, slack for the last chunk, and tail."""
     prices = stage_prices(job, degrees, stage)
     fill, slack = interleaving_terms(job, degrees, stage, prices)
     return prices.microbatch_seconds, fill / degrees.interleave, slack, prices.tail_seconds
@@ -247,7 +251,7 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
 def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Layers weighted by kind: the load of each column, and the total load of each configuration.
 
-    Bounds are valid with any weights; weights from the seconds of each kind, on the first pool, make them close.
+    Bounds are valid with any weights. Weights from the seconds of each kind on the first pool make them tight.
     """
     loads = layer_loads(job.pools[0], degrees)
     total = sum(kind.number * load for kind, load in loads.items())
@@ -278,7 +282,7 @@ def figures_of_columns(
 def _meets_lists(
     constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, policy: Number
 ) -> Flag:
-    """Whether columns agree with the lists that the user pinned, which have one entry for each chunk.
+    """Whether columns agree with the user's pinned lists, which have one entry for each chunk.
 
     If no assignment of these stages gives the pinned list (`layout_at`), no column agrees.
     """

@@ -38,7 +38,7 @@ _ROUNDING: Final = 1e-6  # tenths of a layer
 
 
 def risk_limits(job: PoolJob, layout: Degrees) -> tuple[float, ...]:
-    """The largest peak in bytes of each class of risk; empty where a plain limit replaces the chance of fitting.
+    """The largest peak in bytes of each class of risk; empty if a plain limit replaces the chance of fitting.
 
     Source: `planner.cost.chance`.
     """
@@ -49,7 +49,7 @@ def risk_limits(job: PoolJob, layout: Degrees) -> tuple[float, ...]:
 
 
 def rated(job: Job, degrees: DegreeArrays, candidates: Sequence[Candidate]) -> list[Rated]:
-    """Candidates of one schedule with the keys of each candidate and of each of its columns."""
+    """Candidates of one schedule, with the keys of the candidates and of their columns."""
 
     def figures(pool: PoolJob, x: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
         peak, prices = stage_bytes(pool, x, stage), stage_prices(pool, x, stage)
@@ -77,7 +77,7 @@ def rated(job: Job, degrees: DegreeArrays, candidates: Sequence[Candidate]) -> l
 
 
 def configuration_keys(job: Job, degrees: DegreeArrays) -> IntArray:
-    """Idle devices, class of interleave and number of axes of configurations, [n, 3]."""
+    """Keys of configurations, [n, 3]: idle devices, class of interleave, number of axes."""
     idle = job.cluster.num_devices - degrees.world_size
     interleave = sum((degrees.interleave > limit).astype(np.int64) for limit in INTERLEAVES)
     axes = sum((getattr(degrees, axis) > 1).astype(np.int64) for axis in AXES)

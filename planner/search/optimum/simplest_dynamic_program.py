@@ -1,15 +1,15 @@
 """The simplest choice of one candidate without an integer program: the second method of the search for simplicity.
 
-The method begins with the fastest choice of the candidate. Then it fixes the keys in the order of `Simplicity`: each
-key at the least value for which a choice within the cutoff exists. It tries values from the least upwards, with the
-dynamic program of the first solve (`best_choice`) on fewer columns:
+The method begins with the fastest choice of the candidate. Then it fixes the keys in the order of `Simplicity`, each at
+the least value for which a choice within the cutoff exists. To find this value it tries all values in ascending order,
+with the dynamic program of the first solve (`best_choice`) on fewer columns:
 
     recomputed   the tenths of recomputed layers are the budget of a choice
     uneven       0: equally many layers on all inner stages, for some number of them
     risk         no column is of a higher class
 
-The other keys belong to the configuration. No other choice of the candidate is simpler than the result: each key has
-the least value of any choice with the same earlier keys, and the result is the fastest choice with these keys.
+The other keys belong to the configuration. No choice of the candidate is simpler than the result, because each key has
+the least value that the earlier keys permit. The result is the fastest choice with these keys.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Standing(NamedTuple):
 def simplest_choice(rated: Rated, cutoff: float, *, before: Standing | None = None) -> tuple[Standing, Choice] | None:
     """The simplest of a candidate's choices of at most `cutoff` seconds; of equally simple choices the fastest.
 
-    The result is None where no choice is within the cutoff, or none has a better rank than `before`.
+    The result is None if no choice is within the cutoff, or none has a better rank than `before`.
     """
     choice = _fastest(rated, {}, cutoff)
     if choice is None:
@@ -76,7 +76,7 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
 
 
 def _even_ways(kept: Rated) -> Iterator[Mask]:
-    """For each number of layers, the columns of choices that have this number on all inner stages."""
+    """Sets of columns, one set for each number of layers that all inner stages can hold."""
     inner = kept.inner
     if kept.candidate.num_stages < 3:
         yield ~inner

@@ -3,8 +3,8 @@
 Both programs have the sets, variables and rows (1) to (8) of the first solve (`integer_program`); D_c of (8) is the
 longest step time of the window. Each column has a class of risk g and a number a of recomputed tenths of layers.
 
-Variables: R in {0, 1, ..} the class of risk of the choice; T in {0, 1, ..} the recomputed tenths of the model;
-E in {0, 1} whether stages are uneven; e_cq in {0, 1} candidate c is chosen, and q layers on each of its inner stages.
+Variables: R in {0, 1, ..} the class of risk of the choice; T in {0, 1, ..} the recomputed tenths of the model; E in {0,
+1} whether stages are uneven; e_cq in {0, 1} candidate c is chosen, and q layers on each of its inner stages.
 
     (9)   R >= sum_ck g_crk y_crk             for all r                       -> _count_risk()
     (10)  T >= sum_crk a_crk y_crk / L_c                                      -> _count_repeated()
@@ -12,7 +12,7 @@ E in {0, 1} whether stages are uneven; e_cq in {0, 1} candidate c is chosen, and
     (12)  E + sum_cq e_cq + sum_{c without inner stages} w_c >= 1             -> _count_uneven()
 
 Keys are the digits of one whole number, with the first key in front. The base of each digit exceeds every possible
-value of its key. So the least number belongs to the lexicographically least vector of keys.
+value of its key, so the least number has the lexicographically least keys.
 
     first     minimise the number of R, T, E and the keys of the chosen candidate
     second    minimise the step time, with R, T and E at most the values that the first program found, among the
@@ -46,7 +46,7 @@ Status = Literal["optimal", "time limit", "infeasible"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimplestAnswer:
-    """The answer of the two programs; `choice` is None where none exists or none was found in time."""
+    """The answer of the two programs; `choice` is None if none exists, or none was found in time."""
 
     status: Status
     choice: Choice | None = None
@@ -88,7 +88,7 @@ class _KeyProgram(JointProgram):
         self.problem.setObjective(pulp.LpAffineExpression(coefficients))
 
     def allow(self, simplicity: Simplicity) -> None:
-        """Require that the keys decided by columns do not exceed those of `simplicity`."""
+        """Require that the keys decided by columns do not exceed the values in `simplicity`."""
         for variable, most in (
             (self._risk, simplicity.risk),
             (self._tenths, simplicity.recomputed),
@@ -100,7 +100,7 @@ class _KeyProgram(JointProgram):
         return self.problem.add_variable(name, 0, most, pulp.LpInteger)
 
     def _of_candidates(self, values: list[int]) -> tuple[int, list[tuple[pulp.LpVariable, float]]]:
-        """The digit of a key that belongs to the candidate: the position of its value among the distinct values."""
+        """The digit of a key of the candidate itself: the position of its value among the distinct values."""
         places = sorted(set(values))
         return len(places), [(w, float(places.index(value))) for w, value in zip(self._w, values, strict=True)]
 
@@ -144,7 +144,7 @@ def _base(variable: pulp.LpVariable) -> int:
 
 
 def _most_tenths(rated: Rated) -> int:
-    """Upper bound of the tenths of the model that a choice of the candidate recomputes."""
+    """Upper bound of the recomputed tenths of the model in any choice of the candidate."""
     candidate = rated.candidate
     most = np.zeros(candidate.num_stages, dtype=np.int64)
     np.maximum.at(most, candidate.stage, rated.repeated)
@@ -156,11 +156,13 @@ _Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
 
 
 class Contenders:
-    """Candidates, of those added, that may have the simplest choice, with the columns that it may use.
+    """Candidates that may have the simplest choice, reduced to the columns that this choice may use.
 
-    Three things are left out: columns that no choice within the window uses, by the lower bounds of step times; columns
-    dominated by another column of the same stage, state and layers in every price and key; and candidates whose lower
-    bound of the keys is worse than the keys of a choice already tried.
+    Three things are left out:
+
+    - columns that no choice within the window can use, by the lower bounds of step times,
+    - columns that another column of the same stage, state and layers dominates in every price and key, and
+    - candidates whose lower bound of the keys is worse than the keys of a tried choice.
     """
 
     def __init__(self) -> None:
@@ -185,7 +187,7 @@ class Contenders:
         self._rated += [entry for entry in added if self.may_have(*entry[:2])]
 
     def _try(self, rated: Rated) -> None:
-        """Try greedy choices on ever more columns, simplest columns first, until one choice exists."""
+        """Try greedy choices on larger and larger sets of columns, simplest columns first, until a choice exists."""
         for columns in _simple_columns(rated):
             choice = greedy_choice(rated.candidate.keep(columns))
             if choice is not None:
@@ -195,7 +197,7 @@ class Contenders:
                 return
 
     def left(self) -> list[Rated]:
-        """The candidates that may still have the simplest choice, once all candidates have been added."""
+        """The candidates that may still have the simplest choice, after all candidates have been added."""
         rated = [each for least, seconds, each in self._rated if self.may_have(least, seconds)]
         within = columns_within([each.candidate for each in rated], np.inf)
         return [rated[index].keep(columns) for index, columns in within.items()]
@@ -231,14 +233,14 @@ def solve_simplest(
 
 
 def _own_keys(each: Rated | Simplicity) -> tuple[int, int, int]:
-    """The keys that belong to the configuration alone."""
+    """The keys of the configuration itself."""
     return each.idle, each.interleave, each.axes
 
 
 def _run(
     rated: Sequence[Rated], at_most: Simplicity | None, solver: SolverName, time_limit: float | None
 ) -> tuple[Choice | None, Status]:
-    """Run the first program; or the second one, if `at_most` gives the keys."""
+    """Run the first program, or the second one if `at_most` gives the keys."""
     candidates = [each.candidate for each in rated]
     program = _KeyProgram(rated, lower_bounds(candidates))
     if at_most is None:
@@ -278,7 +280,7 @@ def _firsts(stage: IntArray, layers: IntArray) -> IntArray:
 
 
 def _simple_columns(rated: Rated) -> Iterator[IntArray]:
-    """Sets of columns under ever weaker demands: low risk, no recompute, even stages."""
+    """Sets of columns under weaker and weaker demands: low risk, no recompute, even stages."""
     inner, layers = rated.inner, rated.candidate.layers
     counts = np.unique(layers[inner & rated.alike]).tolist() if rated.candidate.num_stages > 2 else []
     for risk in np.unique(rated.risk).tolist():

@@ -1,8 +1,8 @@
 """The keys of simplicity: whole numbers by which the planner picks the simplest of several nearly optimal layouts.
 
-A smaller key is simpler, and an earlier key counts before all later keys. Some keys belong to the configuration alone
-(idle devices, interleave, axes). The other keys follow from the columns of a choice: recomputed tenths add up, stages
-are even or not, and the risk is the risk of the worst stage.
+A smaller key is simpler, and an earlier key counts before all later keys. Some keys belong to the configuration itself
+(idle devices, interleave, axes). The other keys follow from the columns of a choice: the sum of recomputed tenths,
+whether stages are even, and the risk of the worst stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RISKS: Final = (0.01, 0.05)
 """Upper limits of the classes of risk: the chance that a layout does not fit."""
 
 INTERLEAVES: Final = (1, 4, 8)
-"""Upper limits of the classes of interleave: the chunks of a stage."""
+"""Upper limits of the classes of interleave, which is the number of chunks per stage."""
 
 TENTHS: Final = 10
 
@@ -30,10 +30,12 @@ TENTHS: Final = 10
 class Simplicity(NamedTuple):
     """The keys of a layout, most important key first.
 
-    idle: idle devices. recomputed: tenths of the layers' forward pass that are recomputed, rounded up. interleave:
-    class of the chunks of a stage (`INTERLEAVES`). uneven: 1 unless all stages but the first and the last hold equally
-    many layers, in equal chunks. axes: degrees above 1 of tp, pp, cp and ep. risk: class of the chance of not fitting
-    (`RISKS`).
+    idle: idle devices.
+    recomputed: tenths of the layers' forward pass that are recomputed, rounded up.
+    interleave: class of the chunks of a stage (`INTERLEAVES`).
+    uneven: 1 unless all stages but the first and the last hold equally many layers, in equal chunks.
+    axes: degrees above 1 of tp, pp, cp and ep.
+    risk: class of the chance of not fitting (`RISKS`).
     """
 
     idle: int
@@ -45,7 +47,7 @@ class Simplicity(NamedTuple):
 
 
 def class_of(value: float, limits: Sequence[float]) -> int:
-    """Index of the first limit that a value does not exceed; `len(limits)` where the value exceeds all limits."""
+    """Index of the first limit that is at least the value; `len(limits)` if the value exceeds all limits."""
     return sum(value > limit for limit in limits)
 
 
@@ -58,8 +60,9 @@ def tenths_of(units: int, num_layers: int) -> int:
 class Rated:
     """A candidate with the keys of its configuration and the contributions of its columns to the other keys.
 
-    risk: class of the chance that the stage does not fit, [columns]. repeated: tenths of layers that the stage
-    recomputes, rounded up, [columns]. alike: whether the chunks of the stage are of one size, [columns].
+    risk: class of the chance that the stage does not fit, [columns].
+    repeated: tenths of layers that the stage recomputes, rounded up, [columns].
+    alike: whether the chunks of the stage are of one size, [columns].
     """
 
     candidate: Candidate

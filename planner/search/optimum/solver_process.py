@@ -1,11 +1,11 @@
 """Run a solver as a child process that leaves nothing behind.
 
-The solver reads the model from an MPS file in a private folder. The child leads its own process group. However the
-wait ends (an answer, a time limit, Ctrl-C or SIGTERM), the group is killed and the folder is removed.
-Where the planner itself is killed with SIGKILL, Linux kills the child, but the folder remains.
+The solver reads the model from an MPS file in a private folder. The child leads its own process group. Whether the wait
+ends with an answer, a time limit, Ctrl-C or SIGTERM, the group is killed and the folder is removed. If the planner
+itself is killed with SIGKILL, Linux kills the child, but the folder remains.
 
-PuLP's own `solve` is not used: it leaves the solver running and its files in the temporary folder when the
-planner is terminated, and reports "Optimal" for a run that hit its time limit.
+PuLP's own `solve` is not used. When the planner is terminated, it leaves the solver running and its files in the
+temporary folder. It also reports "Optimal" for a run that reached its time limit.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) ->
 
 
 def _cbc_outcome(status: int, sol_status: int, values: dict[str, float], log: str) -> Outcome:
-    """`sol_status` tells a proved optimum from an incumbent at the time limit; PuLP's `status` does not.
+    """Read CBC's outcome; `sol_status` distinguishes a proved optimum from an incumbent at the time limit.
 
-    `status` is needed too, because `sol_status` has no value for "Integer infeasible".
+    PuLP's `status` does not, but is also needed, because `sol_status` has no value for "Integer infeasible".
     """
     if sol_status == pulp.LpSolutionOptimal:
         return Outcome(status="optimal", values=values)

@@ -10,16 +10,17 @@ if TYPE_CHECKING:
     from planner.numbers import IntArray
 
 TIE = 1e-12
-"""Step times whose relative difference is smaller are equal; rounding of a sum of stage times differs by this much."""
+"""Step times with a smaller relative difference are equal; rounding of a sum of stage times causes such differences."""
 
 AGREEMENT = 1e-9
 """The largest relative difference with which two methods still agree on an optimum."""
 
 
 def unrolled(counts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Unroll rows of `counts` parts each: the row of each part, its number in the row, and each row's first part.
+    """Unroll rows into parts: the row of each part, its number in the row, and the position of each row's first part.
 
-    counts: parts of each row, [n]. The results have shapes [sum of counts], [sum of counts] and [n].
+    counts: number of parts of each row, [n]. The first two results have one entry for each part, the third has one for
+    each row.
     """
     first = np.cumsum(counts) - counts
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -1,8 +1,8 @@
-"""Outer configurations as arrays: every partition of the devices, and every way to fill in the rest.
+"""Outer configurations as arrays: every partition of the devices with every combination of the other keys.
 
-A partition of the devices (tp, sp, cp, pp, dp) decides how many devices work and on which share of a layer. The other
-keys (microbatch, interleave, ZeRO stage, replicas, experts) are filled in one by one. The rules of a key are applied as
-soon as its values are known, so the full product of all keys is never built.
+A partition of the devices (tp, sp, cp, pp, dp) determines how many devices work, and on which share of a layer. The
+other keys (microbatch, interleave, ZeRO stage, replicas, experts) are filled in one by one. Rules apply as soon as the
+values of their keys are known, so the full product of all keys is never built.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
-"""Schedules that are considered without being pinned. GPipe takes as long as 1F1B and needs more memory. Schedules that
-are executed to be priced are too slow to try on every job.
+"""Schedules that are considered without a pin.
+
+GPipe is left out because it takes as long as 1F1B and needs more memory. Schedules whose price needs an execution are
+left out because they are too slow to try on every job.
 """
 
 
@@ -45,7 +47,7 @@ class DegreeArrays:
     segment: as in `Layout`, and also 0 until it is filled in.
     placement: number of the stages' placement in pools (`placements`); 0 on a uniform cluster, and until it is filled
     in.
-    recompute: code of the policy of all stages, where the engine has one policy for all; `OWN`: each stage has its own.
+    recompute: code of the policy of all stages, if the engine has one policy for all; `OWN` if each stage has its own.
     """
 
     tp: Number
@@ -89,7 +91,7 @@ class DegreeArrays:
         return replace(self, **{key: values})
 
     def numbers(self) -> dict[str, Number]:
-        """The degrees and the placement by name, without what all configurations share."""
+        """The degrees and the placement by name, without the values that all configurations share."""
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def columns(self) -> DegreeArrays:
@@ -105,7 +107,7 @@ class DegreeArrays:
 
     @staticmethod
     def joined(parts: Sequence[DegreeArrays]) -> DegreeArrays:
-        """Configurations end to end; schedule and offload are those of the first part."""
+        """Configurations end to end, with the schedule and the offload of the first part."""
         joined: dict[str, Number] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **joined)
 
@@ -116,19 +118,22 @@ class DegreeArrays:
 _ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload"))
 
 OWN: Final = 3
-"""Stands for the code of a policy where each stage has its own policy."""
+"""Stands for the code of a policy if each stage has its own policy."""
 
 _ZERO: Final = ("sp", "zero", "segment", "placement")
 
 PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
-"""Which configurations may use a recompute policy, by its code."""
+"""Which configurations may use each recompute policy, by the policy's code."""
 
 Refusals: TypeAlias = dict[str, int]
-"""How many configurations each rule refused; a configuration that breaks several rules counts for the first."""
+"""Number of configurations that each rule refused; a configuration that breaks several rules counts for the first."""
 
 
 def _with_ones(length: int, *, schedule: Schedule, **given: Number) -> DegreeArrays:
-    """Configurations with the given values; missing degrees are 1, the keys of `_ZERO` 0, and policies are `OWN`."""
+    """Configurations with the given values, and a policy for each stage.
+
+    Missing degrees are 1, and the keys of `_ZERO` are 0.
+    """
     values = dict.fromkeys(_ARRAYS, 1) | dict.fromkeys(_ZERO, 0) | {"recompute": OWN}
     defaults: dict[str, Number] = {name: np.full(length, value, dtype=np.int64) for name, value in values.items()}
     return DegreeArrays(**(defaults | given), schedule=schedule)
@@ -151,7 +156,10 @@ class _Enumeration:
         self.degrees = self.degrees.take(rows).having(key, np.tile(values, len(self.degrees)))
 
     def obey(self, *keys: str, among: tuple[str, ...]) -> None:
-        """Drop configurations that break a rule which reads one of `keys` and no key outside `among`."""
+        """Drop configurations that break a rule.
+
+        Only rules that read one of `keys`, and no key outside `among`, are checked.
+        """
         if not len(self.degrees):
             return
         keep, left = np.ones(len(self.degrees), dtype=bool), len(self.degrees)
@@ -170,9 +178,9 @@ _EXPERTS: Final = ("ep", "etp")
 
 
 def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> DegreeArrays:
-    """Every legal partition of the devices (tp, sp, cp, pp, dp, segment); keys not filled in yet are 1.
+    """Every legal partition of the devices (tp, sp, cp, pp, dp, segment); all other keys are 1.
 
-    Sequence parallelism is on wherever it is possible, unless it is pinned. A partition may leave devices idle.
+    Sequence parallelism is on if possible, unless it is pinned. A partition may leave devices idle.
     """
     n, sequence = job.cluster.num_devices, job.training.sequence_length
     enumeration = _Enumeration(job, constraints, refused, _with_ones(1, schedule="1f1b"))
@@ -203,7 +211,7 @@ def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> 
 
 
 def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The partitions with every segment that may be the best; 0 where a domain is one host, and on mixed clusters."""
+    """The partitions with every segment that may be the best; 0 if a domain is one host, and on mixed clusters."""
     pool = job.pools[0]
     if len(job.pools) > 1 or pool.cluster.hosts_per_domain == 1:
         return degrees.take(constraints.only("segment").allowed(degrees))
@@ -212,7 +220,7 @@ def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) ->
 
 
 def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """Each partition with sequence parallelism where it can and may have it, unless a pin says otherwise."""
+    """Each partition with sequence parallelism if possible, unless a pin says otherwise."""
     own, pinned = constraints.only("sp", "tp", "cp"), constraints.value_of("sp")
     can = (degrees.tp > 1) & (job.training.sequence_length // degrees.cp % degrees.tp == 0)
     may = replace(own, pins=()).allowed(degrees.having("sp", np.ones_like(degrees.tp)))
@@ -222,9 +230,10 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 
 
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
-    """Schedules to consider: the usual ones of the engine, or the one that is pinned.
+    """Schedules to consider: the engine's usual ones, or the pinned one.
 
-    DualPipeV is usual where its pairs of passes hide their exchanges, devices are equal, and no stages are pinned.
+    DualPipeV is a usual schedule if its pairs of passes hide their exchanges, all devices are equal, and no stages are
+    pinned.
     """
     pinned = constraints.value_of("schedule")
     free = not (constraints.per_chunk("layers_per_stage") or constraints.per_chunk("recompute"))
@@ -234,7 +243,7 @@ def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
 
 
 def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
-    """Offloads to consider, `none` first; further ones only where the user allows offload or pins it."""
+    """Offloads to consider, `none` first; other ones only if the user allows or pins offload."""
     pinned = constraints.value_of("offload")
     if pinned:
         return (cast("Offload", pinned),)
@@ -267,11 +276,11 @@ def fill_timing(
 
 
 def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
-    """Numbers of chunks of a stage to try: `every` number, or the least of those with equally large chunks.
+    """Numbers of chunks per stage to try: `every` number, or only the least one for each chunk size.
 
-    More chunks of the same size make no pass shorter. Where the model begins with dense layers, all of which have to be
-    in its first chunk, only divisors of the number of layers are tried. With all numbers the search took 5.4 s instead
-    of 3.2 s for DeepSeek-V3 on 2,048 H800, and gave the same plan.
+    More chunks of the same size make no pass shorter. If the model begins with dense layers, which must all be in its
+    first chunk, only divisors of the number of layers are tried. For DeepSeek-V3 on 2,048 H800 the search with all
+    numbers took 5.4 s instead of 3.2 s, and gave the same plan.
     """
     num_layers = job.model.num_layers
     most = num_layers // pp
@@ -330,7 +339,7 @@ def fill_replicas(
 
 
 def _replica_counts(degrees: DegreeArrays) -> list[int]:
-    """Numbers of replicas of the sharded group: the divisors of the dp of any configuration."""
+    """Possible numbers of replicas of the sharded group: the divisors of any configuration's dp."""
     return sorted({replicas for dp in set(degrees.dp.tolist()) for replicas in divisors(dp)})
 
 
@@ -393,7 +402,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
 
 
 def _legal_values(job: Job, constraints: Constraints) -> str:
-    """The values of the pinned degrees in legal layouts, to explain why no legal layout meets the pins."""
+    """The values that pinned degrees can have in legal layouts, to explain why no legal layout meets the pins."""
     values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
     for degrees in legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
         for key in values:
@@ -416,7 +425,7 @@ def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
 
 
 def _pin_to_drop(job: Job, constraints: Constraints) -> str:
-    """The pins that can be dropped: those without which legal layouts exist."""
+    """The pins without which legal layouts exist."""
     if len(constraints.pins) == 1:
         return f"drop {constraints.pins[0]}"
     alone = [str(pin) for pin in constraints.pins if _leaves_some(job, constraints.without(pin), {})]

@@ -47,7 +47,10 @@ class Condition:
         return self.key in _NUMERIC
 
     def holds(self, degrees: Degrees) -> Flag:
-        """Whether each layout of `degrees` meets this condition, which is numeric or on a key that all stages share."""
+        """Whether each layout of `degrees` meets this condition.
+
+        The key must be numeric, or one that all stages share.
+        """
         if self.key in _UNIFORM:
             return np.asarray(_OPERATORS[self.sign](getattr(degrees, self.key), self.value))
         return _OPERATORS[self.sign](getattr(degrees, self.key, 1), int(self.value))
@@ -61,7 +64,7 @@ class Condition:
 class Constraints:
     """Conditions on a plan: it meets all `pins`, and no combination in `forbidden`.
 
-    whole_hosts: devices of a host, where a plan of several hosts must use whole hosts; 0: parts of hosts are allowed.
+    whole_hosts: devices per host, if a plan on several hosts must use whole hosts; 0 if parts of hosts are allowed.
     """
 
     pins: tuple[Condition, ...] = ()
@@ -127,7 +130,7 @@ class Constraints:
         return mask
 
     def fills_hosts(self, num_devices: Number) -> Flag:
-        """Whether a plan of `num_devices` uses whole hosts, where `whole_hosts` requires it. Broadcasts."""
+        """Whether a plan with `num_devices` devices uses whole hosts, if `whole_hosts` requires it; broadcasts."""
         whole = self.whole_hosts or 1
         return np.less_equal(num_devices, whole) | np.equal(np.remainder(num_devices, whole), 0)
 
@@ -136,7 +139,7 @@ class Constraints:
         return any(condition.key == key for condition in (*self.pins, *chain(*self.forbidden)))
 
     def only(self, *keys: str) -> Constraints:
-        """Constraints with only the pins on these keys and the forbidden combinations of no other keys."""
+        """Constraints with only the pins on these keys, and the forbidden combinations that mention no other key."""
         forbidden = tuple(each for each in self.forbidden if all(condition.key in keys for condition in each))
         return Constraints(pins=tuple(pin for pin in self.pins if pin.key in keys), forbidden=forbidden)
 
@@ -153,7 +156,7 @@ class Constraints:
 
 
 def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None:
-    """The mistake of a condition on a list that is no pin, because the search would silently ignore the condition."""
+    """The mistake of a condition on a list that is not a pin; the search would silently ignore such a condition."""
     is_list = condition.key in ("layers_per_stage", "pools") or "/" in condition.value
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None

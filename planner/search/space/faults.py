@@ -1,6 +1,6 @@
 """Messages for layouts that break a rule: the fault with its numbers, and legal values.
 
-Each rule of `planner.search.space.rules` has one function here, which is called for layouts that do not meet the rule.
+Each rule of `planner.search.space.rules` has one function here, which is called for layouts that break the rule.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _microbatches(job: Job, layout: Layout) -> int:
 
 
 def features(job: Job, _: Layout) -> str:
-    """The engine lacks what the model needs."""
+    """The engine lacks a feature of the model."""
     missing = ", ".join(sorted(set(job.model.features) - set(job.engine.can.model_features)))
     elsewhere = other_engines("; ", lambda engine: set(job.model.features) <= set(engine.can.model_features))
     return f"engine {job.engine.name} does not run {missing}, which {job.model.name} needs{elsewhere}"
@@ -62,7 +62,7 @@ def loss(job: Job, _: Layout) -> str:
 
 
 def cuda_graphs(job: Job, _: Layout) -> str:
-    """The engine cannot capture these CUDA graphs, or not together with another setting."""
+    """The engine cannot capture these CUDA graphs, or cannot combine them with another setting."""
     asked, have = job.training.cuda_graphs, job.engine.can.cuda_graphs
     if asked in have:
         return f"CUDA graphs of {asked} do not offload activations; --set training.cuda_graphs=none, or another offload"
@@ -72,7 +72,7 @@ def cuda_graphs(job: Job, _: Layout) -> str:
 
 
 def expert_overlap(job: Job, layout: Layout) -> str:
-    """Exchanges of experts cannot run beside other microbatches."""
+    """Expert exchanges cannot overlap with other microbatches."""
     without = "--set training.expert_overlap=false"
     if not job.engine.can.expert_overlap:
         elsewhere = other_engines(", or ", lambda engine: engine.can.expert_overlap)
@@ -137,7 +137,7 @@ def schedule(job: Job, layout: Layout) -> str:
 
 
 def zero(job: Job, layout: Layout) -> str:
-    """The engine lacks the ZeRO stage, perhaps only with a pipeline."""
+    """The engine lacks the ZeRO stage, or lacks it only with a pipeline."""
     alone, piped = job.engine.can.zero_stages, job.engine.pipeline.zero_stages
     where = f" with a pipeline of {layout.pp} stages" if layout.pp > 1 else ""
     ways = [f"zero={any_of(offered)}"] if (offered := piped if layout.pp > 1 else alone) else []
@@ -146,7 +146,7 @@ def zero(job: Job, layout: Layout) -> str:
 
 
 def no_full_recompute(job: Job) -> str:
-    """The setting with which full recompute cannot be combined; empty where no setting forbids full recompute.
+    """The name of the setting that forbids full recompute; empty if no setting forbids it.
 
     Source: Megatron-LM, transformer_config.py (overlap_moe_expert_parallel_comm, cuda_graph_impl).
     """
@@ -156,7 +156,7 @@ def no_full_recompute(job: Job) -> str:
 
 
 def recompute(job: Job, layout: Layout) -> Iterator[str]:
-    """Recompute that the engine lacks: unknown policies, policies that differ by stage, or by chunk of a stage."""
+    """The engine lacks the recompute: an unknown policy, or policies that differ by stage, or by chunk of a stage."""
     if "full" in layout.recompute and (why := no_full_recompute(job)):
         yield f"full recompute does not go with {why}"
     used = sorted(set(layout.recompute))
@@ -184,7 +184,7 @@ def offload(job: Job, layout: Layout) -> str:
 
 
 def host(job: Job, _: Layout) -> str:
-    """The cluster does not describe its hosts."""
+    """The cluster document does not describe the hosts."""
     return (
         f"{job.cluster.name} does not say what memory its hosts have; write it as `host:` of the cluster document, or "
         "offload=none"
@@ -231,7 +231,7 @@ def world(job: Job, layout: Layout) -> str:
 
 
 def batch(job: Job, layout: Layout) -> str:
-    """The global batch is not divisible by replicas times microbatch size."""
+    """The global batch is not divisible by the number of replicas times the microbatch size."""
     size, asked = job.training.global_batch_size, layout.dp * layout.mbs
     return (
         f"dp {layout.dp} * mbs {layout.mbs} = {asked:,} does not divide the global batch of {size:,}; make it "
@@ -268,7 +268,7 @@ def vocabulary(job: Job, layout: Layout) -> str:
 
 
 def tp_within_node(job: Job, layout: Layout) -> str:
-    """Tensor parallelism leaves the scale-up domain, or does not divide it."""
+    """Tensor parallelism crosses the scale-up domain, or does not divide it."""
     domain = max(int(domain_devices(pool.cluster, layout.segment)) for pool in job.pools)
     if layout.tp <= domain:
         legal = _near(divisors(domain), layout.tp)
@@ -279,7 +279,7 @@ def tp_within_node(job: Job, layout: Layout) -> str:
 
 
 def segment(job: Job, layout: Layout) -> str:
-    """The segment is one that no scheduler can allocate."""
+    """No scheduler can allocate the segment."""
     if len(job.pools) > 1:
         return f"segment {layout.segment}: of a mixed cluster the document of each pool says it; leave it out"
     cluster = job.pools[0].cluster
@@ -328,7 +328,7 @@ def even_stages(job: Job, layout: Layout) -> str:
 
 
 def whole_periods(job: Job, layout: Layout) -> str:
-    """The number of layers alone would not tell the search which layers each stage holds."""
+    """The search could not derive from a stage's number of layers which layers it holds."""
     period = pattern_of(job).period
     return (
         f"kinds of layers repeat every {period} layers, and with pp {layout.pp} * interleave {layout.interleave} chunks"
@@ -365,7 +365,7 @@ def fill(job: Job, layout: Layout) -> str:
 
 
 def hsdp(job: Job, layout: Layout) -> str:
-    """The number of replicas of the sharded group is not possible."""
+    """The number of replicas of the sharded group is impossible."""
     if not layout.zero:
         return f"hsdp {layout.hsdp} counts replicas of a sharded group, and zero is 0; hsdp=1, or zero=1 to 3"
     if not job.engine.can.replicates_shards:
@@ -378,7 +378,7 @@ def hsdp(job: Job, layout: Layout) -> str:
 
 
 def encoder(job: Job, layout: Layout) -> str:
-    """The layout has a pipeline, but the model has an encoder."""
+    """The layout has a pipeline, which models with an encoder do not support."""
     return f"{job.model.name} is an {job.model.kind}, which is not cut into the {layout.pp} pipeline stages; pp=1"
 
 

@@ -1,7 +1,7 @@
 """Placements on a mixed cluster: the order of the pools along the pipeline, and the number of stages in each pool.
 
-A placement is the last key that the search fills in. It is encoded as one number, so that configurations stay arrays.
-The number is 0 on a uniform cluster; otherwise it encodes the order of the pools and the number of stages in each pool.
+A placement is the last key that the search fills in. One number encodes it, so that configurations stay arrays. The
+number is 0 on a uniform cluster; otherwise it encodes the order of the pools and the number of stages in each pool.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Placements:
     """The placements of many configurations.
 
-    order: pools in the order of the pipeline, [n, pools]; pools without a stage are last. stages: number of stages in
-    each pool, by pool, [n, pools].
+    order: pools in the order of the pipeline, [n, pools]; pools without a stage are last.
+    stages: number of stages in each pool, by pool, [n, pools].
     """
 
     order: IntArray
@@ -68,7 +68,7 @@ def pools_of_stages(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
 
 
 def roomiest_pools(job: Job, degrees: DegreeArrays) -> tuple[str, ...]:
-    """Pool names for the stages of one configuration, pools with most memory in a device first."""
+    """Pool names for the stages of one configuration, starting with the pools with most memory per device."""
     if len(job.pools) == 1:
         return ()
     memory = np.array([[pool.whole_memory_bytes for pool in job.pools]])
@@ -101,7 +101,7 @@ def _orders(num_pools: int) -> IntArray:
 
 @cache
 def _orders_by_use(num_pools: int) -> dict[tuple[bool, ...], IntArray]:
-    """For each set of used pools, the numbers of the orders that differ; unused pools are last, in ascending order."""
+    """For each set of used pools, the numbers of the distinct orders; unused pools are last, in ascending order."""
     found: dict[tuple[bool, ...], list[int]] = {}
     for number, order in enumerate(_orders(num_pools).tolist()):
         for count in range(1, num_pools + 1):
@@ -155,13 +155,13 @@ def _ways(num_stages: int, room: tuple[int, ...]) -> IntArray:
 
 
 def room_in_pools(job: Job, degrees: DegreeArrays) -> IntArray:
-    """Number of stages for which each pool has devices, at most the stages of the configuration, [n, pools]."""
+    """Number of stages for which each pool has enough devices, at most the configuration's stages, [n, pools]."""
     rooms = [np.minimum(stages_in_pool(pool, degrees), degrees.pp) for pool in job.pools]
     return np.stack(np.broadcast_arrays(*rooms), axis=1)
 
 
 def fastest_stages(job: Job, degrees: DegreeArrays, layer_seconds: FloatArray) -> IntArray:
-    """The spread of stages over pools that computes most layers in a given time, [n, pools].
+    """The distribution of stages over pools that computes most layers in a given time, [n, pools].
 
     layer_seconds: seconds of one layer on each pool, [n, pools].
     """
@@ -177,7 +177,7 @@ def fastest_stages(job: Job, degrees: DegreeArrays, layer_seconds: FloatArray) -
 
 
 def billed(job: Job, degrees: DegreeArrays) -> Number:
-    """Devices in use, each counted as its price over the price of the cheapest pool's device.
+    """Devices in use; each counts as its price divided by the price of the cheapest pool's device.
 
     Before stages have pools, the number is a lower bound. Shape [n], or one number for one configuration.
     """
@@ -193,7 +193,7 @@ def billed(job: Job, degrees: DegreeArrays) -> Number:
 
 
 def meets_pin(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Flag:
-    """Whether the placements equal the placement that the user pinned; true where no placement is pinned."""
+    """Whether the placements equal the user's pinned placement; true without such a pin."""
     pinned = constraints.value_of("pools")
     if pinned is None:
         return np.ones(len(degrees), dtype=bool)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
-    The policies are those in the engine's profile that drop something of this model, those that are pinned, and those
-    of some layers that configurations have (`with_policies`).
+    The policies are the pinned ones, those in the engine's profile that drop a tensor of this model, and those of some
+    layers that the configurations have (`with_policies`).
     """
     idle = idle_modules(job)
     offered = [p for p in job.engine.can.recompute if not modules_of(job, policy_code(p)) & idle]
@@ -49,7 +49,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
 
 
 def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The configurations; where the engine has one policy for all stages, once with each allowed policy."""
+    """The configurations, repeated for each allowed policy if an engine uses one policy for all stages."""
     allowed = allowed_policies(job, constraints, degrees)
     if job.engine.pipeline.recompute_per_stage or not allowed:
         return degrees
@@ -122,7 +122,9 @@ def needs_recompute(job: Job, degrees: DegreeArrays) -> Mask:
 class PolicyChoices(NamedTuple):
     """The policies between which the stages of each configuration can choose, [choices, n] each.
 
-    policy: codes. allowed: whether the configuration may choose the policy. which: position of the policy in the masks.
+    policy: codes.
+    allowed: whether the configuration may choose the policy.
+    which: position of the policy in the masks.
     """
 
     policy: NDArray[np.int64]
@@ -131,7 +133,7 @@ class PolicyChoices(NamedTuple):
 
 
 def choices_of(degrees: DegreeArrays, policies: PolicyMasks) -> PolicyChoices:
-    """One choice where all stages share one policy; otherwise one choice for each policy."""
+    """The policies that stages can choose: one if all stages share a policy, otherwise every policy."""
     codes, masks = np.array(list(policies), dtype=np.int64), np.stack(list(policies.values()))
     if np.all(np.not_equal(degrees.recompute, OWN)):
         which = np.argmax(masks, axis=0)[np.newaxis]

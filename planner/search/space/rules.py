@@ -1,6 +1,6 @@
-"""Rules that a layout must meet before it is priced; each refusal names its rule.
+"""Rules that a layout must meet before it is priced; a refusal names the broken rule.
 
-The same predicates check one layout of the user and arrays of candidates.
+One set of predicates checks a user's layout as well as arrays of candidates.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A condition on layouts: `holds(job, degrees)` is true, or an array of booleans, where layouts meet it.
+    """A condition on layouts: `holds(job, degrees)` says whether each layout meets it.
 
-    reads: the degrees that the rule reads; the rule is applied as soon as they are known. needs: the condition in
-    words.
-    fault: builds the message for a layout that breaks the rule, with legal values. of_search: the rule is a limit of
-    the search alone, which could not price the layout exactly; the layout can run, and `explain` prices it.
+    reads: the degrees that the rule reads; the rule applies as soon as they are known.
+    needs: the condition in words.
+    fault: function that builds the message for a layout that breaks the rule, with legal values.
+    of_search: whether the rule limits only the search, which cannot price the layout exactly; the layout can run, and
+    `explain` prices it.
     """
 
     name: str
@@ -67,7 +68,7 @@ def _tp_within(job: Job, layout: Degrees) -> Flag:
 
 
 def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
-    """Whether tensor parallelism stays inside the used devices of one domain, or may span whole domains."""
+    """Whether tensor parallelism stays inside the used devices of one domain, or spans whole domains and may do so."""
     domain = domain_devices(job.cluster, segment)
     inside = domain % np.minimum(tp, domain) == 0
     crossing = (np.asarray(tp) > domain) & (tp % domain == 0)
@@ -75,7 +76,7 @@ def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
 
 
 def stages_in_pool(job: PoolJob, layout: Degrees) -> Flag:
-    """Number of stages for which a pool has devices; 0 where its scale-up domain is too small for tp."""
+    """Number of stages for which a pool has devices; 0 if its scale-up domain is too small for tp."""
     return tp_within_pool(job, layout.tp, layout.segment) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
 
 
@@ -157,7 +158,7 @@ def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
 
 
 def _trades_heads(job: Job, layout: Degrees) -> Flag:
-    """Whether every rank of tp and cp has whole heads, and key-value heads are divided or repeated evenly."""
+    """Whether every rank of tp and cp has whole heads, and key-value heads are divided or replicated evenly."""
     if job.engine.communication.context_exchange != "all-to-all":
         return np.equal(layout.cp, layout.cp)
     ranks, heads = layout.tp * layout.cp, job.model.num_heads

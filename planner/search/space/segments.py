@@ -1,4 +1,4 @@
-"""Selects the segments of scale-up domains to try: those that keep ranks together as no other segment does."""
+"""Select the segments of scale-up domains to try: those that no other segment makes useless."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def segments_to_try(
 ) -> tuple[IntArray, IntArray]:
     """Partitions of the devices with each segment that may be the best: positions of the partitions, and the segments.
 
-    inner: devices of a stage, [n]; tp and pp are [n] too. A partition for which no segment is possible gets the last
-    segment, so that a rule refuses it with a reason.
+    inner, tp, pp: devices of a stage, tensor and pipeline parallel degree of each partition, [n]. A partition without a
+    possible segment gets the last segment, so that a rule can refuse it with a reason.
     """
     cluster, most = job.cluster, job.cluster.hosts_per_domain
     every = range(1, most + 1) if most <= _MOST_TRIED else [2**power for power in range(most.bit_length())]
@@ -49,16 +49,16 @@ def segments_to_try(
 def _useful(
     cluster: ClusterSpec, segments: list[int], possible: NDArray[np.bool_], inner: IntArray, pp: IntArray
 ) -> NDArray[np.bool_]:
-    """Which possible segments no other possible segment makes useless, [segments, n]; fewest hosts first.
+    """Whether each possible segment is useful, so that no other makes it useless, [segments, n]; fewest hosts first.
 
     The price of a group depends on its segment only by g, the greatest common divisor of the group's extent (its size
     times its stride) and the devices used of each domain: g / stride ranks share a domain. More ranks in a domain are
-    assumed to be no slower, because the link inside a domain is the faster one; the latency that a tree over few
-    domains saves is ignored. The extent of a group inside a stage divides the stage's devices. The extent of a send is
-    2 times the stage's devices, of the whole pipeline pp times, and of a tied embedding 2 (pp - 1) times. So a segment
-    is useless if another segment meets two conditions: its g of two stages is a multiple of this one's, and it keeps
-    together the pipeline and its ends wherever this one does. Where each of two segments makes the other useless, the
-    one with more hosts is kept.
+    assumed not to be slower, because the link inside a domain is faster; the latency that a tree over few domains saves
+    is ignored. The extent of a group inside a stage divides the stage's devices. In units of the stage's devices, the
+    extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding. A segment is therefore
+    useless if a better segment meets two conditions. The better segment's g of two stages is a multiple of the first
+    segment's g. It also keeps the pipeline and its ends together whenever the first segment does. If two segments make
+    each other useless, the one with more hosts is kept.
 
     Source: `planner.cost.collectives`; tested against a search over every segment.
     """

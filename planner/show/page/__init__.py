@@ -1,1 +1,1 @@
-"""The explanation of a plan as one self-contained HTML page that loads nothing and runs only its own script."""
+"""The explanation of a plan as one HTML page without external files; it runs only its own script."""

@@ -29,14 +29,14 @@ _TICKS: Final = 4
 _MOST_ROWS: Final = 16
 """Most rows of stages; adjacent stages of a longer pipeline share a row, which shows their fullest stage."""
 _NAMED_FROM: Final = 0.13
-"""A part of a bar shows its name inside only if it is at least this share of the bar."""
+"""A part of a bar shows its name inside only if it takes at least this share of the bar."""
 
 
 # --- bars -------------------------------------------------------------------------------------------------------
 
 
 def memory_rows(plan: Plan, peaks: Sequence[StagePeak]) -> dict[str, Any]:
-    """Return a stacked bar of each stage's memory against its limit; similar stages share the row of the fullest."""
+    """Return a stacked bar of each stage's memory against its limit; similar stages share the fullest stage's row."""
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in plan.memory)
     groups = fold_runs(plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines])
     size = -(-len(groups) // _MOST_ROWS)
@@ -78,7 +78,7 @@ def _share(value: float) -> str:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[dict[str, Any]]:
-    """Return a bar for each part, starting where the part before ends; a part that saves time points backwards."""
+    """Return a bar for each part, starting at the end of the previous part; a part that saves time points backwards."""
     full, at = waterfall.step_seconds, 0.0
     highest = full
     for part in waterfall.parts:
@@ -103,7 +103,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[dict[str, Any]]:
 
 
 class _Axis(NamedTuple):
-    """The range of values of one axis and the range of coordinates on which it is drawn."""
+    """One axis: its range of values, and the range of coordinates on which it is drawn."""
 
     low: float
     high: float
@@ -136,7 +136,7 @@ def _frame() -> dict[str, float]:
 
 
 class _Row(NamedTuple):
-    """A layout to compare with the plan; with offload it may fit into device memory and not into host memory."""
+    """A layout to compare with the plan; with offload its device memory may fit while its host memory does not."""
 
     kind: str
     layout: str
@@ -183,7 +183,7 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
 
 
 def choices_chart(found: SideBySide) -> dict[str, Any]:
-    """Chart duration against cost of the run for clusters where it fits; a line joins the Pareto-optimal choices."""
+    """Chart time against cost of the run for clusters on which it fits; a line joins the Pareto-optimal choices."""
     rows = [(number, each, *found.costs(each)) for number, each in enumerate(found.choices, start=1) if each.fits]
     x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
     y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
@@ -211,9 +211,9 @@ def _beats(one: _Row, other: _Row) -> bool:
 
 
 def scaling_chart(plan: Plan, planned: Scaling | None, replicas: Sequence[ReplicaCount]) -> dict[str, Any]:
-    """Chart the share of linear speed-up against the number of devices.
+    """Chart the speed as a share of linear speed-up, against the number of devices.
 
-    The points are the best plan of each size where `planned` is given, else the plan's layout with more replicas.
+    The points are the best plan of each size if `planned` is given, else the plan's layout with more replicas.
     """
     tokens = plan.training.global_batch_size * plan.training.sequence_length
     if planned is not None:

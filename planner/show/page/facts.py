@@ -83,7 +83,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _minimum(plan: Plan) -> str:
-    """State the proven minimum of the objective beside the plan's value."""
+    """State the proven minimum of the objective and the plan's value."""
     if plan.minimum is None or plan.minimum.layout == plan.layout:
         return minimum_words(plan)
     return f"{short_layout(plan.minimum.layout)}: {minimum_words(plan)}"
@@ -111,7 +111,7 @@ def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
 
 
 def sensitivity_rows(planned: Sensitivity | None, gains: tuple[LayoutGain, ...]) -> dict[str, Any]:
-    """Return bars of the gain of 10 % more of each resource, replanned if `planned` is given, else same layout."""
+    """Return bars of the gain from 10 % more of each resource, after planning again if `planned` is given."""
     rows = [(each.resource, each.before, each.after, each.gain) for each in (planned.gains if planned else gains)]
     largest = max((abs(gain) for *_, gain in rows), default=0.0) or 1.0
     return {

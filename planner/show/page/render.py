@@ -1,4 +1,4 @@
-"""Renders a page from template, styles and script; its content security policy forbids to load or run anything else."""
+"""Render a page from template, styles and script; its content security policy allows nothing else."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from planner.specs.glossary import Entry
 
 _PAPER: Final = Screen(width=100)
-"""The screen for which answers are laid out; the page shows them as a terminal does."""
+"""The screen for which answers are rendered; the page shows them as a terminal does."""
 
 _LONGEST: Final = 2_000
-"""Most characters of a text on the page. A word of 10,000 characters in every cell keeps Chromium busy for minutes; a
-list of 512 chunks has 1,500 characters."""
+"""Most characters of one text on the page.
+
+A word of 10,000 characters in every cell keeps Chromium busy for minutes; a list of 512 chunks has 1,500 characters.
+"""
 
 
 def page_text(
@@ -42,9 +44,9 @@ def page_text(
 ) -> str:
     """Return the HTML page of one plan.
 
-    step: the executed step of the plan. replicas: step times of the layout with more replicas. gains: step times of
-    the layout with more of each resource. `replicas` and `gains` are shown only where the explanation has no newly
-    planned sizes or resources.
+    step: the executed step of the plan.
+    replicas: step times of the layout with more replicas; shown only without `scaling` in the explanation.
+    gains: step times of the layout with more of each resource; shown only without `sensitivity` in the explanation.
     """
     plan, sections = found.plan, found.sections
     timeline = timeline_data(step)
@@ -91,9 +93,9 @@ def template(name: str, **values: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Remove control and direction characters from a user's text, and cut it to a length that browsers render quickly.
+    """Remove control and direction characters from a user's text, and shorten it so that browsers render it fast.
 
-    HTML escaping is applied after this function.
+    HTML escaping follows after this function.
     """
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
@@ -102,7 +104,7 @@ def _shown(value: Any) -> Any:
 
 
 def _whole(text: str) -> Markup:
-    """Return escaped text that is not cut to `_LONGEST`."""
+    """Return escaped text without the limit of `_LONGEST`."""
     return escape(_cleaned(text))
 
 
@@ -128,6 +130,6 @@ def _hash(text: str) -> str:
 
 
 def _embedded(data: Any) -> Markup:
-    """Return data as JSON that cannot close the HTML element that contains it."""
+    """Return data as JSON that cannot end the HTML element around it."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped

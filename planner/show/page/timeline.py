@@ -1,4 +1,4 @@
-"""The executed step as arrays for the page's canvas: repeated data is stored once, and the arrays are deflated."""
+"""The executed step as arrays for the page's canvas; repeated data are stored once, and the arrays are deflated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
 
 _MOST_PASSES: Final = 1_000_000
-"""Most passes that are drawn; a browser needs seconds to read more passes."""
+"""Most passes that are drawn; with more, a browser needs seconds to read them."""
 _NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _ROUNDING: Final = 1e-12
 
@@ -23,8 +23,9 @@ _ROUNDING: Final = 1e-12
 def timeline_data(step: ExecutedStep) -> dict[str, Any]:
     """Return the kinds of passes with their parts, the number of passes of each stage, and arrays over all passes.
 
-    `passes` is the base64 text of three deflated little-endian arrays of n values each: float32 seconds that the stage
-    waits before the pass, uint32 microbatch, uint16 index into `kinds`. The duration of a pass is that of its kind.
+    `passes` is the base64 text of three deflated little-endian arrays with one value per pass: the seconds that the
+    stage waits before the pass (float32), the microbatch (uint32), and the index into `kinds` (uint16). All passes of
+    one kind have the same duration.
     """
     passes, keys = step.timeline, list(step.kinds)
     counts = np.bincount(passes.stage, minlength=passes.pp)

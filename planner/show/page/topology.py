@@ -1,4 +1,4 @@
-"""Placement of the ranks: data with which the page draws hosts and groups."""
+"""Placement of the ranks, as data from which the page draws hosts and groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def topology_data(plan: Plan) -> dict[str, Any]:
 
 
 def _pools(plan: Plan) -> list[dict[str, Any]]:
-    """Return for each pool its hosts, first rank, number of ranks, and the links that a group along each axis spans."""
+    """Return for each pool its hosts, first rank and number of ranks, and the links of a group along each axis."""
     used = {pool.name: count for pool, count in devices_in_use(plan.cluster, plan.layout)}
     order = list(dict.fromkeys(plan.layout.pools))
     pools = sorted(plan.cluster.pools, key=lambda pool: order.index(pool.name) if pool.name in order else len(order))
@@ -46,7 +46,7 @@ def _pools(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _domain(plan: Plan, pool: ClusterSpec) -> dict[str, Any] | None:
-    """Return the name of the scale-up domain and the hosts used of each domain; None where a domain is one host."""
+    """Return the name of the scale-up domain and its number of used hosts; None if a domain is one host."""
     taken = int(domain_devices(pool, plan.layout.segment)) // pool.devices_per_host
     return {"name": clean(pool.links[0].name), "hosts": taken} if pool.hosts_per_domain > 1 else None
 
