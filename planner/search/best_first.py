@@ -34,7 +34,6 @@ from planner.search.space.arrays import AGREEMENT, TIE
 from planner.search.space.configurations import (
     DegreeArrays,
     Refusals,
-    allowed_policies,
     device_partitions,
     fill_experts,
     fill_replicas,
@@ -43,9 +42,9 @@ from planner.search.space.configurations import (
     no_candidate,
     offloads_of,
     schedules_of,
-    with_policies,
 )
 from planner.search.space.placements import pools_of_stages
+from planner.search.space.policies import allowed_policies, with_policies
 from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
 

@@ -22,7 +22,6 @@ from planner.search.optimum.executed_schedules import busy_seconds
 from planner.search.optimum.pruning import SLACK, lower_bounds
 from planner.search.space.configurations import (
     DegreeArrays,
-    allowed_policies,
     device_partitions,
     fill_experts,
     fill_replicas,
@@ -30,8 +29,8 @@ from planner.search.space.configurations import (
     fill_zero,
     offloads_of,
     schedules_of,
-    with_policies,
 )
+from planner.search.space.policies import allowed_policies, with_policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,14 +13,15 @@ from planner.layout import even_split, format_layout
 from planner.search.bounds.of_memory import least_shares
 from planner.search.optimum.pricing import layout_at
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import DegreeArrays, allowed_policies, legal_degrees
 from planner.search.space.placements import roomiest_pools
+from planner.search.space.policies import allowed_policies, legal_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.cost.ledger import LineName, StageMemory
     from planner.layout import Layout
+    from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 

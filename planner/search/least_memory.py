@@ -17,8 +17,8 @@ from planner.search.bounds.of_memory import least_shares, of_smallest_microbatch
 from planner.search.bounds.of_pools import placed
 from planner.search.optimum.pricing import price_candidates
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import allowed_policies, legal_degrees
 from planner.search.space.placements import placements_of
+from planner.search.space.policies import allowed_policies, legal_degrees
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:

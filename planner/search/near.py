@@ -10,7 +10,8 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.search.optimum.executed_schedules import executed_candidates
 from planner.search.optimum.pricing import price_candidates, with_steps_up_to
-from planner.search.space.configurations import DegreeArrays, allowed_policies
+from planner.search.space.configurations import DegreeArrays
+from planner.search.space.policies import allowed_policies
 from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:

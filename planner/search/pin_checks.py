@@ -101,9 +101,6 @@ def _lacking(job: Job, key: str, value: str) -> Mistake | None:
     def has(engine: EngineSpec) -> bool:
         return engine.can.recomputes(value) if key == "recompute" else value in offered_by(engine)
 
-    if key == "recompute" and ":" in value:
-        hint = f"`planner explain MODEL CLUSTER --layout recompute={value},...` prices it"
-        return Mistake(message=f"recompute `{value}`, of some layers, is not planned", where="--pin", hint=hint)
     if has(job.engine):
         lacking = [what for part, what in absent_modules(job.model).items() if part in value.split("+")]
         if key != "recompute" or not lacking:

@@ -84,6 +84,11 @@ def whole_policy(code: int) -> int:
     return FULL if code % _PLACE in (FULL, _EVERY) else code
 
 
+def is_of_some_layers(code: int) -> bool:
+    """Whether a policy recomputes only some layers of a stage: `full:k` or `every:n`."""
+    return code != whole_policy(code)
+
+
 def modules_in(code: int) -> tuple[str, ...]:
     """The parts of a layer that a policy names."""
     bits = 0 if code % _PLACE else code // _PLACE

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from planner.cost.stage import Pattern
+from planner.cost.prices import stage_fits
+from planner.cost.stage import Pattern, stage_of
 from planner.search.space.configurations import OWN, DegreeArrays
 from planner.search.space.rules import RULES
+from planner.specs.recompute import NONE
 
 
 def long_forms(*values):
@@ -109,3 +111,25 @@ def policies_of(job, offload):
     policies = [p for p in job.engine.can.recompute if not names.get(p, set(p.split("+"))) & without]
     with_activations = offload in ("activations", "both")
     return [each for each in policies if not with_activations or each in job.engine.offload.activations_of]
+
+
+def policies_of_some_layers(job, alike):
+    """Of each configuration, full recompute of some layers: only where an even split does not fit without recompute."""
+    layers, x = job.model.num_layers, as_arrays(alike)
+    if "full" not in job.engine.can.recompute_some or x.offload in ("activations", "both"):
+        return [[] for _ in alike]
+    fits = np.ones(len(alike), dtype=bool)
+    for stage in (np.zeros_like(x.pp), np.minimum(1, x.pp - 1), x.pp - 1):
+        held = [even(layers, pp) for pp in x.pp.tolist()]
+        own = np.array([split[r] for split, r in zip(held, stage.tolist(), strict=True)])
+        before = np.array([sum(split[:r]) for split, r in zip(held, stage.tolist(), strict=True)])
+        fits &= stage_fits(job, x, stage_of(job, index=stage, num_layers=own, policy=NONE, first=before, layout=x))
+    return [
+        [] if fit else [f"full:{count}" for count in (1, 2, 3, 4, 6, 8, 12, 16) if count * pp * v < layers]
+        for fit, pp, v in zip(fits.tolist(), x.pp.tolist(), x.interleave.tolist(), strict=True)
+    ]
+
+
+def even(layers, pp):
+    """Layers of each stage of an even split, larger stages first."""
+    return [layers // pp + (stage < layers % pp) for stage in range(pp)]

@@ -56,10 +56,15 @@ def test_any_set_of_modules_can_be_pinned():
     assert set(found.layout.recompute) == {"core_attn+mlp"}
 
 
+def test_recompute_of_some_layers_can_be_pinned():
+    found = search(small_job("megatron"), Constraints.parse(["recompute=full:2", "pp=1"], []))
+    assert set(found.layout.recompute) == {"full:2"}
+
+
 @pytest.mark.parametrize(
     ("pin", "message"),
     [
-        ("recompute=full:2", "recompute `full:2`, of some layers, is not planned"),
+        ("recompute=every:2", "does not have recompute `every:2`"),
         ("recompute=mlp+moe_act", "recompute `mlp\\+moe_act`: .* has no experts"),
         ("recompute=mla_up_proj", "has no latent attention"),
         ("pp=2,recompute=none/mla_up_proj", "has no latent attention"),

@@ -21,8 +21,8 @@ from planner.layout import Layout
 from planner.search.objectives import OBJECTIVES, WORTH_READING, BestKinds, Objective, objective_of
 from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
-from planner.search.space.configurations import allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
+from planner.search.space.policies import allowed_policies, legal_degrees
 from planner.specs.load import load_job
 
 FREE = Constraints()

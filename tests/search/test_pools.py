@@ -24,9 +24,10 @@ from planner.search.objectives import OBJECTIVES, Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
 from planner.search.search import NothingFits, search
-from planner.search.space.configurations import OWN, DegreeArrays, allowed_policies, legal_degrees
+from planner.search.space.configurations import OWN, DegreeArrays
 from planner.search.space.constraints import Constraints
 from planner.search.space.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
+from planner.search.space.policies import allowed_policies, legal_degrees
 from planner.search.space.rules import broken_rules
 from planner.specs.cluster import MixedClusterSpec
 from planner.specs.job import join_pools

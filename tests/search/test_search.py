@@ -16,7 +16,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from enumeration import as_arrays, compositions, grouped, long_forms, obeying, policies_of, shrinks, step_seconds
+from enumeration import (
+    as_arrays,
+    compositions,
+    grouped,
+    long_forms,
+    obeying,
+    policies_of,
+    policies_of_some_layers,
+    shrinks,
+    step_seconds,
+)
 
 from planner.cost.chance import chance_of_fitting, memory_limit_bytes
 from planner.cost.estimate import estimate
@@ -39,8 +49,9 @@ from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, plan_for_layout, search
 from planner.search.space import faults
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import _with_ones, allowed_policies, legal_degrees
+from planner.search.space.configurations import _with_ones
 from planner.search.space.constraints import Constraints
+from planner.search.space.policies import allowed_policies, legal_degrees
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.time_limit import OutOfTime
 from planner.specs.by_name import load_engine
@@ -137,12 +148,13 @@ def runnable(job, alike):
     return [] if broken_rules(job, probe) else kept
 
 
-def assignments(job, pp, v, offload):
-    """All layers and policies of the stages."""
-    layers = job.model.num_layers
+def assignments(job, common, some=()):
+    """All layers and policies of the stages. some: policies of some layers of this configuration."""
+    layers, pp, v = job.model.num_layers, common["pp"], common["interleave"]
     splits = compositions(layers, pp, v) if job.engine.pipeline.uneven_stages else [(layers // pp,) * pp]
     dense = job.model.moe.num_dense_layers if job.model.moe else 0
-    ways = list(itertools.product(policies_of(job, offload), repeat=pp))
+    policies = [*policies_of(job, common["offload"]), *some]
+    ways = list(itertools.product(policies, repeat=pp))
     for split in splits:
         equal = not dense and {k % (v * period(job)) for k in split} == {0} and len(set(split)) == 1
         if v == 1 or (equal if period(job) > 1 else split[0] // v >= dense):  # dense ones are all in the first chunk
@@ -166,15 +178,21 @@ def _period(model, sequence_length):
 def brute_force_by_ledger(job):
     """The least step time of all layouts that fit, each one priced by its own ledger, and how many there are."""
     best, count = np.inf, 0
-    for common in every_configuration(job):
+    for common, some in with_some_layers(job, every_configuration(job)):
         v = common["interleave"]
-        for split, chosen in assignments(job, common["pp"], v, common["offload"]):
+        for split, chosen in assignments(job, common, some):
             count += 1
             layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
             priced = estimate(job, layout)
             if priced.fits:
                 best = min(best, priced.step_seconds)
     return best, count
+
+
+def with_some_layers(job, configurations):
+    """Each configuration with its policies of some layers."""
+    for alike in grouped(configurations).values():
+        yield from zip(alike, policies_of_some_layers(job, alike), strict=True)
 
 
 class Priced(NamedTuple):
@@ -193,11 +211,12 @@ def brute_force(job):
 def every_layout(job):
     """Every layout with its step and its keys; None where it does not fit."""
     spread, whole = memory_distribution(job, Layout(layers_per_stage=(1,), recompute=("none",))), job.cluster.device
-    for (_, offload), here in grouped(every_configuration(job)).items():
+    for here in grouped(every_configuration(job)).values():
+        ways = [list(assignments(job, *each)) for each in with_some_layers(job, here)]
         cells = [
             (c, r, k, policy_code(p), first)
-            for c, common in enumerate(here)
-            for split, chosen in assignments(job, common["pp"], common["interleave"], offload)
+            for c in range(len(here))
+            for split, chosen in ways[c]
             for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
         ]
         cells = sorted(set(cells))
@@ -222,7 +241,7 @@ def every_layout(job):
         }
         for c, common in enumerate(here):
             m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
-            for split, chosen in assignments(job, common["pp"], v, offload):
+            for split, chosen in ways[c]:
                 stages = [
                     of_cell.get((c, r, k, policy_code(p), first))
                     for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
@@ -484,6 +503,39 @@ def test_search_equals_brute_force_over_the_parts_of_layers(with_engine, gib, pe
     check_bounds(job)
 
 
+def tight_job(gib, gpus):
+    """A job whose layouts need recompute, which takes long, in an engine that recomputes no modules."""
+    return load_job(
+        model="tiny-llama",
+        cluster="dgx-a100",
+        engine="megatron",
+        gpus=gpus,
+        sequence_length=256,
+        global_batch_size=4,
+        settings=(
+            "model.num_layers=5",
+            f"device.memory={gib} GiB",
+            "device.reserved_memory=1 MiB",
+            "engine.memory.communicator_memory=1 B",
+            "nvlink.bandwidth=1 GB/s",
+            "device.peak.bf16=0.5 TFLOP/s",
+            "device.num_processors=1",
+            'engine.can.recompute=["none","full"]',
+        ),
+        headroom=0.0,
+    )
+
+
+@pytest.mark.parametrize(("gib", "gpus"), [(0.012, 2), (0.018, 2), *long_forms((0.016, 2), (0.012, 4), (0.009, 4))])
+def test_search_equals_brute_force_where_some_layers_recompute(gib, gpus):
+    job = tight_job(gib, gpus)
+    best, _ = brute_force(job)
+    found = search(job, NO_CONSTRAINTS, check=True)
+    assert found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
+    assert gpus > 2 or found.layout.recompute[0].startswith("full:")
+    check_bounds(job)
+
+
 def test_memory_forces_the_cheapest_of_the_policies_that_follow():
     """Of 4 layers 2 stay within memory without recompute, and each of the others takes a second more at least."""
     job = small_mixture_job()
@@ -572,7 +624,7 @@ def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
         if common["pp"] != 3:
             continue
         v = common["interleave"]
-        for split, chosen in assignments(job, common["pp"], v, common["offload"]):
+        for split, chosen in assignments(job, common):
             layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
             least = min(least, estimate(job, layout).peak_bytes)
     found = least_peak(job, Constraints.parse(["pp=3"], []))

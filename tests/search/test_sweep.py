@@ -21,8 +21,8 @@ from planner.search.deadline import search_in_time
 from planner.search.objectives import Objective, Staircase
 from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
-from planner.search.space.configurations import allowed_policies, legal_degrees
 from planner.search.space.constraints import Constraints
+from planner.search.space.policies import allowed_policies, legal_degrees
 from planner.search.sweep import sweep, sweep_pools
 from planner.specs.change import change_job
 from planner.specs.job import each_pool

@@ -21,8 +21,8 @@ from planner.cost.parameters import num_params
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import even_split
 from planner.search.optimum.pricing import layout_at
-from planner.search.space.configurations import legal_degrees
 from planner.search.space.constraints import Constraints
+from planner.search.space.policies import legal_degrees
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec, RotaryScaling
 from planner.specs.training import TrainingSpec

@@ -11,7 +11,7 @@ from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits
 from planner.cost.schedule import cycle_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
 from planner.search.space.arrays import unrolled
-from planner.search.space.configurations import choices_of
+from planner.search.space.policies import choices_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

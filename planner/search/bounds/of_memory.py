@@ -13,7 +13,8 @@ from planner.cost.prices import num_microbatches, stage_bytes
 from planner.cost.schedule import in_flight_microbatches
 from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
 from planner.search.space.arrays import TIE, unrolled
-from planner.search.space.configurations import OWN, choices_of
+from planner.search.space.configurations import OWN
+from planner.search.space.policies import choices_of
 from planner.specs.recompute import FULL, NONE, policy_code
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from planner.search.bounds.of_layers import LayerBounds, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.bounds.of_steps import least_costs, lower_bound_seconds, single_stage_seconds
 from planner.search.space.arrays import unrolled
-from planner.search.space.configurations import choices_of, expert_options
+from planner.search.space.configurations import expert_options
 from planner.search.space.placements import (
     fastest_stages,
     meets_pin,
@@ -33,6 +33,7 @@ from planner.search.space.placements import (
     room_in_pools,
     stage_counts,
 )
+from planner.search.space.policies import choices_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

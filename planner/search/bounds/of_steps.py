@@ -22,8 +22,8 @@ from planner.search.bounds.of_layers import (
 )
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import choices_of
-from planner.specs.recompute import NONE
+from planner.search.space.policies import choices_of
+from planner.specs.recompute import NONE, is_of_some_layers, whole_policy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from planner.numbers import Number, Rows
     from planner.search.bounds.of_layers import LayerShapes
     from planner.search.bounds.of_memory import Capacities
-    from planner.search.space.configurations import DegreeArrays, PolicyChoices, PolicyMasks
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
+    from planner.search.space.policies import PolicyChoices
     from planner.specs.job import Job, PoolJob
 
 _LONG = 1e30  # seconds; longer than anything, and finite
@@ -182,10 +183,10 @@ def least_costs(
     """Least prices of a layer, from stages with the most layers, in which most layers share launches and latencies.
 
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
-    layer in the largest stage is a lower bound, too. If a stage can hold two kinds of layers, computing one kind can
-    hide the traffic of the other. The prices then exclude the exposed part, and `_least_transfer` bounds it once per
-    step. Layers for multi-token prediction belong to the last stage, which hides traffic behind them and moves their
-    weights.
+    layer in the largest stage is a lower bound, too. The same holds for the recompute of k layers of each chunk. If a
+    stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices then exclude
+    the exposed part, and `_least_transfer` bounds it once per step. Layers for multi-token prediction belong to the
+    last stage, which hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers
@@ -194,21 +195,28 @@ def least_costs(
     stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=choices.policy)
     prices = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
     send = prices.pp_comm - prices.pp_hidden
-    each, once = prices.microbatch_seconds - send, prices.tail_seconds
+    each = prices.microbatch_seconds - send
+    hiding = prices  # where some layers recompute, a stage of fewer layers may recompute all, and hides more
+    if any(map(is_of_some_layers, policies)):
+        codes, which = np.unique(choices.policy, return_inverse=True)
+        whole = np.array([whole_policy(code) for code in codes.tolist()])[which.reshape(choices.policy.shape)]
+        stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=whole)
+        hiding = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
+    once = hiding.tail_seconds
     others, ends = _small_prices(job, shapes, policies, choices)
     if any_replicas or len(others) or not counts_alike:
         each = each - prices.dp_exposed_each
     if len(others) or not counts_alike:
         each = each - prices.host_exposed_each
     if any_replicas:
-        once = once - prices.dp_exposed_once
+        once = once - hiding.dp_exposed_once
     if _takes_turns(job) or not counts_alike:
         once = prices.optimizer
     shape = (len(choices.policy), n)
     tail = _least_tail(job, degrees, np.broadcast_to(once, shape), most)
     if not any_replicas and counts_alike:
         counts = np.array([kind.number for kind in kinds_main_first(job)[1:]])[:, np.newaxis, np.newaxis]
-        window = np.broadcast_to(_in_proportion(prices) / most, shape), (counts * others).sum(axis=0)
+        window = np.broadcast_to(_in_proportion(hiding) / most, shape), (counts * others).sum(axis=0)
         update = np.broadcast_to(prices.optimizer, shape).min(axis=0)
         tail = np.maximum(tail, _least_transfer(job, degrees, update, window, most))
     layer = np.concatenate([np.broadcast_to(each, shape)[np.newaxis] / most, others])
@@ -226,19 +234,21 @@ def _small_prices(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
 
-    The prices include only work that is proportional to the layers, which depends on few degrees.
+    The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
+    recomputes only some layers, these layers may be of the main kinds.
     """
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)
+    of_others = [NONE if is_of_some_layers(code) else code for code in policies]
     rows = [
         *((index, 0, main.has_experts, main.is_local) for index in (INSIDE, 1)),
-        *((INSIDE, policy, kind.has_experts, kind.is_local) for kind in others for policy in policies),
+        *((INSIDE, policy, kind.has_experts, kind.is_local) for kind in others for policy in of_others),
     ]
     index, policy, *kind = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
     prices = stage_prices(job, distinct, stage_of_kind(kind, index=index, num_layers=1, policy=policy), shapes.parts)
     seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))
-    of_others = seconds[2:].reshape(len(others), len(policies), len(distinct))
-    return of_others[:, choices.which, shapes.position], (seconds[1] - seconds[0])[shapes.position]
+    of_kinds = seconds[2:].reshape(len(others), len(policies), len(distinct))
+    return of_kinds[:, choices.which, shapes.position], (seconds[1] - seconds[0])[shapes.position]
 
 
 def _least_tail(

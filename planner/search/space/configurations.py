@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from planner.cost.recompute import idle_modules, modules_of
 from planner.cost.schedule import EXECUTED
 from planner.cost.segments import has_choice
 from planner.cost.shapes import distinct_rows
 from planner.errors import InputError, Mistake
-from planner.layout import Layout, chunks_per_stage, divisors, offloads_activations
-from planner.search.space.faults import no_full_recompute
+from planner.layout import Layout, chunks_per_stage, divisors
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.space.segments import segments_to_try
-from planner.specs.recompute import policy_code
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -346,26 +343,14 @@ def _replica_counts(degrees: DegreeArrays) -> list[int]:
     return sorted({replicas for dp in set(degrees.dp.tolist()) for replicas in divisors(dp)})
 
 
-def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
-    """Every outer configuration that the rules and the constraints allow, in blocks of one schedule and offload.
-
-    with_replicas: include every number of replicas of the sharded group; otherwise only one, which needs least memory.
-
-    Raises:
-        InputError: no legal configuration is left; the message names the rule that refused most.
-    """
-    refused: Refusals = {}
-    none = True
-    for degrees in _legal_blocks(job, constraints, refused, with_replicas=with_replicas):
-        none = False
-        yield degrees
-    if none:
-        raise no_candidate(job, refused, constraints)
+_MOST_NAMED: Final = 6  # values of a degree that a message lists
+_SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
-def _legal_blocks(
+def legal_blocks(
     job: Job, constraints: Constraints, refused: Refusals, *, with_replicas: bool
 ) -> Iterator[DegreeArrays]:
+    """Every configuration that the rules and the constraints allow, without policies; counts what the rules refuse."""
     partitions = device_partitions(job, constraints, refused)
     for first in range(0, len(partitions), _BLOCK):
         block = partitions.take(slice(first, first + _BLOCK))
@@ -376,14 +361,10 @@ def _legal_blocks(
                 degrees = fill_zero(job, constraints, spread, offload, refused)
                 degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
                 if len(degrees):
-                    yield with_policies(job, constraints, degrees)
+                    yield degrees
 
 
 _BLOCK: Final = 256  # partitions at a time
-
-
-_MOST_NAMED: Final = 6  # values of a degree that a message lists
-_SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
 def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
@@ -423,7 +404,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
 def _legal_values(job: Job, constraints: Constraints) -> str:
     """The values that pinned degrees can have in legal layouts, to explain why no legal layout meets the pins."""
     values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
-    for degrees in _legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
+    for degrees in legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
         for key in values:
             values[key] |= set(_replica_counts(degrees) if key == "hsdp" else getattr(degrees, key).tolist())
     named = [
@@ -440,7 +421,7 @@ def _meets(constraints: Constraints, key: str, value: int) -> bool:
 
 
 def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
-    return any(True for _ in _legal_blocks(job, constraints, refused, with_replicas=False))
+    return any(True for _ in legal_blocks(job, constraints, refused, with_replicas=False))
 
 
 def _pin_to_drop(job: Job, constraints: Constraints) -> str:
@@ -449,55 +430,3 @@ def _pin_to_drop(job: Job, constraints: Constraints) -> str:
         return f"drop {constraints.pins[0]}"
     alone = [str(pin) for pin in constraints.pins if _leaves_some(job, constraints.without(pin), {})]
     return f"drop {' or '.join(alone)}" if alone else "dropping one of them is not enough; drop two or more"
-
-
-def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
-    """Which configurations may use which recompute policy.
-
-    The policies are the pinned ones, and those in the engine's profile that drop a tensor of this model.
-    """
-    idle = idle_modules(job)
-    offered = [p for p in job.engine.can.recompute if not modules_of(job, policy_code(p)) & idle]
-    pinned = constraints.value_of("recompute")
-    offered += sorted(set(pinned.split("/") if pinned else ()) - set(offered))
-    if no_full_recompute(job):
-        offered = [p for p in offered if p != "full"]
-    if offloads_activations(degrees):
-        offered = [p for p in offered if p in job.engine.offload.activations_of]
-    masks = {policy_code(p): constraints.allows_policy(p, degrees) for p in offered}
-    own = np.equal(degrees.recompute, OWN)
-    masks = {code: mask & (own | np.equal(degrees.recompute, code)) for code, mask in masks.items()}
-    shape = np.shape(degrees.tp)
-    return {code: np.broadcast_to(mask, shape) for code, mask in masks.items() if np.any(mask) or not np.size(mask)}
-
-
-def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
-    """The configurations, repeated for each allowed policy if an engine uses one policy for all stages."""
-    allowed = allowed_policies(job, constraints, degrees)
-    if job.engine.pipeline.recompute_per_stage or not allowed:
-        return degrees
-    rows = [(degrees.take(mask), code) for code, mask in allowed.items()]
-    return DegreeArrays.joined([some.having("recompute", np.full(len(some), code)) for some, code in rows])
-
-
-class PolicyChoices(NamedTuple):
-    """The policies between which the stages of each configuration can choose, [choices, n] each.
-
-    policy: codes.
-    allowed: whether the configuration may choose the policy.
-    which: position of the policy in the masks.
-    """
-
-    policy: NDArray[np.int64]
-    allowed: NDArray[np.bool_]
-    which: NDArray[np.int64]
-
-
-def choices_of(degrees: DegreeArrays, policies: PolicyMasks) -> PolicyChoices:
-    """The policies that stages can choose: one if all stages share a policy, otherwise every policy."""
-    codes, masks = np.array(list(policies), dtype=np.int64), np.stack(list(policies.values()))
-    if np.all(np.not_equal(degrees.recompute, OWN)):
-        which = np.argmax(masks, axis=0)[np.newaxis]
-        return PolicyChoices(codes[which], np.any(masks, axis=0)[np.newaxis], which)
-    which = np.broadcast_to(np.arange(len(codes))[:, np.newaxis], masks.shape)
-    return PolicyChoices(codes[which], masks, which)
