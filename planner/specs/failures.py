@@ -29,7 +29,7 @@ class FailureSpec(Document):
     storage_bandwidth: what one host writes or reads of a checkpoint, while all hosts do; 1 GB/s is assumed.
     """
 
-    device_mtbf: Seconds = Field(default=43_000 * _HOUR, gt=0)
+    device_mtbf: Seconds = Field(default=50_700 * _HOUR, gt=0)
     notice: Seconds = Field(default=300.0, ge=0)
     restart: Seconds = Field(default=300.0, ge=0)
     evicting: float = Field(default=0.78, ge=0, le=1)
