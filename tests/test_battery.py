@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import socket
@@ -114,10 +115,44 @@ def test_a_refused_job_is_followed_by_another(tool, tmp_path):
     assert (words, done.returncode) == (job, 0)
 
 
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", ["random_jobs", "hash_seeds", "secrets", "scripts"])
+def test_commands_at_random(tool, row, count):
+    assert list(getattr(tool("battery_jobs"), row)(range(count))) == [""] * count
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["random_jobs", "hash_seeds", "secrets", "scripts", "interrupts"])
-def test_commands_at_random(tool, row):
-    assert list(getattr(tool("battery_jobs"), row)(range(3))) == [""] * 3
+def test_interrupts_at_random(tool):
+    assert list(tool("battery_jobs").interrupts(range(3))) == [""] * 3
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_is_killed_twice_has_the_bits_of_one_that_is_not(tool, tmp_path):
+    """A rank, then the launcher; torchrun's usual port is taken all the time."""
+    pytest.importorskip("torch")
+    kills = tool("battery_kills")
+    calm = kills.Workers()
+    with socket.socket() as other, contextlib.ExitStack() as stack:
+        stack.callback(calm.close)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # somebody else has taken it
+            other.bind(("127.0.0.1", 29500))
+            other.listen()
+        run = kills.Run(kills.TWO, tmp_path, "run", 100, "--checkpoint-every", "5")
+        stack.callback(run.end)
+        kills.wait_for(lambda: run.steps_done() >= 5)
+        kills.os.kill(run.ranks()[1], signal.SIGKILL)
+        before = run.steps_done()
+        kills.wait_for(lambda: run.steps_done() > before + 5)
+        run.launchers[0].kill()
+        run.launchers[0].wait()
+        kills.wait_for(lambda: not run.ranks(), 10)
+        assert run.steps_done() < 100
+        run.launchers[0] = run.start()
+        assert run.wait() == [0], run.messages
+        assert calm.train(kills.plan_of(kills.TWO), tmp_path / "calm", steps=100, checkpoint_every=1000) == ""
+    assert kills._losses(run.output) == kills._losses(tmp_path / "calm")
+    assert len(kills._losses(run.output)) == 100
 
 
 def test_fuzzed_inputs_are_read_or_refused(tool, tmp_path):

@@ -56,7 +56,7 @@ class Kind:
 KINDS = (
     Kind(layout="tp=2,pp=2,mbs=2"),
     Kind(layout="dp=2,cp=2,zero=1,mbs=2"),
-    Kind(layout="dp=4,zero=3,mbs=2", hosts=2),
+    Kind(layout="dp=2,zero=3,mbs=2", hosts=2, ranks=2),
 )
 TWO = Kind(layout="dp=2,zero=1,mbs=2", ranks=2)
 
@@ -395,9 +395,7 @@ class Workers:
 
     def close(self) -> None:
         """End the server."""
-        assert self._server.stdin
-        self._server.stdin.close()
-        self._server.wait(timeout=60)
+        self._server.communicate(timeout=60)
 
 
 def _losses(output: Path) -> dict[int, tuple[float, float]]:
