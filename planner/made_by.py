@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _FORMULAS: Final = (
-    "cost/**/*.py", "errors.py", "layout.py", "numbers.py", "sums.py", "units.py", "specs/batch.py",
+    "cost/**/*.py", "elementary.py", "errors.py", "layout.py", "numbers.py", "sums.py", "units.py", "specs/batch.py",
     "specs/calibration.py", "specs/cluster.py", "specs/document.py", "specs/engine.py", "specs/failures.py",
     "specs/generations.py", "specs/job.py", "specs/library.py", "specs/model.py", "specs/recipe.py",
     "specs/recompute.py", "specs/text.py", "specs/training.py", "specs/yaml.py",

@@ -30,7 +30,7 @@ Rule = Callable[[Sources], list[str]]
 PACKAGE = Path(planner.__file__).parent
 
 LAYERS = (
-    ("", "errors", "numbers", "sums", "units"),  # "" is planner/__init__.py: the version
+    ("", "elementary", "errors", "numbers", "sums", "units"),  # "" is planner/__init__.py: the version
     ("specs", "engines"),
     ("layout", "run_arguments"),
     ("cost",),
@@ -208,6 +208,17 @@ def constant(node: ast.expr) -> float | None:
     return None
 
 
+def elementary_functions_are_alike_everywhere(sources: Sources) -> list[str]:
+    """Fits to measured runs round what they find, and torch computes what the trainer does."""
+    ours = r"exp|expm1|log|log1p|log10|sin|cos|tan|arccos|arcsin|arctan|tanh|power|float_power|cbrt"
+    return [
+        f"{module}: {call} of NumPy; planner.elementary has what is alike on every processor"
+        for module, source in sources.items()
+        if part_of(module) not in ("accuracy", "trainer")
+        for call in re.findall(rf"\bnp\.(?:{ours})\b", source)
+    ]
+
+
 def output_is_printed_in_one_place(sources: Sources) -> list[str]:
     wrong = []
     for module, source in sources.items():
@@ -256,6 +267,7 @@ RULES: dict[Rule, tuple[Sources, ...]] = {
         {"launch": "hours = seconds / 3600"},
         {"cost.memory": "gib = num_bytes / 2**30"},
     ),
+    elementary_functions_are_alike_everywhere: ({"cost.band": "np.log(ratios)"}, {"search.a": "f = np.exp"}),
     output_is_printed_in_one_place: (
         {"search.search": "print('solving')"},
         {"plan": "import sys\nsys.stdout.write('done')"},

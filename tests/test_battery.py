@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import socket
@@ -26,7 +27,6 @@ def battery(tool, monkeypatch, tmp_path):
     found = tool("battery")
     page = tmp_path / "page.md"
     page.write_text(f"before\n{found.MARKS[0]}\n{found.MARKS[1]}\nafter\n")
-    monkeypatch.setattr(found, "STATE", tmp_path / "state")
     monkeypatch.setattr(found, "PAGE", page)
     rows = (found.Row(id="A1", what="x", goal=5, cases=""), found.Row(id="B1", what="y", goal=3, cases=""))
     monkeypatch.setattr(found, "ROWS", rows)
@@ -50,10 +50,7 @@ def test_a_row_goes_on_where_it_was_stopped(battery, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         battery.run_row(row, None)
     battery.run_row(row, None)
-    state = battery.read_state(row)
-    assert (state["count"], state["faults"], state["words"]) == (5, 1, ["case 1: broken"])
     assert [asked.count(number) for number in range(5)] == [1, 1, 1, 2, 1]
-    battery.write_page()
     text = battery.PAGE.read_text()
     assert "| A1 | x | 5 of 5 | 1 |" in text
     assert "| B1 | y | not run of 3 | - |" in text
@@ -61,13 +58,101 @@ def test_a_row_goes_on_where_it_was_stopped(battery, monkeypatch):
     assert text.endswith("after\n")
 
 
-def test_the_page_keeps_what_ran_elsewhere(battery):
-    battery.write_page()
-    line = "| B1 | y | 2 of 3 | 0 | 2026-01-01, abc | `make battery ROWS=B1` |"
-    text = battery.PAGE.read_text()
-    battery.PAGE.write_text(text.replace(next(each for each in text.splitlines() if "| B1 |" in each), line))
-    battery.write_page()
+def test_cases_that_ran_on_another_machine_do_not_run_again(battery, monkeypatch):
+    """The page, with results of another machine, is all that this one has."""
+    battery.write_page({"B1": battery.Result(count=1_000, faults=2, date="2026-01-01", commit="abc+")})
+    line = "| B1 | y | 1,000 of 3 | 2 | 2026-01-01, abc+ | `make battery ROWS=B1` |"
     assert line in battery.PAGE.read_text()
+    asked = []
+    monkeypatch.setattr(battery, "cases_of", lambda _, numbers: (asked.append(each) or "" for each in numbers))
+    battery.run_row(battery.ROWS[1], None)
+    assert asked == []
+    assert line in battery.PAGE.read_text()
+    battery.run_row(battery.ROWS[1], 2)
+    assert asked == [1_000, 1_001]
+    assert "| B1 | y | 1,002 of 3 | 2 | 20" in battery.PAGE.read_text()
+
+
+def test_a_command_in_a_fork_ends_as_a_process_would(tool, tmp_path):
+    commands = tool("battery_commands")
+    with commands.Planner(PYTHONHASHSEED="7") as planner:
+        job = ["plan", "tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
+        done = planner.run([*job, "-o", "p.json"], tmp_path)
+        assert done.returncode == 0
+        assert (tmp_path / "p.json").exists()
+        plain = [sys.executable, "-m", "planner"]
+        for words in (["explain", "p.json"], ["plan", "nope"], ["--version"]):
+            done = planner.run(words, tmp_path)
+            other = subprocess.run([*plain, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout, done.stderr) == (other.returncode, other.stdout, other.stderr)
+
+
+def test_a_command_that_breaks_is_noticed(tool, tmp_path):
+    """A planner that breaks stands for the real one."""
+    (tmp_path / "planner").mkdir()
+    (tmp_path / "planner" / "__init__.py").touch()
+    (tmp_path / "planner" / "cli.py").write_text("main = len")
+    ends = {"right": "sys.exit(3)", "wrong": "sys.exit(5)", "broken": "1 / 0", "killed": "os.kill(os.getpid(), 11)"}
+    (tmp_path / "planner" / "__main__.py").write_text(
+        f"import os, sys\ndef start():\n    print('here')\n    exec({ends!r}[sys.argv[1]])\n"
+    )
+    jobs, commands = tool("battery_jobs"), tool("battery_commands")
+    with commands.Planner(PYTHONPATH=str(tmp_path)) as planner:
+        told = {each: jobs.fault_of(planner.run([each], tmp_path), [each]) for each in ends}
+        assert planner.run(["right"], tmp_path).stdout == "here\n"
+    assert told["right"] == ""
+    assert told["wrong"].startswith("exit code 5")
+    assert told["broken"].startswith("exit code 1, 'ZeroDivisionError")
+    assert told["killed"].startswith("exit code -11")
+
+
+def test_a_refused_job_is_followed_by_another(tool, tmp_path):
+    jobs, commands = tool("battery_jobs"), tool("battery_commands")
+    job = ["plan", "tiny-gpt", "dgx-a100", "--gpus", "1", "--global-batch", "8"]
+    drawn = iter([["plan", "nope", "dgx-a100"], [*job, "--precision", "int4"], job, ["plan"]])
+    with commands.Planner() as planner:
+        words, done = jobs.planned(planner, str(tmp_path), lambda: next(drawn))
+    assert (words, done.returncode) == (job, 0)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", ["random_jobs", "hash_seeds", "secrets", "scripts"])
+def test_commands_at_random(tool, row, count):
+    assert list(getattr(tool("battery_jobs"), row)(range(count))) == [""] * count
+
+
+@pytest.mark.slow
+def test_interrupts_at_random(tool):
+    assert list(tool("battery_jobs").interrupts(range(3))) == [""] * 3
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_is_killed_twice_has_the_bits_of_one_that_is_not(tool, tmp_path):
+    """A rank, then the launcher; torchrun's usual port is taken all the time."""
+    pytest.importorskip("torch")
+    kills = tool("battery_kills")
+    calm = kills.Workers()
+    with socket.socket() as other, contextlib.ExitStack() as stack:
+        stack.callback(calm.close)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # somebody else has taken it
+            other.bind(("127.0.0.1", 29500))
+            other.listen()
+        run = kills.Run(kills.TWO, tmp_path, "run", 100, "--checkpoint-every", "5")
+        stack.callback(run.end)
+        kills.wait_for(lambda: run.steps_done() >= 5)
+        kills.os.kill(run.ranks()[1], signal.SIGKILL)
+        before = run.steps_done()
+        kills.wait_for(lambda: run.steps_done() > before + 5)
+        run.launchers[0].kill()
+        run.launchers[0].wait()
+        kills.wait_for(lambda: not run.ranks(), 10)
+        assert run.steps_done() < 100
+        run.launchers[0] = run.start()
+        assert run.wait() == [0], run.messages
+        assert calm.train(kills.plan_of(kills.TWO), tmp_path / "calm", steps=100, checkpoint_every=1000) == ""
+    assert kills._losses(run.output) == kills._losses(tmp_path / "calm")
+    assert len(kills._losses(run.output)) == 100
 
 
 def test_fuzzed_inputs_are_read_or_refused(tool, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -738,20 +739,22 @@ def test_environment_problem_is_what_a_full_disk_becomes() -> None:
 
 
 INTERRUPTED_IMPORT = """
-import os, signal, sys
+import os, sys
 class Interrupts:
     def find_spec(self, name, *_):
         if name == "planner.commands.plan":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), int(sys.argv[1]))
 sys.meta_path.insert(0, Interrupts())
 from planner.__main__ import start
 start()
 """
 
 
-def test_ctrl_c_during_imports_ends_without_a_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_imports_ends_without_a_traceback(number: int, code: int) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 def test_a_plan_that_was_interrupted_is_written_and_exits_with_130(own_folder, monkeypatch) -> None:

@@ -1,16 +1,15 @@
-"""Tests of robustness with random cases, row by row (`make battery`): a report that continues where it stopped.
+"""What the planner withstands, row by row (`make battery`): a report that goes on where it stopped.
 
-Each row has an id, a goal and numbered cases. The number of a case is its seed, so that anybody can repeat it.
-build/battery/ROW.json stores the results, and docs/reliability.md gets a table of them. A row without stored results
-keeps its line on the page, which an earlier run wrote, or says `not run`.
+Each row has an id, a goal and cases that are numbered: case N is drawn from the seed N, so that anybody can repeat it.
+The table of docs/reliability.md says how many cases of a row have run, on any machine; the next ones follow.
 
-`make battery ROWS=B1,B5 COUNT=2000` runs 2,000 further cases of these rows; without COUNT, all cases up to the goal.
+`make battery ROWS=B1,B5 COUNT=2000` runs so many further cases of these rows; without COUNT, all up to the goal.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import fcntl
 import os
 import re
 import subprocess
@@ -20,16 +19,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
-STATE = ROOT / "build" / "battery"
 PAGE = ROOT / "docs" / "reliability.md"
 MARKS = ("<!-- battery -->", "<!-- battery: end -->")
-KEPT_FAULTS = 20
 SECONDS_BETWEEN_WRITES = 20.0
 
 
@@ -37,8 +34,8 @@ SECONDS_BETWEEN_WRITES = 20.0
 class Row:
     """A row of the table.
 
-    cases: "module:function" of tools; the function takes a range of case numbers and yields each case's fault, or an
-    empty text.
+    cases: "module:function" of tools; the function takes a range of case numbers and yields for each what is wrong, or
+    an empty text.
     """
 
     id: str
@@ -90,96 +87,92 @@ ROWS = (
 )  # fmt: skip
 
 
-def read_state(row: Row) -> dict[str, Any]:
-    """Results of a row: count, faults, the text of the first fault, seconds, date and commit."""
-    path = STATE / f"{row.id}.json"
-    if path.exists():
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return state
-    return {"count": 0, "faults": 0, "words": [], "seconds": 0.0, "date": "", "commit": ""}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The cases of a row that have run, the faults among them, and the date and commit of the last one."""
+
+    count: int = 0
+    faults: int = 0
+    date: str = ""
+    commit: str = ""
 
 
-def write_state(row: Row, state: dict[str, Any]) -> None:
-    """Store the results of a row; if the process is killed, the previous file stays."""
-    STATE.mkdir(parents=True, exist_ok=True)
-    draft = STATE / f".{row.id}.tmp"
-    draft.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    draft.replace(STATE / f"{row.id}.json")
+def read_result(row: Row) -> Result:
+    """What the page says of a row."""
+    line = rf"^\| {row.id} \|.*\| ([0-9,]+) of [0-9,]+ \| ([0-9]+) \| ([0-9-]+), (\S*) \|"
+    if not (found := re.search(line, PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)):
+        return Result()
+    count, faults, date, at = found.groups()
+    return Result(count=int(count.replace(",", "")), faults=int(faults), date=date, commit=at)
 
 
 def cases_of(row: Row, numbers: range) -> Iterator[str]:
-    """The fault of each case; an empty text if there is none."""
+    """What each case says, an empty text where nothing is wrong."""
     module, _, function = row.cases.partition(":")
     yield from getattr(import_module(module), function)(numbers)
 
 
 def run_row(row: Row, count: int | None) -> None:
-    """Run the remaining cases, or `count` further ones, and store the results at intervals."""
-    state = read_state(row)
-    first = state["count"]
-    last = max(row.goal, first) if count is None else first + count
+    """Run the cases that are left, or `count` further ones, and enter them into the page from time to time."""
+    before = result = read_result(row)
+    numbers = range(before.count, max(row.goal, before.count) if count is None else before.count + count)
+    written = time.monotonic()
     try:
-        run_cases(row, state, range(first, last))
+        for number, fault in zip(numbers, cases_of(row, numbers), strict=True):
+            faults, today = result.faults + bool(fault), datetime.now(UTC).date().isoformat()
+            result = Result(count=number + 1, faults=faults, date=today, commit=commit())
+            if fault:
+                print(f"{row.id} case {number}: {fault}", flush=True)
+            if fault or time.monotonic() - written > SECONDS_BETWEEN_WRITES:
+                written = time.monotonic()
+                write_page({row.id: result})
+                print(said(row, result), flush=True)
     finally:
-        if state["count"] > first:
-            write_state(row, state)
-    print(f"{row.id} {state['count']:,} of {row.goal:,}, {state['faults']} faults", flush=True)
+        if result != before:
+            write_page({row.id: result})
+    print(said(row, result), flush=True)
 
 
-def run_cases(row: Row, state: dict[str, Any], numbers: range) -> None:
-    """Run cases and add their results to the state, which is stored at intervals."""
-    began = written = time.monotonic()
-    before = state["seconds"]
-    for number, fault in zip(numbers, cases_of(row, numbers), strict=True):
-        state["count"] = number + 1
-        if fault:
-            state["faults"] += 1
-            state["words"] = (state["words"] + [f"case {number}: {fault}"])[:KEPT_FAULTS]
-            print(f"{row.id} case {number}: {fault}", flush=True)
-        state |= {"seconds": round(before + time.monotonic() - began, 1)}
-        state |= {"date": datetime.now(UTC).date().isoformat(), "commit": commit()}
-        if fault or time.monotonic() - written > SECONDS_BETWEEN_WRITES:
-            written = time.monotonic()
-            write_state(row, state)
-            print(f"{row.id} {state['count']:,} of {row.goal:,}, {state['faults']} faults", flush=True)
+def said(row: Row, result: Result) -> str:
+    """A line about how far a row is."""
+    return f"{row.id} {result.count:,} of {row.goal:,}, {result.faults} faults"
 
 
 _COMMIT: list[str] = []
 
 
 def commit() -> str:
-    """The short name of the commit, with + if files differ from it; empty outside a repository."""
+    """The short name of the commit, with + where anything but a page differs; an empty text outside a repository."""
     if not _COMMIT:
-        words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=9", "--dirty=+"]
-        _COMMIT.append(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
+        git = ["git", "-C", str(ROOT)]
+        name = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True, check=False)
+        unlike = subprocess.run(
+            [*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs"], capture_output=True, check=False
+        )
+        _COMMIT.append(name.stdout.strip() + "+" * (unlike.returncode == 1))
     return _COMMIT[0]
 
 
-def line_of(row: Row, state: dict[str, Any]) -> str:
+def line_of(row: Row, result: Result) -> str:
     """A row of the table."""
-    if not state["count"]:
+    if not result.count:
         return f"| {row.id} | {row.what} | not run of {row.goal:,} | - | - | - |"
     command = f"`make battery ROWS={row.id}`"
-    reached = f"{state['count']:,} of {row.goal:,}"
-    return f"| {row.id} | {row.what} | {reached} | {state['faults']} | {state['date']}, {state['commit']} | {command} |"
+    reached = f"{result.count:,} of {row.goal:,}"
+    return f"| {row.id} | {row.what} | {reached} | {result.faults} | {result.date}, {result.commit} | {command} |"
 
 
-def table(page: str) -> str:
-    """The table; a row without results on this machine keeps its line of the page."""
-    kept = {name: line for line, name in re.findall(r"^(\| ([A-C][0-9]+) \|.*)$", page, flags=re.MULTILINE)}
-    lines = ["| | What | Cases | Faults | Date, commit | Command |", "|---|---|---:|---:|---|---|"]
-    for row in ROWS:
-        state = read_state(row)
-        lines.append(line_of(row, state) if state["count"] else kept.get(row.id, line_of(row, state)))
-    return "\n".join(lines) + "\n"
-
-
-def write_page() -> None:
-    """Put the table into the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    PAGE.write_text(f"{head}{MARKS[0]}\n{table(page)}{MARKS[1]}{tail}", encoding="utf-8")
+def write_page(new: Mapping[str, Result]) -> None:
+    """Put the table into the page, with new results of rows; several batteries may run other rows at the same time."""
+    with PAGE.open("r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = ["| | What | Cases | Faults | Date, commit | Command |", "|---|---|---:|---:|---|---|"]
+        lines += [line_of(row, new.get(row.id) or read_result(row)) for row in ROWS]
+        head, _, rest = file.read().partition(MARKS[0])
+        _, _, tail = rest.partition(MARKS[1])
+        file.seek(0)
+        file.write("\n".join([f"{head}{MARKS[0]}", *lines, f"{MARKS[1]}{tail}"]))
+        file.truncate()
 
 
 def main() -> None:
@@ -194,11 +187,9 @@ def main() -> None:
     if unknown := [each for each in asked if each not in known]:
         sys.exit(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    try:
-        for row in [] if given.page else [known[each] for each in asked or known]:
-            run_row(row, given.count)
-    finally:
-        write_page()
+    write_page({})
+    for row in [] if given.page else [known[each] for each in asked or known]:
+        run_row(row, given.count)
 
 
 if __name__ == "__main__":

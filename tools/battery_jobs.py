@@ -1,7 +1,8 @@
-"""Random commands as processes: jobs, interrupts, hash seeds, secrets and scripts."""
+"""Commands at random: jobs, interrupts, hash seeds and other Pythons, secrets and scripts."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -12,30 +13,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from battery_commands import ROOT, SECONDS, Planner
+
 from planner.specs.by_name import engine_names, model_names
 from planner.specs.cluster_documents import cluster_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 300
+DRAWS = 20
+AVX512 = "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"
+"""NumPy's names: X86_V4 since 2.4, the others before."""
 SECRET = "canary-7f3a9c51"  # noqa: S105 - planted, to be looked for
 STARTERS = ("torchrun", "slurm", "kubeflow", "skypilot")
 LAYOUTS = ("tp=2", "tp=8,pp=4,mbs=1", "zero=3,mbs=1", "pp=3", "cp=2,tp=2", "ep=8", "pp=2,schedule=zbv", "tp=3", "dp=7")
-
-
-def _planner(
-    words: list[str], folder: str | Path, **environment: str
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", "planner", *words], cwd=folder, env=_environment(**environment), capture_output=True,
-        text=True, check=False, timeout=SECONDS,
-    )  # fmt: skip
-
-
-def _environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **more}
 
 
 def job_words(rng: random.Random) -> list[str]:
@@ -51,7 +42,7 @@ def job_words(rng: random.Random) -> list[str]:
         ["--engine", rng.choice(engine_names())], ["--precision", rng.choice(("fp32", "fp16", "bf16", "fp8", "fp4"))],
         ["--failures"], ["--risk", rng.choice(("1%", "20%", "0.5"))], ["--headroom", rng.choice(("0", "5%", "40%"))],
         ["--allow-tp-across-nodes"], ["--allow-offload"], ["--set", "training.tokens=1e11"], ["--json"],
-        ["--set", "device.memory=x2"], ["--set", rng.choice(("cluster.price=2USD/h", "training.optimizer=adafactor"))],
+        ["--set", rng.choice(("cluster.price=2USD/h", "training.optimizer=adafactor", "device.memory=141GiB"))],
     )  # fmt: skip
     for option in rng.sample(options, rng.randrange(4)):
         words += option
@@ -77,118 +68,131 @@ def _command(rng: random.Random) -> list[str]:
 
 
 def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tuple[int, ...] = (0, 2, 3)) -> str:
-    """The fault in how a command ended."""
+    """What is wrong with the end of a command."""
     if done.returncode in codes and "Traceback" not in done.stderr:
         return ""
     last = (done.stderr.strip().splitlines() or [""])[-1]
     return f"exit code {done.returncode}, {last[:160]!r}: planner {' '.join(words)}"
 
 
+def planned(
+    planner: Planner, folder: str, draw: Callable[[], list[str]]
+) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """The first of a few drawn commands that is not refused, or that ends as it must not; and its end."""
+    for _ in range(DRAWS):
+        words = draw()
+        done = planner.run(words, folder)
+        if done.returncode != 2 or fault_of(done, words):
+            break
+    return words, done
+
+
 def random_jobs(numbers: range) -> Iterator[str]:
-    """Random jobs, which must end with the exit code of a result or of a mistake, and without a traceback."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Exit codes of results and of mistakes, and never a traceback. A refused job is followed by another one."""
+    with tempfile.TemporaryDirectory() as folder, Planner() as planner:
         for number in numbers:
-            words = _command(random.Random(f"job {number}"))  # noqa: S311 - no secret
-            try:
-                yield fault_of(_planner(words, folder), words)
-            except subprocess.TimeoutExpired:
-                yield f"more than {SECONDS} s: planner {' '.join(words)}"
+            rng = random.Random(f"job {number}")  # noqa: S311 - no secret
+            words, done = planned(planner, folder, lambda rng=rng: _command(rng))  # type: ignore[misc]
+            yield fault_of(done, words)
+
+
+PLAN = ("plan", "llama3-405b", "dgx-h100", "--nodes", "2048", "--seq-len", "8192", "--global-batch", "2048")
 
 
 def interrupts(numbers: range) -> Iterator[str]:
-    """SIGINT or SIGTERM after a random time: the exit code must be 130, 143 or the command's own; no files remain."""
+    """SIGINT or SIGTERM at a random moment of a plan; nothing is left behind.
+
+    The code is 130 or 143, or that of the end which came before the signal.
+    """
+    seconds = 0.0  # that the plan took when it was last seen to end by itself
     for number in numbers:
         rng = random.Random(f"interrupt {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
-            words = [
-                "plan",
-                "llama3-405b",
-                "dgx-h100",
-                "--nodes",
-                "2048",
-                "--seq-len",
-                "8192",
-                "--global-batch",
-                "2048",
-            ]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "planner", *words, "-o", "p.json"], cwd=folder, stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE, text=True, env=_environment(TMPDIR=scratch), start_new_session=True,
-            )  # fmt: skip
-            time.sleep(rng.uniform(0.3, 8.0))
-            number_of_signal = rng.choice((signal.SIGINT, signal.SIGTERM))
-            process.send_signal(number_of_signal)
+            if not seconds:
+                began = time.monotonic()
+                _start(folder, scratch).communicate(timeout=SECONDS)
+                seconds = time.monotonic() - began
+                Path(folder, "p.json").unlink()
+            process = _start(folder, scratch)
+            time.sleep(rng.uniform(0.3, seconds))
+            sent = rng.choice((signal.SIGINT, signal.SIGTERM))
+            process.send_signal(sent)
             _, messages = process.communicate(timeout=SECONDS)
-            expected = (0, 3, 130 if number_of_signal == signal.SIGINT else 143)
-            left = [path.name for path in Path(scratch).iterdir()] + [
-                path.name for path in Path(folder).iterdir() if path.name != "p.json"
-            ]
+            expected = (0, 128 + sent, -sent)  # Python itself was not yet there; a shell says the same of both
+            left = [path.name for each in (scratch, folder) for path in Path(each).iterdir() if path.name != "p.json"]
             if process.returncode not in expected or "Traceback" in messages:
-                yield f"exit code {process.returncode} after {number_of_signal.name}: {messages[-160:]!r}"
+                yield f"exit code {process.returncode} after {sent.name}: {messages[-160:]!r}"
             else:
                 yield f"left behind: {left[:3]}" if left else ""
 
 
+def _start(folder: str, scratch: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "planner", *PLAN, "-o", "p.json"], cwd=folder, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": scratch},
+    )  # fmt: skip
+
+
 def hash_seeds(numbers: range) -> Iterator[str]:
-    """The same document must result under another PYTHONHASHSEED, and under every other available Python."""
-    pythons = [sys.executable, *other_pythons()]
-    with tempfile.TemporaryDirectory() as folder:
+    """The same document under another PYTHONHASHSEED and without AVX-512, and under each other Python at hand."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        first, *others = [
+            stack.enter_context(Planner(python, PYTHONHASHSEED="0")) for python in (sys.executable, *other_pythons())
+        ]
         for number in numbers:
             rng = random.Random(f"seed {number}")  # noqa: S311 - no secret
-            words = ["plan", *[each for each in job_words(rng) if each != "--json"], "--json"]
-            found = {}
-            for seed, python in (
-                ("0", sys.executable),
-                (str(1 + number), sys.executable),
-                *(("0", p) for p in pythons[1:]),
-            ):
-                done = subprocess.run(
-                    [python, "-m", "planner", *words], cwd=folder, env=_environment(PYTHONHASHSEED=seed),
-                    capture_output=True, text=True, check=False, timeout=SECONDS,
-                )  # fmt: skip
-                found[f"{python} with PYTHONHASHSEED={seed}"] = (done.returncode, done.stdout)
-            one, *others = found.items()
-            unlike = [name for name, other in others if other != one[1]]
+            words, one = planned(
+                first,
+                folder,
+                lambda rng=rng: ["plan", *[each for each in job_words(rng) if each != "--json"], "--json"],  # type: ignore[misc]
+            )
+            with Planner(PYTHONHASHSEED=str(1 + number), NPY_DISABLE_CPU_FEATURES=AVX512) as seeded:
+                unlike = [each.name for each in (seeded, *others) if not _alike(one, each.run(words, folder))]
             yield f"{unlike[0]} differs: planner {' '.join(words)}" if unlike else ""
 
 
+def _alike(one: subprocess.CompletedProcess[str], other: subprocess.CompletedProcess[str]) -> bool:
+    return (one.returncode, one.stdout) == (other.returncode, other.stdout)
+
+
 def other_pythons() -> list[str]:
-    """Interpreters named in BATTERY_PYTHONS, separated by colons: other versions of Python or of NumPy."""
+    """Interpreters named in BATTERY_PYTHONS, with colons between: other versions of Python or of NumPy."""
     return [each for each in os.environ.get("BATTERY_PYTHONS", "").split(os.pathsep) if each]
 
 
 def secrets(numbers: range) -> Iterator[str]:
-    """A planted secret must not appear in any output or file."""
-    for number in numbers:
-        rng = random.Random(f"secret {number}")  # noqa: S311 - no secret
-        with tempfile.TemporaryDirectory() as folder:
-            words = ["tiny-gpt", "dgx-a100", "--gpus", str(rng.choice((1, 2, 4, 8))), "--global-batch", "8"]
-            planted = {"WANDB_API_KEY": SECRET, "HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}
-            runs = [
-                _planner(["plan", *words, "-o", "p.json"], folder, **planted),
-                _planner(["explain", "p.json", "--html", "p.html"], folder, **planted),
-                _planner(["emit", "p.json", "--on", rng.choice(STARTERS), "-o", "out"], folder, **planted),
-                _planner(["launch", "p.json", "--dry-run"], folder, **planted),
-            ]
-            texts = [text for run in runs for text in (run.stdout, run.stderr)]
-            texts += [path.read_text(errors="replace") for path in Path(folder).rglob("*") if path.is_file()]
-            faults = [fault_of(run, words, codes=(0,)) for run in runs]
-            yield (
-                "the secret is in an output"
-                if any(SECRET in text for text in texts)
-                else next(filter(None, faults), "")
-            )
+    """A planted secret stands in no output and in no file."""
+    with Planner(**dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"), SECRET)) as planner:
+        for number in numbers:
+            rng = random.Random(f"secret {number}")  # noqa: S311 - no secret
+            with tempfile.TemporaryDirectory() as folder:
+                words = ["tiny-gpt", "dgx-a100", "--gpus", str(rng.choice((1, 2, 4, 8))), "--global-batch", "8"]
+                commands = (
+                    ["plan", *words, "-o", "p.json"],
+                    ["explain", "p.json", "--html", "p.html"],
+                    ["emit", "p.json", "--on", rng.choice(STARTERS), "-o", "out"],
+                    ["launch", "p.json", "--dry-run"],
+                )
+                runs = [planner.run(each, folder) for each in commands]
+                texts = [text for run in runs for text in (run.stdout, run.stderr)]
+                texts += [path.read_text(errors="replace") for path in Path(folder).rglob("*") if path.is_file()]
+                faults = [fault_of(run, words, codes=(0,)) for run in runs]
+                told = "the secret is in an output" if any(SECRET in text for text in texts) else ""
+                yield told or next(filter(None, faults), "")
 
 
 def scripts(numbers: range) -> Iterator[str]:
-    """Emitted scripts must pass `bash -n` and shellcheck."""
-    for number in numbers:
-        rng = random.Random(f"script {number}")  # noqa: S311 - no secret
-        with tempfile.TemporaryDirectory() as folder:
-            yield _script_fault(rng, folder)
+    """Emitted scripts pass `bash -n` and shellcheck."""
+    with Planner() as planner:
+        for number in numbers:
+            rng = random.Random(f"script {number}")  # noqa: S311 - no secret
+            with tempfile.TemporaryDirectory() as folder:
+                yield _script_fault(planner, rng, folder)
 
 
-def _script_fault(rng: random.Random, folder: str) -> str:
+def _script_fault(planner: Planner, rng: random.Random, folder: str) -> str:
     planned = None
     while planned is None or planned.returncode == 3:  # does not fit: there is no script
         model = rng.choice(("tiny-gpt", "llama3-8b", "llama2-7b", "mixtral-8x7b", "gpt3-175b"))
@@ -196,8 +200,8 @@ def _script_fault(rng: random.Random, folder: str) -> str:
         words = [model, "dgx-h100", "--nodes", str(rng.choice((1, 2, 8, 64)))]
         words += ["--global-batch", "1024", "--seq-len", length]
         words += ["--engine", rng.choice(("torch", "megatron", "deepspeed", "fsdp", "megatron-bridge"))]
-        planned = _planner(["plan", *words, "-o", "p.json"], folder)
-    emitted = _planner(["emit", "p.json", "--on", rng.choice(STARTERS), "-o", "out"], folder)
+        planned = planner.run(["plan", *words, "-o", "p.json", "--force"], folder)
+    emitted = planner.run(["emit", "p.json", "--on", rng.choice(STARTERS), "-o", "out"], folder)
     faults = [fault_of(each, words, codes=(0,)) for each in (planned, emitted)]
     return next(filter(None, faults), "") or _shell_faults(Path(folder))
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 600.0
-KILLS_OF_A_RUN = 5
+KILLS_OF_A_RUN = 10
 STEPS_BETWEEN_KILLS = 10
 RECOVERY_SECONDS = 15.0
 CLI = (sys.executable, "-c", "from planner.cli import run; run()")
@@ -56,7 +56,7 @@ class Kind:
 KINDS = (
     Kind(layout="tp=2,pp=2,mbs=2"),
     Kind(layout="dp=2,cp=2,zero=1,mbs=2"),
-    Kind(layout="dp=4,zero=3,mbs=2", hosts=2),
+    Kind(layout="dp=2,zero=3,mbs=2", hosts=2, ranks=2),
 )
 TWO = Kind(layout="dp=2,zero=1,mbs=2", ranks=2)
 
@@ -213,7 +213,7 @@ def calm_bits(kind: Kind, steps: int, *options: str) -> Any:
 
 
 def random_kills(numbers: range) -> Iterator[str]:
-    """Five kills in each run, of random ranks at random steps; a fault of the run counts at its last kill."""
+    """Ten kills in each run, of random ranks at random steps; a fault of the run counts at its last kill."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(number // KILLS_OF_A_RUN, []).append(number)
@@ -395,9 +395,7 @@ class Workers:
 
     def close(self) -> None:
         """End the server."""
-        assert self._server.stdin
-        self._server.stdin.close()
-        self._server.wait(timeout=60)
+        self._server.communicate(timeout=60)
 
 
 def _losses(output: Path) -> dict[int, tuple[float, float]]:

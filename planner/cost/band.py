@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from planner import elementary
 from planner.cost.goodput import kept_share
 from planner.cost.run import devices_in_use, longest_step_seconds
 from planner.specs.calibration import Spread, precision_class
@@ -142,7 +143,7 @@ def time_distribution(job: Job, layout: Layout) -> Distribution | None:
     if own.low and own.high:  # a logistic distribution through the two quantiles that are stated
         levels = np.linspace(0.01, 0.99, 99)
         middle, half = math.log(own.low * own.high) / 2, math.log(own.high / own.low) / 2
-        return Distribution(logs=middle + half / _NINTH * np.log(levels / (1 - levels)), levels=levels)
+        return Distribution(logs=middle + half / _NINTH * elementary.log(levels / (1 - levels)), levels=levels)
     return distribution_of(job.evidence, job.spread, num_unseen=len(found.unseen), **_keys(job, layout))
 
 
@@ -209,7 +210,7 @@ def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen:
     Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness (Tibshirani
     et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).
     """
-    logs = np.log(np.concatenate([each.ratios for each in evidence]))
+    logs = elementary.log(np.concatenate([each.ratios for each in evidence]))
     order = np.argsort(logs, kind="stable")
     weights = _weights(evidence, keys)[order]
     levels = (np.cumsum(weights) - weights / 2) / weights.sum()

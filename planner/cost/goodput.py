@@ -31,6 +31,7 @@ import numpy as np
 
 from planner.cost.adapters import num_trained_params
 from planner.cost.optimizers import moment_bytes_per_param
+from planner.elementary import expm1
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def effective_share(interruptions: Interruptions, interval_seconds: Number) -> N
     """
     each, mean = interruptions, interruptions.between
     lost = math.exp(-min((each.restart + each.readable_after) / mean, 700.0))
-    return interval_seconds / mean * lost / np.expm1(np.minimum((interval_seconds + each.blocked) / mean, 700.0))
+    return interval_seconds / mean * lost / expm1(np.minimum((interval_seconds + each.blocked) / mean, 700.0))
 
 
 def best_interval_seconds(interruptions: Interruptions) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.cost.band import features_of
+from planner.elementary import arccos, cos, exp, log
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,12 +36,12 @@ class MemoryDistribution:
         Source: Shaw, Sampling Student's t distribution (Journal of Computational Finance, 2006), for 4 degrees.
         """
         root = np.sqrt(4 * level * (1 - level))
-        value = 2 * np.sqrt(np.maximum(np.cos(np.arccos(np.minimum(root, 1.0)) / 3) / root - 1, 0.0))
-        return np.exp(self.location + self.scale * np.copysign(value, level - 0.5))
+        value = 2 * np.sqrt(np.maximum(cos(arccos(np.minimum(root, 1.0)) / 3) / root - 1, 0.0))
+        return exp(self.location + self.scale * np.copysign(value, level - 0.5))
 
     def chance(self, ratio: Number) -> Number:
         """Probability that the peak is at most `ratio` times the predicted one; the inverse of `quantile`."""
-        return t_below((np.log(ratio) - self.location) / self.scale)[()]
+        return t_below((log(ratio) - self.location) / self.scale)[()]
 
 
 def t_below(value: Any) -> NDArray[np.float64]:

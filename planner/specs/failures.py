@@ -30,7 +30,7 @@ class FailureSpec(Document):
     an assumption.
     """
 
-    device_mtbf: Seconds = Field(default=43_000 * _HOUR, gt=0)
+    device_mtbf: Seconds = Field(default=50_700 * _HOUR, gt=0)
     notice: Seconds = Field(default=300.0, ge=0)
     restart: Seconds = Field(default=300.0, ge=0)
     evicting: float = Field(default=0.78, ge=0, le=1)

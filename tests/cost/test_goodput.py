@@ -154,23 +154,50 @@ def mtbf_hours(row) -> float | None:
 
 
 def test_default_is_the_median_of_published_runs() -> None:
-    known = [hours for row in rows() if (hours := mtbf_hours(row)) is not None]
-    assert len(known) >= 5
+    known = {hours for row in rows() if (hours := mtbf_hours(row)) is not None}  # the rows of a cluster count once
+    assert len(known) >= 7
     assert FailureSpec().device_mtbf / HOUR == pytest.approx(statistics.median(known), rel=0.01)
 
 
-def test_llama_3_stays_within_its_published_bound() -> None:
-    row = next(row for row in rows() if row["run"] == "Llama 3 405B")
-    asked = job(**{"cluster.failures.device_mtbf": f"{mtbf_hours(row)} h"})
-    found = goodput(asked, [(asked.cluster, int(row["devices"]))])
-    assert found.effective_share > float(row["effective_share"])
-    assert found.interruptions.between == pytest.approx(54 * DAY / 419)
+def forecast_of(row, model="llama3-70b") -> float:
+    """What the planner says of a published run; the defaults stand for what is not stated."""
+    asked = load_job(
+        model=model, cluster="dgx-h100", nodes=int(row["devices"]) // 8, sequence_length=2048, global_batch_size=2048,
+        engine="megatron",
+        settings=(
+            "training.failures=true", "training.asynchronous_checkpoints=true",
+            f"cluster.failures.device_mtbf={mtbf_hours(row)} h",
+            *((f"training.checkpoint_interval={row['checkpoint_hours']} h",) if row["checkpoint_hours"] else ()),
+            *((f"cluster.failures.notice={row['restart_minutes']} min", "cluster.failures.restart=0 s")
+              if row["restart_minutes"] else ()),
+        ),
+    ).pools[0]  # fmt: skip
+    return goodput(asked, [(asked.cluster, int(row["devices"]))]).effective_share
 
 
-def test_megascale_stays_within_its_published_bound() -> None:
-    """100 restarts in three weeks, the strictest reading of several; 15 minutes to catch up are half of an interval."""
-    each = Interruptions(between=21 * DAY / 100, restart=600.0, blocked=5.0)
-    assert effective_share(each, 1800.0) > 0.90
+@pytest.mark.parametrize("number", ["F01", "F02", "F11"])
+def test_a_published_bound_is_kept(number) -> None:
+    """MegaScale: 100 restarts in three weeks, the strictest reading of several."""
+    row = next(row for row in rows() if row["id"] == number)
+    row |= {"span_days": "21", "failures": "100"} if row["run"] == "MegaScale" else {}
+    told = forecast_of(row, "gpt3-175b" if row["run"] == "MegaScale" else "llama3-405b")
+    assert row["bound"] == "above"
+    assert told > float(row["effective_share"])
+
+
+@pytest.mark.parametrize("number", ["F03", "F12", "F13", "F14"])
+def test_a_published_figure_is_met(number) -> None:
+    """Within two points, or equal to the digits that were printed."""
+    row = next(row for row in rows() if row["id"] == number)
+    told, printed = forecast_of(row), row["effective_share"]
+    assert row["bound"] == "equal"
+    assert abs(told - float(printed)) <= 0.02 or round(told, len(printed.partition(".")[2])) == float(printed)
+
+
+def test_every_published_figure_with_its_failures_is_compared() -> None:
+    """That of OPT counts people who wait, which no part of the forecast does."""
+    stated = {row["id"] for row in rows() if row["effective_share"] and mtbf_hours(row) is not None}
+    assert stated == {"F01", "F03", "F04", "F11", "F12", "F13", "F14"}
 
 
 def test_where_nothing_fails_saving_takes_its_part_of_each_period_and_the_rest_trains() -> None:

@@ -239,3 +239,27 @@ def test_a_signal_to_the_planner_ends_the_solver_and_removes_its_files(number: s
     assert code == {signal.SIGTERM: 143}.get(number, -number)
     wait_until(lambda: not is_running(solver))
     assert (list(scratch.iterdir()) == []) == (number != signal.SIGKILL)
+
+
+AT_FORK = """
+import os
+import signal
+import sys
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), int(sys.argv[3])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_solver_starts_is_not_lost(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """Python ignores what a handler raises there."""
+    script = tmp_path / "cbc"
+    script.write_text("#!/bin/sh\nexec sleep 5\n")
+    script.chmod(0o755)
+    (tmp_path / "scratch").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", AT_FORK + PLANNING, __file__, str(script), str(int(number))],
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")}, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert list((tmp_path / "scratch").iterdir()) == []

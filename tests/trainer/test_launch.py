@@ -20,7 +20,7 @@ import pytest
 
 from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
-from planner.launch import launch
+from planner.launch import launch, supervise
 from planner.launch.attempts import SECONDS_TO_MEET, Attempt
 from planner.layout import parse_layout
 from planner.plan import write_plan
@@ -412,6 +412,28 @@ def test_a_killed_rank_is_started_again(plan_path, tmp_path, how):
     assert run.returncode == ExitCode.OK, messages
     assert "starting again" in messages
     assert steps_done(output) == 400
+
+
+def test_only_a_rank_without_a_heartbeat_is_ended(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(supervise, "SECONDS_OF_SILENCE", 0.3)
+    monkeypatch.setattr(supervise, "SECONDS_BETWEEN_LOOKS", 0.0)
+    hearts, ranks = supervise._Hearts(tmp_path), [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    (tmp_path / "heartbeats").mkdir()
+    beats = [tmp_path / "heartbeats" / f"rank-{number}" for number in range(3)]
+    for beat, process in zip(beats, (ranks[0].pid, ranks[1].pid, 1), strict=True):
+        beat.write_text(f"{os.uname().nodename if process > 1 else 'elsewhere'} {process}")
+    try:
+        while ranks[1].poll() is None:
+            beats[0].touch()
+            hearts.end_the_silent()
+            time.sleep(0.02)
+        assert ranks[1].returncode == -signal.SIGKILL
+        assert ranks[0].poll() is None
+        assert "rank-1 has not moved for" in capsys.readouterr().err
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ _GRACE_SECONDS = 10.0  # a solver that overstays its own time limit by this much
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # The gap is zero. The integer tolerance stays at its default of 1e-7: with 1e-9 CBC took ten times as long for the
-# # same answers.
+# same answers.
 _CBC_OPTIONS = ("-ratio", "0", "-allow", "0", "-timeMode", "elapsed")
 
 
@@ -68,7 +68,7 @@ def run_solver(problem: pulp.LpProblem, solver: Literal["cbc", "highs"], time_li
         raise SolverTrouble(f"{solver} could not be run: {error}") from error
     if time_limit is not None and time.monotonic() - start >= time_limit:
         # The proof of a solver that reached its time limit does not count: CBC 2.10 reports a program as infeasible if
-        # it # is stopped while simplifying the program.
+        # it is stopped while simplifying the program.
         return replace(outcome, status="time limit")
     return outcome
 
@@ -137,7 +137,7 @@ def _run_highs(problem: pulp.LpProblem, folder: Path, time_limit: float | None) 
 def _run(command: list[str], folder: Path, time_limit: float | None) -> str | None:
     """The solver's output; None where the solver exceeded its time limit and was killed."""
     log = folder / "log.txt"
-    with log.open("wb") as output:
+    with log.open("wb") as output, _signals_held() as release:
         process = subprocess.Popen(  # noqa: S603 - our own argument list, no shell
             command,
             stdin=subprocess.DEVNULL,
@@ -149,6 +149,7 @@ def _run(command: list[str], folder: Path, time_limit: float | None) -> str | No
             preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, looked up before the fork
         )
         try:
+            release()
             code = process.wait(None if time_limit is None else time_limit + _GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             return None
@@ -197,6 +198,32 @@ def _terminated_by_exception() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _signals_held() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C and SIGTERM wait until the yielded function is called, or until the end.
+
+    Python ignores an exception that is raised in a hook of fork. One that is raised before the new process is known
+    would leave the process behind.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    arrived: list[int] = []
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not None]
+    before = {number: signal.signal(number, lambda arriving, _: arrived.append(arriving)) for number in numbers}
+
+    def release() -> None:
+        for number in list(before):
+            signal.signal(number, before.pop(number))
+        while arrived:
+            signal.raise_signal(arrived.pop())
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 def _raise_terminated(_number: int, _frame: FrameType | None) -> None:
