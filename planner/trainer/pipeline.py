@@ -191,6 +191,19 @@ class _Stage(PipelineStage):
         if options.get("loss") is not None:
             options["loss"].detach_()
 
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
+        """Add the gradients to their fp32 sums at once.
+
+        FSDP2 leaves them in 16 bits until the next backward pass of the chunk, and until then adds gradients of further
+        microbatches in 16 bits.
+        """
+        super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
+        for module in self.submod.modules():
+            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None  # noqa: SLF001 # torch has no public name
+            for each in group.fsdp_params if group is not None else ():
+                each.accumulate_unsharded_grad_if_needed()
+                each.to_accumulated_grad_if_needed()
+
 
 def _free(expected: tuple[_RecvInfo, ...]) -> None:
     for each in expected:
