@@ -1,9 +1,9 @@
 """Slow and dead links between two hosts; each host is a network namespace, and this process is the cable between them.
 
-A host has one network interface, a TUN device. This process reads every packet that leaves the device. Then this
-process writes the packet to the other host's device, later, at the rate of the link, or never. Rendezvous, stores and
-gloo's connections all use this path, and TCP sees only what happens on a real link: retransmissions and silence, but no
-closed connections. `unshare` and `ip` make the namespaces; where the system permits it, no privileges are needed.
+A host has one network interface, a TUN device. This process reads every packet that leaves a device, delays it as the
+link would, and writes it to the other host's device; a lost packet is never written. Rendezvous, stores and gloo's
+connections all use this path, and TCP sees only what happens on a real link: retransmissions and silence, but no closed
+connections. `unshare` and `ip` make the namespaces; where the system permits it, no privileges are needed.
 """
 
 from __future__ import annotations

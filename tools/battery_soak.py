@@ -1,4 +1,4 @@
-"""An hour with kills beside an hour without: leaks show over time, and losses must stay equal bit by bit.
+"""Two hour-long runs, one with kills and one without, to find leaks; their losses must be equal bit by bit.
 
 Two runs of one plan run side by side. The undisturbed run keeps its processes for the whole time, so that a rank's slow
 leak adds up. The other run loses a rank, or torchrun's agent, at random moments, so that a leak at each new start adds

@@ -208,9 +208,7 @@ def reason_of(mutant: Mutant, claims: list[dict[str, str]]) -> str | None:
 def within(tests: list[str], known: Record, seconds: float) -> list[str]:
     """The first tests that together take at most `seconds`, but at least one.
 
-    All except the first few are in the order of files.
-
-    Tests of one file, which share fixtures, therefore run one after another.
+    All except the first few are sorted by file, so that tests that share fixtures run one after another.
     """
     chosen: list[str] = []
     for test in tests:
@@ -224,7 +222,7 @@ def within(tests: list[str], known: Record, seconds: float) -> list[str]:
 def judge_warm(copy: Path, tasks: list[Task]) -> Iterator[Outcome]:
     """Judge mutants of functions in one process that has imported all tests.
 
-    The unchanged code is first and must pass.
+    The tests first run on the unchanged code, and must pass.
     """
     first = tasks[0].mutant
     control = {

@@ -140,8 +140,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
 
     PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace the result goes
-    only to files, unless there is a question to answer. The page contains the answers too. Either option accepts
-    - for standard output.
+    only to files, unless there is a question to answer. The page contains the answers too. For
+    either option, the file name - means standard output.
 
     With --from the layout comes from a file of another program, and the options in the file are not changed.
     Values that the file does not set are listed as assumed, and options that have no price as not priced.

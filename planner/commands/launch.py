@@ -38,8 +38,8 @@ def run(
 
     output: folder of the run.
     dry_run: print the command of each host and start nothing.
-    calibration: a file of corrections that replaces the plan's own in the comparison. place: as
-    `planner.launch.launch`.
+    calibration: a file of corrections that replaces the plan's own in the comparison.
+    place: as `planner.launch.launch`.
 
     Raises:
         PlannerError: as `planner.launch.launch`.

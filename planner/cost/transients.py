@@ -143,7 +143,7 @@ def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
-    """Elements in a collective over the largest kind of layer, of all its parameters or only of the `trained` ones.
+    """Elements in a collective over the parameters of the largest kind of layer: all parameters, or the `trained` ones.
 
     Source: `planner.cost.stage.expert_padding`.
     """

@@ -1,4 +1,4 @@
-"""Effects of the batch: microbatch size on speed, global batch on bubble, tokens and learning rate."""
+"""How the microbatch size changes the speed, and how the global batch changes bubble, tokens and learning rate."""
 
 from __future__ import annotations
 

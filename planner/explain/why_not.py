@@ -96,7 +96,7 @@ def _also(plan: Plan, found: Difference, forced: set[str]) -> tuple[str, ...]:
 
 
 def _recomputed(layout: Layout) -> str:
-    """`1 of 10 layers of stage 0 recomputed (full)`, `all layers recomputed (mlp)`, `nothing recomputed`."""
+    """The recompute in words, such as `1 of 10 layers of stage 0 recomputed (full)` or `nothing recomputed`."""
     again = [(chunk, policy) for chunk, policy in enumerate(layout.recompute) if policy != "none"]
     if not again:
         return "nothing recomputed"

@@ -41,7 +41,8 @@ def launch_other(
 
     dry_run: print the command of each host and start nothing; the number of this host is not needed then.
     further: options of the program, added after the options that the script has.
-    force_unfit, tell: as `planner.fit.check_fits`. place: as `planner.launch.hosts.find_host`.
+    force_unfit, tell: as `planner.fit.check_fits`.
+    place: as `planner.launch.hosts.find_host`.
 
     Raises:
         InputError: a placeholder of the files has no value, or the program has no option for a value of the plan.

@@ -164,7 +164,7 @@ class _Hearts:
     def end_the_silent(self) -> None:
         """Kill this host's ranks that have been without a heartbeat for too long.
 
-        Torchrun then ends the other ranks.
+        Torchrun notices the killed ranks and ends the others.
         """
         now = time.monotonic()
         if now - self._looked < SECONDS_BETWEEN_LOOKS:

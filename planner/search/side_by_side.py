@@ -62,8 +62,8 @@ class Choice:
 class SideBySide:
     """Choices in the order in which the user named them.
 
-    measure: the second measure besides time: money if every choice that fits has a price, else energy at rated power if
-    every device states its power, else device hours.
+    measure: what is compared besides time: money, if every choice that fits has a price; else energy, if every device
+    states its power; else device hours.
     """
 
     choices: tuple[Choice, ...]

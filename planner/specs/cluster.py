@@ -31,7 +31,8 @@ class Efficiency(Document):
     """The share of the data sheet's values that a device reaches; these are measurements, with the source in a comment.
 
     matmul: share of the peak that a large matrix product reaches.
-    matmul_half_depth: depth K at which a product reaches half of that share; the share grows as K / (K + this).
+    matmul_half_depth: depth K (inner dimension) at which a product reaches half of `matmul`; the share grows as K / (K
+    + matmul_half_depth).
     attention: share of the 16-bit peak that the forward pass of fused attention reaches.
     memory: share of the memory bandwidth that a memory-bound operator reaches.
     launch: host time per operator that the device cannot hide.

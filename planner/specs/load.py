@@ -187,7 +187,9 @@ def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, op
 
 
 def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -> Job:
-    """The job from the documents. Each is checked by its own rules, and the training document also against the others.
+    """The job from the documents.
+
+    Every document is checked by its own rules; the training document is also checked against the others.
 
     Raises:
         InputError: all mistakes so far, and those found here.

@@ -101,7 +101,7 @@ def _visible(rows: range, keys: range, window: int, device: torch.device) -> Ten
 
 
 def _blocks(positions: Positions, window: int) -> Positions:
-    """Ranges of at most one window, so that each range needs the keys of at most two windows."""
+    """Ranges of positions no longer than a window, so that each range needs the keys of at most two windows."""
     if not window:
         return positions
     return tuple(

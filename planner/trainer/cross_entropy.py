@@ -61,7 +61,7 @@ def _blocks(logits_TV: Tensor) -> tuple[Tensor, ...]:
 
 
 def _over_vocabulary(log_sum_T: Tensor, wanted_T: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Both values for the whole vocabulary, combined from the ranks' parts."""
+    """The log-sum and the target's logit over the whole vocabulary, combined from the ranks' parts."""
     own_NT = torch.stack((log_sum_T, wanted_T))
     parts = [torch.empty_like(own_NT) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own_NT, group=group)

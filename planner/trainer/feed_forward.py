@@ -85,7 +85,7 @@ class Experts(nn.Module):
 
 
 class _AddLoss(torch.autograd.Function):
-    """Returns x unchanged, and gives `loss` the gradient of a term of the training loss."""
+    """Returns x unchanged, and makes the backward pass treat `loss` as a term of the training loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class _AddLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the term a gradient of one."""
+        """Pass x's gradient on, and give `loss` a gradient of one."""
         return grads[0], torch.ones_like(ctx.saved_tensors[0])
 
 

@@ -1,6 +1,6 @@
 """A sign of life for `planner launch`, which ends a rank that hangs.
 
-A collective alone would not show which rank does.
+A collective that never ends does not show which of its ranks hangs.
 """
 
 from __future__ import annotations

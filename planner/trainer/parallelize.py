@@ -162,8 +162,8 @@ def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
 def _gather_ahead(part: Transformer) -> None:
     """Make each unit request the next unit's weights before it computes, and the previous unit's in the backward pass.
 
-    FSDP2 alone requests them when the next unit starts. The host may then be too late, because it waits for the
-    experts' counts.
+    FSDP2 by itself requests weights when their unit starts. This may be too late, because the host waits for the counts
+    of the experts.
     """
     assert isinstance(part, FSDPModule)
     order = [fsdp_modules([module]) for module in (part.embedding, *part.layers.values()) if module is not None]

@@ -155,7 +155,7 @@ class Probe:
         ]
 
     def launch(self) -> float:
-        """Seconds of an operator on 8 numbers with autograd, which is its host time."""
+        """Seconds of an operator with autograd on only 8 numbers, so that nearly all the time is the host's."""
         x = self._new(8).requires_grad_()
         return self.seconds(lambda: [x + 1.0 for _ in range(100)]) / 100
 

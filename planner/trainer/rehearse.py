@@ -207,7 +207,7 @@ def counted(plan: Plan, rank: int = 0, *, lines: bool = False) -> tuple[int, dic
 
 
 def write_count(peak: int, lines: dict[LineName, int]) -> None:
-    """Print both as one JSON object."""
+    """Print the peak of the memory and the peak of each ledger line as one JSON object."""
     sys.stdout.write(json.dumps({"peak_bytes": peak, "lines": lines}) + "\n")
 
 

@@ -36,7 +36,9 @@ _ON_OWN_ROWS = SequenceParallel(use_local_output=True)
 
 
 class _Style(ParallelStyle):
-    """Parameters are placed as `weights` and an input as `inputs`; the output is local.
+    """A DTensor style: `weights` says how parameters are cut, `inputs` how an input is cut.
+
+    The output is a local tensor.
 
     gathered: every rank gets the whole output and uses a part of it, so the ranks' gradients must be added.
     """
@@ -77,7 +79,7 @@ class _Lookup(ParallelStyle):
         first = device_mesh.get_local_rank() * -(-len(table) // device_mesh.size())
 
         def forward(rows_BS: Tensor) -> Tensor:
-            """The rows of the table for this rank's positions; waits for the sums.
+            """The rows of the table for this rank's positions; the function waits until the ranks' sums have arrived.
 
             The wait is necessary because torch.compile loses the gradient of a collective's unfinished result.
             """

@@ -105,9 +105,9 @@ def _is_remembered(path: Path) -> bool:
 
 
 def _write(path: Path, encoded: Encoded) -> None:
-    """Write data and record to the disk before either gets its name.
+    """Write the tokens and their record under temporary names, and rename both when they are on the disk.
 
-    After a crash between the names the file counts as damaged.
+    After a crash between the two renames, the file counts as damaged.
     """
     draft, record_draft = path.with_suffix(".tmp"), path.with_suffix(".json.tmp")
     num_bytes, crc32 = 0, 0

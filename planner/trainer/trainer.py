@@ -107,7 +107,8 @@ class Trainer:
     def validation_loss(self, num_batches: int) -> float:
         """Mean loss of the first held-out batches.
 
-        Training passes compute it, and their gradients are dropped, because every pipeline schedule supports that.
+        A training pass computes the loss and its gradients are dropped, because every pipeline schedule has training
+        passes.
         """
         total = 0.0
         for number in range(num_batches):
@@ -134,8 +135,8 @@ class Trainer:
     def _batch(self, read: ReadBatch, number: int) -> list[torch.Tensor]:
         """Inputs and targets of a global batch: the positions of this rank, in this rank's sequences.
 
-        With document masks, also the starts of the documents, for all positions, because keys come from other ranks
-        too.
+        With document masks, the result also has the documents' starts for all positions, because keys come from other
+        ranks too.
         """
         layout, training = self.plan.layout, self.plan.training
         here = layout.coordinates(dist.get_rank())

@@ -56,7 +56,7 @@ def _is_first(output: Path, mark: str) -> bool:
 
 
 def _mark(kind: str) -> str:
-    """Name of the file by which the first rank of this torchrun with this end tells the others.
+    """Name of the file that the first rank with this kind of end creates, so that the other ranks know.
 
     Several hosts reuse a run id in their next start; the port is different in each start.
     """

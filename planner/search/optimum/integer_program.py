@@ -231,7 +231,7 @@ def solve_program(
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
-        EnvironmentProblem: the solver asked for is not installed and can be.
+        EnvironmentProblem: the requested solver could be installed, but is not.
     """
     columns_of = columns_within(candidates, np.inf if upper_bound is None else upper_bound)
     alive = list(columns_of)

@@ -212,7 +212,7 @@ def solve_simplest(
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
-        EnvironmentProblem: the solver asked for is not installed and can be.
+        EnvironmentProblem: the requested solver could be installed, but is not.
     """
     if not rated:
         return SimplestAnswer(status="infeasible")
