@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
-    The policies are the pinned ones, those in the engine's profile that drop a tensor of this model, and those of some
-    layers that the configurations have (`with_policies`).
+    A policy may be used if it is pinned, if it is in the engine's profile and drops a tensor of this model, or if it
+    recomputes some layers and a configuration already has it (`with_policies`).
     """
     idle = idle_modules(job)
     offered = [p for p in job.engine.can.recompute if not modules_of(job, policy_code(p)) & idle]
@@ -78,7 +78,7 @@ def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = T
 def some_layers(job: Job) -> list[int]:
     """Numbers of layers of a chunk that the search tries to recompute whole: 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
-    Empty where the engine cannot recompute some layers, and on several pools.
+    The list is empty if the engine cannot recompute only some layers, or if the cluster has several pools.
     """
     if "full" not in job.engine.can.recompute_some or len(job.pools) > 1:
         return []
@@ -89,7 +89,8 @@ def some_layers(job: Job) -> list[int]:
 def _of_some_layers(job: Job, constraints: Constraints, degrees: DegreeArrays) -> list[tuple[DegreeArrays, int]]:
     """Configurations with each policy of some layers.
 
-    These are the configurations that need recompute and whose even chunks have more layers than the policy recomputes.
+    Only configurations that need recompute are used, and only with policies that recompute fewer layers than a chunk of
+    the even split has.
     """
     counts = some_layers(job)
     if not counts or constraints.value_of("recompute") or no_full_recompute(job) or offloads_activations(degrees):
