@@ -183,8 +183,8 @@ def least_costs(
     """Least prices of a layer, from stages with the most layers, in which most layers share launches and latencies.
 
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
-    layer in the largest stage is a lower bound, too. The same holds for the recompute of k layers of each chunk. If a
-    stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices then exclude
+    layer in the largest stage is a lower bound, too. So is the price of a layer if k layers of each chunk recompute. If
+    a stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices then exclude
     the exposed part, and `_least_transfer` bounds it once per step. Layers for multi-token prediction belong to the
     last stage, which hides traffic behind them and moves their weights.
     """
@@ -235,7 +235,7 @@ def _small_prices(
     """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
 
     The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
-    recomputes only some layers, these layers may be of the main kinds.
+    recomputes only some layers, the layers of a further kind may be among those that do not recompute.
     """
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
-    A policy may be used if it is in the engine's profile and drops a tensor of this model, if it is pinned, or if it
+    A policy may be used if it is pinned, if it is in the engine's profile and drops a tensor of this model, or if it
     recomputes some layers and a configuration already has it (`with_policies`).
     """
     idle = idle_modules(job)
