@@ -1,23 +1,26 @@
-"""Measure, on the published runs, how much a few runs of a cluster improve the forecasts of its other layouts.
+"""Measures, on the published runs, how much a few runs of a cluster improve the forecasts of its other layouts.
 
     python tools/calibration_curve.py [PRICED.pickle]
 
-A cluster means rows with the same source, device, devices per node and line rate; only clusters with at least 20 rows
-count. Rows are forecast by a fit without any run of their source. Then k random rows of the cluster (20 draws by seed)
-correct the forecasts of the other rows, with `planner.accuracy.learn`. The prior is fitted to clusters of other
-sources. The output is the median error of the other rows, its mean over the clusters, and the share of the other rows
-inside the band. With a file name, prices are stored in this file and read again.
+A cluster is a source, a device, the devices of a node and the line rate, with at least 20 rows. Rows are forecast by
+a fit without any run of their source. Then k rows of the cluster, drawn 20 times by seed, correct the forecasts of the
+other rows. As in `planner.accuracy.learn`, a row corrects only rows of its own engine, and rows of an engine without a
+drawn row keep their forecast. The prior is fitted to clusters of other sources. The output is the median error of the
+other rows, its mean over the clusters, and the share of the corrected rows inside the band. `constant` is the median
+error with the best constant factor for each cluster, chosen in hindsight from all rows. With a file name, prices are
+stored in this file and read again.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -51,25 +54,32 @@ FEWEST_OF_PRIOR: Final = 3
 CHUNK: Final = 32
 
 
-class Priced(NamedTuple):
-    """A priced row with its slopes.
+Name = tuple[str, str, int, float]
+"""Source, device, devices of a node, and line rate in GB/s."""
 
-    cluster: source, device, devices of a node, and line rate in GB/s.
-    """
+
+class Priced(NamedTuple):
+    """A priced row with its cluster and its slopes."""
 
     sample: Sample
-    cluster: tuple[str, str, int, float]
+    cluster: Name
     slopes: NDArray[np.float64]
 
 
 class Cluster(NamedTuple):
-    """Slopes, (rows, factors), and held-out log errors, (rows,), of a cluster.
-
-    For a prior, they include only rows that a fit may use.
-    """
+    """Slopes, (rows, factors), and held-out log errors and engines, (rows,)."""
 
     slopes: NDArray[np.float64]
     errors: NDArray[np.float64]
+    engines: NDArray[np.str_]
+
+    def rows(self, chosen: NDArray[Any]) -> Cluster:
+        """Some rows of the cluster."""
+        return Cluster(self.slopes[chosen], self.errors[chosen], self.engines[chosen])
+
+    def by_engine(self) -> dict[str, Cluster]:
+        """The rows of each engine."""
+        return {str(name): self.rows(self.engines == name) for name in np.unique(self.engines)}
 
 
 def price(runs: Sequence[Run]) -> list[Priced]:
@@ -99,50 +109,65 @@ def priced_runs(kept: Path | None) -> list[Priced]:
     return found
 
 
-def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[tuple[str, str, int, float], Cluster]:
-    """Rows by cluster, forecast without their source; for a prior, without rows of unfitted sources."""
+def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[Name, Cluster]:
+    """Rows by cluster, forecast without their source; for a prior, only rows that a fit may use."""
     samples = [row.sample for row in rows]
     errors = np.log(held_out_ratios(samples, source_folds(samples)))
     members = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
-        seen = row.sample.source not in UNFITTED_SOURCES and row.sample.keys["engine"] not in UNFITTED_ENGINES
-        if seen or not of_prior:
-            members[row.cluster].append((row.slopes, error))
-    return {
-        name: Cluster(np.array([slopes for slopes, _ in own]), np.array([error for _, error in own]))
-        for name, own in members.items()
-    }
+        engine = row.sample.keys["engine"]
+        if not of_prior or (row.sample.source not in UNFITTED_SOURCES and engine not in UNFITTED_ENGINES):
+            members[row.cluster].append((row.slopes, error, engine))
+    return {name: Cluster(*(np.array(column) for column in zip(*own, strict=True))) for name, own in members.items()}
 
 
-def prior_without(clusters: dict[tuple[str, str, int, float], Cluster], source: str) -> Prior:
-    """The prior from clusters of other sources, without the largest source, whose network no other source has."""
+def prior_without(clusters: dict[Name, Cluster], source: str) -> Prior:
+    """The prior from engines in clusters of other sources, without the largest source, whose network is its own."""
     own = [
-        cluster
+        (each.slopes, each.errors)
         for name, cluster in clusters.items()
-        if name[0] not in (source, LARGEST) and len(cluster.errors) >= FEWEST_OF_PRIOR
+        if name[0] not in (source, LARGEST)
+        for each in cluster.by_engine().values()
+        if len(each.errors) >= FEWEST_OF_PRIOR
     ]
     return prior_of(own)
 
 
-def curve(cluster: Cluster, prior: Prior) -> list[tuple[float, float]]:
-    """For each k, the other rows' median error and share inside the band, averaged over the draws."""
-    found = []
-    for k in KS:
+def corrected(given: Cluster, rest: Cluster, prior: Prior) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log errors that rows of the same engine leave, (rows,), and their forecast spread, NaN without such rows."""
+    left, spread = rest.errors.copy(), np.full(len(rest.errors), np.nan)
+    for engine, own in given.by_engine().items():
+        found, same = posterior(own.slopes, own.errors, prior), rest.engines == engine
+        left[same] -= rest.slopes[same] @ found.logs
+        spread[same] = found.spread(rest.slopes[same])
+    return left, spread
+
+
+def median_error(logs: NDArray[np.float64]) -> float:
+    """The median of |measured / forecast - 1|."""
+    return float(np.median(np.abs(np.expm1(logs))))
+
+
+def curve(cluster: Cluster, prior: Prior) -> list[tuple[float, float, float]]:
+    """For each k: the median error of the other rows, their share inside the band, and its width; means over draws."""
+    found = [(median_error(cluster.errors), math.nan, math.nan)]
+    for k in KS[1:]:
         drawn = []
-        for seed in range(DRAWS if k else 1):
+        for seed in range(DRAWS):
             order = np.random.default_rng([seed]).permutation(len(cluster.errors))
-            given, rest = order[:k], order[k:]
-            slopes, left = cluster.slopes[rest], cluster.errors[rest]
-            if k:
-                known = posterior(cluster.slopes[given], cluster.errors[given], prior)
-                left, spread = left - slopes @ known.logs, known.spread(slopes)
-            else:
-                spread = np.full(len(rest), np.inf)
-            inside = np.abs(left) <= EIGHT_OF_TEN * spread
-            width = np.exp(2 * EIGHT_OF_TEN * np.median(spread))
-            drawn.append((np.median(np.abs(np.exp(left) - 1)), inside.mean(), width))
-        found.append(tuple(np.mean(drawn, axis=0)))
+            left, spread = corrected(cluster.rows(order[:k]), cluster.rows(order[k:]), prior)
+            known = ~np.isnan(spread)
+            inside = float(np.mean(np.abs(left[known]) <= EIGHT_OF_TEN * spread[known]))
+            width = math.exp(2 * EIGHT_OF_TEN * float(np.median(spread[known])))
+            drawn.append((median_error(left), inside, width))
+        error, share, width = np.mean(drawn, axis=0)
+        found.append((float(error), float(share), float(width)))
     return found
+
+
+def best_constant(errors: NDArray[np.float64]) -> float:
+    """The least median error that one factor for all rows leaves."""
+    return min(median_error(errors - log) for log in np.linspace(errors.min(), errors.max(), 400))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -151,15 +176,24 @@ def main(arguments: Sequence[str]) -> None:
     clusters, of_prior = clusters_of(rows, of_prior=False), clusters_of(rows, of_prior=True)
     large = {name: each for name, each in clusters.items() if len(each.errors) >= FEWEST_ROWS}
     print("median error of the rest of a cluster, in percent, after k rows of it")
-    print(f"{'':44}{'rows':>5}" + "".join(f"{f'k={k}':>8}" for k in KS))
-    found = {}
+    print(f"{'':44}{'rows':>5}" + "".join(f"{f'k={k}':>8}" for k in KS) + f"{'constant':>10}")
+    found, constants = {}, {}
     for name, cluster in sorted(large.items(), key=lambda each: -len(each[1].errors)):
-        found[name] = curve(cluster, prior_without(of_prior, name[0]))
+        found[name], constants[name] = curve(cluster, prior_without(of_prior, name[0])), best_constant(cluster.errors)
         label = f"{name[0]}, {name[1]} x {name[2]}, {name[3]:g} GB/s"
-        print(f"{label:44}{len(cluster.errors):5}" + "".join(f"{100 * each[0]:8.1f}" for each in found[name]))
+        cells = "".join(f"{100 * each[0]:8.1f}" for each in found[name]) + f"{100 * constants[name]:10.1f}"
+        print(f"{label:44}{len(cluster.errors):5}" + cells)
     means = np.mean([own for name, own in found.items() if name[0] != LARGEST], axis=0)
-    print(f"{f'mean, {LARGEST} apart':49}" + "".join(f"{100 * each[0]:8.2f}" for each in means))
-    print(f"{'of k=0':49}" + "".join(f"{each[0] / means[0][0]:8.3f}" for each in means))
+    constant = np.mean([own for name, own in constants.items() if name[0] != LARGEST])
+    errors = [*(each[0] for each in means), constant]
+    print(
+        f"{f'mean, {LARGEST} apart':49}"
+        + "".join(f"{100 * each:8.2f}" for each in errors[:-1])
+        + f"{100 * constant:10.2f}"
+    )
+    print(
+        f"{'of k=0':49}" + "".join(f"{each / errors[0]:8.3f}" for each in errors[:-1]) + f"{constant / errors[0]:10.3f}"
+    )
     print(f"{'to reach':49}" + "".join(f"{REACH.get(k, ''):>8}" for k in KS))
     print(f"{'inside the band of 80 %':57}" + "".join(f"{each[1]:8.0%}" for each in means[1:]))
     print(f"{'high / low':57}" + "".join(f"{each[2]:8.2f}" for each in means[1:]))
