@@ -12,6 +12,7 @@ import argparse
 import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -187,6 +188,7 @@ def main() -> None:
     if unknown := [each for each in asked if each not in known]:
         sys.exit(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, and what ran is entered
     write_page({})
     for row in [] if given.page else [known[each] for each in asked or known]:
         run_row(row, given.count)

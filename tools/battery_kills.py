@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 600.0
-KILLS_OF_A_RUN = 10
-STEPS_BETWEEN_KILLS = 10
+KILLS_OF_A_RUN = 20
+STEPS_BETWEEN_KILLS = 5
 RECOVERY_SECONDS = 15.0
 CLI = (sys.executable, "-c", "from planner.cli import run; run()")
 
@@ -213,7 +213,7 @@ def calm_bits(kind: Kind, steps: int, *options: str) -> Any:
 
 
 def random_kills(numbers: range) -> Iterator[str]:
-    """Ten kills in each run, of random ranks at random steps; a fault of the run counts at its last kill."""
+    """Twenty kills in each run, of random ranks at random steps; a fault of the run counts at its last kill."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(number // KILLS_OF_A_RUN, []).append(number)
@@ -241,7 +241,7 @@ def _killed_run(kind: Kind, rng: random.Random, kills: int) -> str:
         _run(kind, Path(name), "killed", steps, "--export", f"{name}/killed-weights", *save) as run,
     ):
         for kill in range(kills):
-            goal = kill * STEPS_BETWEEN_KILLS + rng.randint(4, STEPS_BETWEEN_KILLS)
+            goal = kill * STEPS_BETWEEN_KILLS + rng.randint(1, STEPS_BETWEEN_KILLS)
             wait_for(lambda goal=goal: run.steps_done() >= goal and len(run.ranks()) == kind.ranks)  # type: ignore[misc]
             victim = rng.choice(run.ranks())
             os.kill(victim, signal.SIGKILL)

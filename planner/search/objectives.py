@@ -126,6 +126,7 @@ class BestKinds:
         """The longest step of a layout that gets a place, or is better than the best layout of its kind, [n]."""
         kinds = np.stack(np.broadcast_arrays(*kind_of(degrees)), axis=-1).reshape(-1, 4)  # [n, 4]
         distinct, which = np.unique(kinds, axis=0, return_inverse=True)
+        which = which.ravel()  # NumPy 2.0.0 has it in a column
         ranks = [self._ranks.get(tuple(kind), _NEVER) for kind in distinct.tolist()]
         own = [np.broadcast_to(self._seconds_up_to(rank, num_devices), which.shape) for rank in ranks]  # [kinds][n]
         return np.minimum(self._of_any_kind(num_devices), np.array(own)[which, np.arange(len(which))])
