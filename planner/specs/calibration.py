@@ -22,8 +22,9 @@ class CalibrationEntry(Document):
 
     slowdown: computing takes this many times what the roofline says; the entries that match multiply. memory, host,
     scale_up, network: the same of operators that only move bytes, of what the host takes for launches, layers and
-    steps, of the innermost link, and of the links beyond it. attention: share of the 16-bit peak that fused attention
-    reaches, in place of the device file's. low, high: 10 % and 90 %
+    steps, of the innermost link, and of the links beyond it. core_attention: the same of the core of fused attention,
+    in addition to slowdown. attention: share of the 16-bit peak that fused attention
+    reaches, in place of the device file's and of core_attention. low, high: 10 % and 90 %
     quantiles of measured over predicted step time; without them the evidence of published runs speaks. alone: no
     entry after this one counts. num_rows: measured runs behind it, from these sources.
     """
@@ -37,6 +38,7 @@ class CalibrationEntry(Document):
     host: float = Field(default=1.0, gt=0, le=100)
     scale_up: float = Field(default=1.0, gt=0, le=100)
     network: float = Field(default=1.0, gt=0, le=100)
+    core_attention: float = Field(default=1.0, gt=0, le=100)
     attention: float | None = Field(default=None, gt=0, le=1)
     low: float | None = Field(default=None, gt=0)
     high: float | None = Field(default=None, gt=0)
@@ -45,7 +47,7 @@ class CalibrationEntry(Document):
     sources: tuple[str, ...] = ()
 
 
-FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network")
+FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network", "core_attention")
 """Fields that multiply over the entries that match."""
 
 UNCALIBRATED: Final = CalibrationEntry()

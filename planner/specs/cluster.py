@@ -32,7 +32,9 @@ class Efficiency(Document):
 
     matmul: share of peak that a large matrix product reaches.
     matmul_half_depth: depth K of a product at which half of that share is reached (ramp K / (K + this)).
-    attention: share of the 16-bit peak that fused attention's forward pass reaches.
+    attention: share of the 16-bit peak that fused attention reaches, both passes together, with a kernel written for
+        the device's generation.
+    attention_flash_2: the same with FlashAttention-2, where that is less.
     memory: share of the memory bandwidth that a memory-bound operator reaches.
     launch: host time per operator that the device cannot hide.
     """
@@ -42,6 +44,7 @@ class Efficiency(Document):
     matmul: float = Field(gt=0, le=1)
     matmul_half_depth: float = Field(ge=0)
     attention: float = Field(gt=0, le=1)
+    attention_flash_2: float | None = Field(default=None, gt=0, le=1)
     memory: float = Field(gt=0, le=1)
     launch: Seconds
     layer_floor: Seconds = Field(description="least host time of one layer's forward pass in eager mode")
