@@ -146,7 +146,8 @@ def _device(found: DeviceSpec, curves: Curves) -> DeviceSpec:
     if attention := curves["attention"]:  # both passes, as the forecast derives the backward pass from the forward one
         seconds = _total(attention, "forward_seconds") + _total(attention, "backward_seconds")
         reached = (1 + FLASH_BACKWARD) * _total(attention, "flops") / seconds
-        changes["attention"] = min(1.0, reached / peak[core])
+        older = found.efficiency.attention_flash_2 is not None  # the kernel that torch has for every generation
+        changes["attention_flash_2" if older else "attention"] = min(1.0, reached / peak[core])
     efficiency = found.efficiency.model_copy(update=changes)
     return found.model_copy(update={"peak": peak, "memory_bandwidth": bandwidth, "efficiency": efficiency})
 

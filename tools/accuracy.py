@@ -48,8 +48,8 @@ every source). {num_priced} of the {num_measured} that were measured can be pric
   are never compared, because sources count them in ways that differ by a third.
 - *Held out*: forecast by a fit without any run of the same source. *Fitted*: by the fit of all runs, as it is shipped.
   *Pooled* counts every run alike, *by source* takes the figures of each source with at least {few} runs and their mean.
-- Fitted are factors for device, engine, precision and kind of layers, never one for a model. {unfitted} enter no fit,
-  so both columns are the same forecast there.
+- Fitted are factors for device, engine, precision, kind of layers and links, never one for a model. {unfitted} enter
+  no fit, so both columns are the same forecast there.
 - What a row leaves out takes the engine's default, whether it ran or not.
 """
 

@@ -3,22 +3,25 @@
     python -m planner.accuracy.calibrate RUNS.csv planner/calibration.json
 
 The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
-device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1 unless many
-runs contradict. A combination without measured runs uses the factors of its parts. This is a mixed model (Gelman and
-Hill 2007, chapter 12), with the penalties that forecast whole sources best. Each pair of device and engine also has the
-share of peak that fused attention reaches. No constant belongs to a single model. The evidence for error bands comes
-from folds that hold out whole sources.
+device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they move
+only where runs require it. A combination without measured runs has the factors of its parts (a mixed model, as in
+Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Four causes besides have
+factors: the core of fused attention for each pair of device and engine, the innermost link and the links beyond it for
+all runs, and the host for layers with and without experts. No constant belongs to a single model. The evidence for
+error bands comes from folds that hold whole sources out.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import sys
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -29,7 +32,6 @@ from planner.accuracy.score import score, step_seconds
 from planner.cost.band import axes_of, features_of, spread_of
 from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
-from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,40 +48,60 @@ UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-
 UNFITTED_ENGINES: Final = ("megatron-2021", "megatron-2022")
 """Engines without a fitted factor, because all their runs are in the unfitted sources."""
 
-_SHARES: Final = (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
-_PRICED_SHARES: Final = (0.15, 0.35, 0.7)
-_SLOWDOWNS: Final = np.array([0.6, 1.0, 1.6, 2.6])
-_USUAL_SHARE: Final = _SHARES.index(0.45)
-_SHARE_PENALTY: Final = 0.3
+_POINTS: Final = np.array([0.6, 1.0, 1.6, 2.6])
+"""Values of a factor at which runs are priced; a slowdown is this many times `_USUAL_SLOWDOWN`."""
+
+_USUAL_SLOWDOWN: Final = 1.2
+"""The slowdown at which the other factors are priced: about the median over devices and engines."""
+
+_FACTORS: Final = ("slowdown", "core_attention", "scale_up", "network", "host")
+"""Fields of a calibration entry that the fit moves."""
+
+
+class _Term(NamedTuple):
+    """A group of factors: one for each combination of the values of these keys.
+
+    penalty: weight of a squared log factor, in runs.
+    """
+
+    factor: str
+    keys: tuple[str, ...]
+    penalty: float
+
 
 _TERMS: Final = (
-    ("device", "engine", "precision", "experts"),
-    ("device", "engine"),
-    ("device", "precision"),
-    ("engine", "precision"),
-    ("engine", "experts"),
-    ("device",),
-    ("engine",),
-    ("precision",),
-    ("experts",),
+    _Term("slowdown", ("device", "engine", "precision", "experts"), 7.5),
+    _Term("slowdown", ("device", "engine"), 4.5),
+    _Term("core_attention", ("device", "engine"), 0.3),
+    _Term("slowdown", ("device", "precision"), 4.5),
+    _Term("slowdown", ("engine", "precision"), 4.5),
+    _Term("slowdown", ("engine", "experts"), 4.5),
+    _Term("slowdown", ("device",), 3.0),
+    _Term("slowdown", ("engine",), 3.0),
+    _Term("slowdown", ("precision",), 3.0),
+    _Term("slowdown", ("experts",), 3.0),
+    _Term("host", ("experts",), 0.1),
+    _Term("slowdown", (), 0.5),
+    _Term("scale_up", (), 0.3),
+    _Term("network", (), 0.3),
 )
-"""The keys of each group of factors, from the most to the least specific."""
-
-_PENALTY: Final = {1: 3.0, 2: 4.5, 4: 7.5}
-"""Weight of a squared log factor, in runs, for each number of keys that the factor combines."""
+"""From the most to the least specific."""
 
 _NOISE: Final = 0.05
 """Limit of log errors: above it they count by absolute value, not square, because published runs have outliers."""
 
-_SWEEPS: Final = 24
+_SWEEPS: Final = 40
+_LARGEST_STEP: Final = 0.3
+_CLOSE: Final = 1e-4
+_LARGEST_LOG: Final = math.log(4.0)
 _FOLDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A measured run as input of the fit: its step seconds at each attention share and at a few slowdowns.
+    """A measured run in the form that the fit reads: step seconds at a few values of each factor.
 
-    seconds: array of shape (shares, slowdowns); between `_SLOWDOWNS` it is linear in the slowdown.
+    seconds: shape (factors, points). Only one factor differs from its usual value in each.
     """
 
     run: str
@@ -96,41 +118,54 @@ class Sample:
         """The keys by which the evidence of error bands is grouped."""
         return {**self.keys, "axes": self.axes, "features": self.features}
 
-    def group(self, term: tuple[str, ...]) -> tuple[str | bool, ...]:
-        """The sample's group for one term."""
-        return tuple(self.keys[key] for key in term)
+    def group(self, keys: Iterable[str]) -> tuple[str | bool, ...]:
+        """The sample's values of these keys."""
+        return tuple(self.keys[key] for key in keys)
 
 
-_Group = tuple[tuple[str, ...], tuple[str | bool, ...]]
+_Group = tuple[_Term, tuple[str | bool, ...]]
+
+
+class _Prices:
+    """Step seconds of many samples, and their slopes, at any factors."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._seconds = np.array([sample.seconds for sample in samples])
+        self._is_moved = np.array([sample.keys["engine"] not in UNFITTED_ENGINES for sample in samples])
+
+    def at(self, logs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds, (samples,), and their slopes by each log factor, (samples, factors), at logs: (samples, factors).
+
+        What one factor adds is independent of the others, except that attention's core is also slowed down. Engines
+        without a fitted factor have no slowdown, and all other factors are 1.
+        """
+        unmoved = np.where(np.array(_FACTORS) == "slowdown", -math.log(_USUAL_SLOWDOWN), 0.0)
+        factors = np.exp(np.where(self._is_moved[:, None], np.clip(logs, -_LARGEST_LOG, _LARGEST_LOG), unmoved))
+        place = np.clip(np.searchsorted(_POINTS, factors) - 1, 0, len(_POINTS) - 2)[..., None]
+        slopes = np.take_along_axis(np.diff(self._seconds) / np.diff(_POINTS), place, -1)[..., 0]
+        start = np.take_along_axis(self._seconds, place, -1)[..., 0]
+        usual = self._seconds[:, :1, _POINTS.tolist().index(1.0)]
+        added = start + slopes * (factors - _POINTS[place[..., 0]]) - usual
+        slow, core = (_FACTORS.index(name) for name in ("slowdown", "core_attention"))
+        slopes[:, slow] += added[:, core]
+        added[:, core] *= factors[:, slow]
+        slopes[:, core] *= factors[:, slow]
+        return usual[:, 0] + added.sum(axis=1), slopes * factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    """Log factors of every group of the samples, and for every pair of device and engine a position in _SHARES."""
+    """The log factor of every group in the fitted samples."""
 
-    intercept: float
     factors: dict[_Group, float]
-    shares: dict[tuple[str | bool, ...], int]
 
-    def predicted(self, sample: Sample) -> float:
-        """Step seconds of a run; a group without samples has the factor 1."""
-        if sample.keys["engine"] in UNFITTED_ENGINES:
-            return float(_at(sample.seconds[_USUAL_SHARE], 1.0)[0])
-        share = self.shares.get(sample.group(_TERMS[1]), _USUAL_SHARE)
-        log_slowdown = self.intercept + sum_of(self.factors.get((term, sample.group(term)), 0.0) for term in _TERMS)
-        return float(_at(sample.seconds[share], np.exp(log_slowdown))[0])
-
-
-def _at(seconds: NDArray[np.float64], slowdown: Any) -> tuple[Any, Any]:
-    """Seconds, and their slope, at a slowdown.
-
-    seconds: array of shape (..., slowdowns), extrapolated outside `_SLOWDOWNS`.
-    """
-    slopes = np.diff(seconds) / np.diff(_SLOWDOWNS)
-    place = np.clip(np.searchsorted(_SLOWDOWNS, slowdown) - 1, 0, len(_SLOWDOWNS) - 2)[..., None]
-    slope = np.take_along_axis(slopes, place, -1)[..., 0]
-    start = np.take_along_axis(seconds, place, -1)[..., 0]
-    return start + slope * (slowdown - np.take(_SLOWDOWNS, place[..., 0])), slope
+    def predicted(self, samples: Sequence[Sample]) -> NDArray[np.float64]:
+        """Step seconds of each run; a group without samples has the factor 1."""
+        logs = np.zeros((len(samples), len(_FACTORS)))
+        for term in _TERMS:
+            column = _FACTORS.index(term.factor)
+            logs[:, column] += [self.factors.get((term, sample.group(term.keys)), 0.0) for sample in samples]
+        return _Prices(samples).at(logs)[0]
 
 
 def read_samples(runs: Iterable[Run]) -> list[Sample]:
@@ -146,8 +181,6 @@ def read_samples(runs: Iterable[Run]) -> list[Sample]:
 
 def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
     job = setup.job
-    shares = _PRICED_SHARES if job.training.attention == "flash" else _PRICED_SHARES[:1]
-    seconds = np.stack([_over_shares(setup, float(slowdown), shares) for slowdown in _SLOWDOWNS], axis=-1)
     size = f"{job.model.hidden_size}x{job.model.num_layers}"
     return Sample(
         run=run.id,
@@ -162,18 +195,24 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
         features=features_of(job, setup.layout),
         fold=zlib.crc32(size.encode()) % _FOLDS,
         measured_seconds=measured_seconds,
-        seconds=seconds,
+        seconds=_seconds(setup),
     )
 
 
-def _over_shares(setup: Setup, slowdown: float, priced: Sequence[float]) -> NDArray[np.float64]:
-    """Step seconds at each attention share.
+def _seconds(setup: Setup) -> NDArray[np.float64]:
+    """Step seconds of a run at the points of each factor, (factors, points); all factors are 1 at one of them."""
+    found = np.full((len(_FACTORS), len(_POINTS)), _seconds_at(setup, "slowdown", 1.0))
+    for (row, name), (column, value) in itertools.product(enumerate(_FACTORS), enumerate(_POINTS)):
+        if value != 1.0:
+            found[row, column] = _seconds_at(setup, name, float(value))
+    return found
 
-    Attention's time is inversely proportional to its share, so a few prices determine all others.
-    """
-    entries = [CalibrationEntry(slowdown=slowdown, attention=share) for share in priced]
-    seconds = [step_seconds(replace(setup, job=replace(setup.job, calibration=entry))) for entry in entries]
-    return np.interp(-1.0 / np.array(_SHARES), -1.0 / np.array(priced), seconds)
+
+def _seconds_at(setup: Setup, name: str, value: float) -> float:
+    """Step seconds of a run with the usual slowdown and one factor multiplied by `value`."""
+    factors = {"slowdown": _USUAL_SLOWDOWN}
+    factors[name] = factors.get(name, 1.0) * value
+    return step_seconds(replace(setup, job=replace(setup.job, calibration=CalibrationEntry.model_validate(factors))))
 
 
 def _fitted(samples: Iterable[Sample]) -> list[Sample]:
@@ -181,55 +220,34 @@ def _fitted(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def _fit(samples: Sequence[Sample]) -> _Fit:
-    """The factors and shares that minimise the penalised |log(measured / predicted)|, by reweighted least squares.
-
-    Each sweep linearises the logarithm of the prediction. Every third sweep also chooses the attention shares again.
+    """Factors of least penalised |log(measured / predicted)|, by reweighted least squares.
 
     Source: Huber (1964) for the weights; Gauss-Newton.
     """
     used = _fitted(samples)
     if not used:
-        return _Fit(intercept=0.0, factors={}, shares={})
+        return _Fit(factors={})
     groups: dict[_Group, int] = {}
-    columns = [[groups.setdefault((term, s.group(term)), len(groups)) for term in _TERMS] for s in used]
-    rows = np.arange(len(used))
-    design = np.zeros((len(used), len(groups) + 1))
-    design[:, -1] = 1.0  # the intercept
-    for column in np.array(columns).T:
-        design[rows, column] = 1.0
-    penalty = np.array([*(_PENALTY[len(term)] for term, _ in groups), 0.5])
-    members = defaultdict(list)
-    for row, sample in enumerate(used):
-        members[sample.group(_TERMS[1])].append(row)
-    measured = np.log([s.measured_seconds for s in used])
-    seconds = np.array([s.seconds for s in used])
-    logs, shares = np.zeros(len(groups) + 1), np.full(len(used), _USUAL_SHARE)
-    for sweep in range(_SWEEPS):
-        slowdown = np.exp(design @ logs)
-        predicted, slope = _at(seconds[rows, shares], slowdown)
+    for term in _TERMS:
+        for sample in used:
+            groups.setdefault((term, sample.group(term.keys)), len(groups))
+    designs = np.zeros((len(_FACTORS), len(used), len(groups)))
+    for (term, group), column in groups.items():
+        designs[_FACTORS.index(term.factor), [sample.group(term.keys) == group for sample in used], column] = 1.0
+    penalty = np.array([term.penalty for term, _ in groups])
+    measured, prices = np.log([sample.measured_seconds for sample in used]), _Prices(used)
+    logs = np.zeros(len(groups))
+    for _ in range(_SWEEPS):
+        predicted, slopes = prices.at((designs @ logs).T)
         error = measured - np.log(predicted)
         weight = _NOISE / np.maximum(np.abs(error), _NOISE)
-        gradient = design * (slope * slowdown / predicted)[:, None]
+        gradient = np.einsum("fsg,sf->sg", designs, slopes / predicted[:, None])
         normal = gradient.T @ (gradient * weight[:, None]) + np.diag(penalty)
         step = np.linalg.solve(normal, gradient.T @ (weight * error) - penalty * logs)
-        logs = logs + np.clip(step, -0.5, 0.5)
-        if sweep % 3 == 2:
-            every = _at(seconds, np.broadcast_to(np.exp(design @ logs)[:, None], seconds.shape[:2]))[0]
-            shares = _best_shares(members, np.abs(measured[:, None] - np.log(every)))
-    return _Fit(
-        intercept=float(logs[-1]),
-        factors={group: float(logs[column]) for group, column in groups.items()},
-        shares={group: int(shares[own[0]]) for group, own in members.items()},
-    )
-
-
-def _best_shares(members: dict[tuple[str | bool, ...], list[int]], errors: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Position of the best attention share of each sample's device and engine; errors: (samples, shares)."""
-    distance = _SHARE_PENALTY * np.abs(np.log(np.array(_SHARES) / _SHARES[_USUAL_SHARE]))
-    found = np.empty(len(errors), dtype=np.int64)
-    for own in members.values():
-        found[own] = int(np.argmin(errors[own].sum(axis=0) + distance))
-    return found
+        logs = logs + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
+        if np.abs(step).max() < _CLOSE:
+            break
+    return _Fit(factors={group: float(logs[column]) for group, column in groups.items()})
 
 
 def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[np.float64]:
@@ -237,37 +255,36 @@ def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[
     ratios = np.empty(len(samples))
     for fold in set(folds):
         fit = _fit([s for s, own in zip(samples, folds, strict=True) if own != fold])
-        for i, (sample, own) in enumerate(zip(samples, folds, strict=True)):
-            if own == fold:
-                ratios[i] = sample.measured_seconds / fit.predicted(sample)
+        held = [s for s, own in zip(samples, folds, strict=True) if own == fold]
+        ratios[np.array(folds) == fold] = _ratios(fit, held)
     return ratios
 
 
 def fitted_ratios(samples: Sequence[Sample]) -> NDArray[np.float64]:
-    """Measured over predicted seconds of each sample, from a fit of all samples (in-sample); shape (samples,)."""
-    fit = _fit(samples)
-    return np.array([sample.measured_seconds / fit.predicted(sample) for sample in samples])
+    """Measured over predicted seconds of each sample, by a fit of all samples (in-sample); shape (samples,)."""
+    return _ratios(_fit(samples), samples)
+
+
+def _ratios(fit: _Fit, samples: Sequence[Sample]) -> NDArray[np.float64]:
+    return np.array([sample.measured_seconds for sample in samples]) / fit.predicted(samples)
 
 
 def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Calibration:
-    """The calibration from all samples, with evidence from folds that hold out whole sources."""
-    fit = _fit(samples)
+    """The calibration of all samples, with evidence from folds that hold whole sources out."""
+    fit, fitted = _fit(samples), _fitted(samples)
     entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
-    for term in _TERMS:
-        for _, group in sorted((key for key in fit.factors if key[0] == term), key=str):
-            members = [s for s in _fitted(samples) if s.group(term) == group]
-            entries.append(
-                CalibrationEntry.model_validate(
-                    {
-                        **dict(zip(term, group, strict=True)),
-                        "slowdown": round(float(np.exp(fit.factors[term, group])), 4),
-                        "attention": _SHARES[fit.shares[group]] if term == _TERMS[1] else None,
-                        "num_rows": len(members),
-                        "sources": tuple(sorted({s.source for s in members})),
-                    }
-                )
-            )
-    entries.append(CalibrationEntry(slowdown=round(float(np.exp(fit.intercept)), 4)))
+    for keys in dict.fromkeys(term.keys for term in _TERMS):
+        groups: dict[tuple[str | bool, ...], dict[str, float]] = defaultdict(dict)
+        for (term, group), log in fit.factors.items():
+            if term.keys == keys:
+                usual = _USUAL_SLOWDOWN if term.factor == "slowdown" and not keys else 1.0
+                groups[group][term.factor] = round(usual * math.exp(log), 4)
+        for group in sorted(groups, key=str):
+            members = [s for s in fitted if s.group(keys) == group] if keys else []
+            sources = tuple(sorted({s.source for s in members}))
+            named = dict(zip(keys, group, strict=True))
+            of_group = {**named, **groups[group], "num_rows": len(members), "sources": sources}
+            entries.append(CalibrationEntry.model_validate(of_group))
     evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))
     spread = spread_of(evidence).model_copy(update={"memory": memory_spreads(memory)})
     return Calibration(entries=tuple(entries), evidence=evidence, spread=spread)

@@ -274,8 +274,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task} {words}", assumed)
-    if not engine.memory.norm_kernel and ("rms kernel" in words or "torch.compile" in words):
-        found["engine.memory.norm_kernel"] = "true"
+    found |= _kernels(words, engine)
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
@@ -287,6 +286,19 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:
         in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
         found["training.expert_overlap"] = str(in_chunks).lower()
+    return found
+
+
+def _kernels(words: str, engine: EngineSpec) -> dict[str, str]:
+    """Kernels of norms and of attention that the words of a row name, where the engine has others by default."""
+    found = {}
+    if engine.memory.norm_kernel:
+        if "eager" in words.split():
+            found["engine.memory.norm_kernel"] = "false"
+    elif "rms kernel" in words or "torch.compile" in words:
+        found["engine.memory.norm_kernel"] = "true"
+    if re.search(r"\bfa[34]\b|flash.?attention.?[34]", words):
+        found["engine.compute.attention_kernel"] = "latest"
     return found
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.specs.job import PoolJob
 
-FACTORS: Final = ("slowdown", "scale_up", "network", "memory", "host", "attention")
-"""The learnt factors of time; each except the last is a field of a calibration entry with the same name."""
+FACTORS: Final = ("slowdown", "scale_up", "network", "memory", "host", "core_attention")
+"""The learnt factors of time: fields of a calibration entry."""
 
 _SHARES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Possible shares of the variance between published clusters for the user's cluster; all are equally likely."""
@@ -225,18 +225,13 @@ def slopes_of(job: PoolJob, layout: Layout) -> NDArray[np.float64]:
 
 
 def with_factors(job: PoolJob, logs: NDArray[np.float64]) -> PoolJob:
-    """The job with its calibration multiplied by these factors, given as logarithms."""
-    return replace(job, calibration=job.calibration.model_copy(update=_fields(job, logs, over=job.calibration)))
+    """The job with its calibration multiplied by the factors of these logarithms."""
+    return replace(job, calibration=job.calibration.model_copy(update=_fields(logs, over=job.calibration)))
 
 
-def _fields(job: PoolJob, logs: NDArray[np.float64], *, over: CalibrationEntry) -> dict[str, Any]:
-    """Fields of a calibration entry with these factors.
-
-    Attention's share of peak is divided by its factor, at most 1.
-    """
-    factors = dict(zip(FACTORS, np.exp(logs), strict=True))
-    share = min(1.0, job.attention_share / float(factors.pop("attention")))
-    return {name: getattr(over, name) * float(factor) for name, factor in factors.items()} | {"attention": share}
+def _fields(logs: NDArray[np.float64], *, over: CalibrationEntry) -> dict[str, Any]:
+    """Fields of a calibration entry with these factors."""
+    return {name: getattr(over, name) * float(factor) for name, factor in zip(FACTORS, np.exp(logs), strict=True)}
 
 
 def _log_seconds(job: PoolJob, layout: Layout) -> float:
@@ -289,7 +284,7 @@ def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt
         own = np.clip(posterior(slopes[others], errors[others]).logs, -_MOST, _MOST)
         left_out.append(float(_predicted([runs[index]], own)[0]))
     spread = float(np.mean(found.spread(slopes)))
-    names = _fields(runs[0].job, logs, over=CalibrationEntry())
+    names = _fields(logs, over=CalibrationEntry())
     entry = CalibrationEntry(
         device=device,
         engine=engine,

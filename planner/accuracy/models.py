@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PRICED: Final = ("", "dense", "moe", "moe-mla", "mla", "dense-mla")
 _MLA_KEYS: Final = ("q_lora_rank", "kv_lora_rank", "nope_head_size", "rope_head_size", "value_head_size")
-_MOE_KEYS: Final = ("layer_frequency", "router_bias", "expert_bias", "shared_gate")
+_MOE_KEYS: Final = ("layer_frequency", "router_bias", "expert_bias", "shared_gate", "num_groups", "groups_per_token")
 _SHAPE: Final = {
     "num_layers": "layers",
     "hidden_size": "hidden",

@@ -33,11 +33,10 @@ def _corrections(learnt: Sequence[Learnt]) -> Group:
     rows = []
     for each in learnt:
         factors = [f"{getattr(each.entry, name):.2f}" for name in FACTORS]
-        attention = "-" if each.entry.attention is None else f"{each.entry.attention:.2f}"
         band = f"{each.entry.low:.2f} to {each.entry.high:.2f}"
-        rows.append((clean(f"{each.device}, {each.engine}"), str(len(each.forecasts)), *factors, attention, band))
+        rows.append((clean(f"{each.device}, {each.engine}"), str(len(each.forecasts)), *factors, band))
     header = ("", "runs", "computing", "memory", "host", "scale-up", "network", "attention", "8 of 10 runs")
-    note = "times as long as the shipped calibration says; attention: share of peak; band: of the forecast"
+    note = "times as long as the shipped calibration says; band: of the forecast"
     columns = Columns(rows, right=range(1, 9), wrap=(0,), optional=(7, 4, 3, 1), header=header)
     single = [f"{each.device}, {each.engine}" for each in learnt if len(each.forecasts) == 1]
     return section("Corrections", columns, *([_one_run(single)] if single else []), note=note)

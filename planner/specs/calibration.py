@@ -24,7 +24,8 @@ class CalibrationEntry(Document):
     host: the same factor for the host's time for launches, layers and steps.
     scale_up: the same factor for the innermost link.
     network: the same factor for the links beyond the innermost one.
-    attention: share of the 16-bit peak that fused attention reaches; it replaces the value of the device file.
+    core_attention: the same factor for the core of fused attention, in addition to `slowdown`.
+    attention: share of the 16-bit peak that fused attention reaches; it replaces the device file's and core_attention.
     low, high: 10 % and 90 % quantiles of measured over predicted step time; without them the band comes from published
     runs.
     alone: the search for matching entries ends at this entry.
@@ -41,6 +42,7 @@ class CalibrationEntry(Document):
     host: float = Field(default=1.0, gt=0, le=100)
     scale_up: float = Field(default=1.0, gt=0, le=100)
     network: float = Field(default=1.0, gt=0, le=100)
+    core_attention: float = Field(default=1.0, gt=0, le=100)
     attention: float | None = Field(default=None, gt=0, le=1)
     low: float | None = Field(default=None, gt=0)
     high: float | None = Field(default=None, gt=0)
@@ -49,7 +51,7 @@ class CalibrationEntry(Document):
     sources: tuple[str, ...] = ()
 
 
-FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network")
+FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network", "core_attention")
 """Fields that multiply over all matching entries."""
 
 UNCALIBRATED: Final = CalibrationEntry()

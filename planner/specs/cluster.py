@@ -33,7 +33,9 @@ class Efficiency(Document):
     matmul: share of the peak that a large matrix product reaches.
     matmul_half_depth: depth K (inner dimension) at which a product reaches half of `matmul`; the share grows as K / (K
     + matmul_half_depth).
-    attention: share of the 16-bit peak that the forward pass of fused attention reaches.
+    attention: share of the 16-bit peak that fused attention reaches in both passes together, with a kernel written for
+    the device's generation.
+    attention_flash_2: the same with FlashAttention-2, if it is less.
     memory: share of the memory bandwidth that a memory-bound operator reaches.
     launch: host time per operator that the device cannot hide.
     """
@@ -43,6 +45,7 @@ class Efficiency(Document):
     matmul: float = Field(gt=0, le=1)
     matmul_half_depth: float = Field(ge=0)
     attention: float = Field(gt=0, le=1)
+    attention_flash_2: float | None = Field(default=None, gt=0, le=1)
     memory: float = Field(gt=0, le=1)
     launch: Seconds
     layer_floor: Seconds = Field(description="least host time of one layer's forward pass in eager mode")

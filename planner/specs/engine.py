@@ -216,6 +216,11 @@ class EngineOffload(Document):
 class EngineCompute(Document):
     """Costs of the engine's computing in addition to the device's efficiency."""
 
+    attention_kernel: Literal["latest", "flash-2"] = Field(
+        default="latest",
+        description="fused attention written for the device's generation (cuDNN in Transformer Engine, "
+        "FlashAttention-3 and 4), or FlashAttention-2",
+    )
     fp8_experts: bool = Field(default=True, description="in fp8, products of routed experts are in 8 bits too")
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"

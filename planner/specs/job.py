@@ -124,8 +124,10 @@ class PoolJob(Job):
 
     @property
     def attention_share(self) -> float:
-        """Share of the 16-bit peak that fused attention reaches."""
-        return self.calibration.attention or self.cluster.device.efficiency.attention
+        """Share of the 16-bit peak that the engine's fused attention reaches."""
+        own = self.cluster.device.efficiency
+        flash_2 = own.attention_flash_2 if self.engine.compute.attention_kernel == "flash-2" else None
+        return self.calibration.attention or min(1.0, (flash_2 or own.attention) / self.calibration.core_attention)
 
     @property
     def launch_seconds(self) -> float:

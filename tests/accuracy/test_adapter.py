@@ -299,6 +299,7 @@ def test_experts_are_cut_as_the_engine_cuts_them() -> None:
     fine = {**shape, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "ep": "8", "glu": "1"}
     megatron, bridge = setup_of(**fine), setup_of(**fine, framework="Megatron-Bridge")
     assert [found.layout.etp for found in (megatron, bridge, setup_of(**fine, etp="1"))] == [2, 1, 1]
+    assert setup_of(**fine, pp="1", zero_stage="3").layout.etp == 2  # Megatron-FSDP has Megatron-Core's default too
 
 
 def test_stated_cells_win_and_assumptions_are_named() -> None:
@@ -422,6 +423,24 @@ def test_norms_have_a_kernel_where_the_program_has_one_or_the_row_says_so() -> N
     assert not setup_of(**library, flags="kernel: flash_attention2").job.engine.memory.norm_kernel
     assert setup_of(**library, flags="kernel: flash_attention2 + RMS kernel").job.engine.memory.norm_kernel
     assert setup_of().job.engine.memory.norm_kernel
+
+
+def test_kernels_are_read_from_words_and_from_the_age_of_a_program() -> None:
+    eager, compiled = (setup_of(framework="torchtitan", flags=flags).job.engine for flags in ("eager", "torch.compile"))
+    assert (eager.memory.norm_kernel, compiled.memory.norm_kernel) == (False, True)
+    assert compiled.compute.attention_kernel == "flash-2"  # cuDNN came first in October 2025
+    assert load_engine("torchtitan").compute.attention_kernel == "latest"
+    old, new = (setup_of(framework="DeepSpeed", pp="1", flags=flags).job for flags in ("", "Liger kernel; FA3 on H200"))
+    assert [job.engine.compute.attention_kernel for job in (old, new)] == ["flash-2", "latest"]
+
+
+def test_tokens_of_deepseek_reach_few_groups_of_experts() -> None:
+    """n_group and topk_group of the models' config.json on the Hub."""
+    latent = {"layers": "61", "hidden": "7168", "heads": "128", "ffn": "18432", "vocab": "129280", "arch": "moe-mla"}
+    moe = {"n_experts": "256", "top_k": "8", "moe_ffn": "2048", "glu": "1", "pp": "1"}
+    found = {name: setup_of(model=name, **latent, **moe).job.model.moe for name in ("DeepSeek-V3", "Kimi-K2")}
+    groups = {name: (moe.num_groups, moe.groups_per_token) for name, moe in found.items() if moe is not None}
+    assert groups == {"DeepSeek-V3": (8, 4), "Kimi-K2": (1, 1)}
 
 
 def test_a_dispatcher_is_read_by_its_column() -> None:

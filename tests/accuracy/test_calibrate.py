@@ -13,20 +13,30 @@ from planner.specs.calibration import UNCALIBRATED, Calibration, CalibrationEntr
 
 DEVICES = {"a100-80gb": 1.0, "h100-80gb": 1.3, "b200-180gb": 1.7}
 ENGINES = {"megatron": 1.0, "fsdp": 1.25}
-SLOWDOWNS = np.array([0.6, 1.0, 1.6, 2.6])  # where the fit has prices
+POINTS = np.array([0.6, 1.0, 1.6, 2.6])  # where the fit has prices; a slowdown is 1.2 times as much
+FACTORS = ("slowdown", "core_attention", "scale_up", "network", "host")
 
 
-def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", fold=0, rest=1.0, compute=9.0):
-    """A run that took exactly rest + slowdown * compute seconds."""
+def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", fold=0, rest=1.0, **parts):
+    """A run that took exactly rest + slowdown * compute seconds, and each further part as long as its factor says.
+
+    parts: seconds at a factor of 1, and their true factor; `compute`, seconds at a slowdown of 1.
+    """
     slowdown = slowdown or DEVICES[device] * ENGINES[engine]
+    compute = parts.pop("compute", 9.0)
+    usual = rest + 1.2 * compute + sum(seconds for seconds, _ in parts.values())
+    prices = np.full((len(FACTORS), len(POINTS)), usual)
+    prices[0] += 1.2 * compute * (POINTS - 1)
+    for name, (seconds, _) in parts.items():
+        prices[FACTORS.index(name)] += seconds * (POINTS - 1)
     return Sample(
         run="-",
         source=source,
         keys={"device": device, "engine": engine, "precision": "16", "experts": False},
         axes="dp",
         fold=fold,
-        measured_seconds=rest + slowdown * compute,
-        seconds=np.broadcast_to(rest + SLOWDOWNS * compute, (11, 4)),
+        measured_seconds=rest + slowdown * compute + sum(seconds * factor for seconds, factor in parts.values()),
+        seconds=prices,
     )
 
 
@@ -59,6 +69,23 @@ def test_a_run_is_never_forecast_from_its_own_fold():
     after = held_out_ratios(slower, folds)
     held = np.array(folds) == 0
     assert after[held] == pytest.approx(3 * before[held])
+
+
+@pytest.mark.parametrize(("name", "factor"), [("scale_up", 1.5), ("network", 1.5), ("host", 0.8)])
+def test_links_and_the_host_are_slower_where_runs_that_use_them_are(name, factor):
+    parts = [{name: (seconds, factor)} for seconds in np.linspace(0.0, 9.0, 60)]
+    fitted = calibrate([made_up(slowdown=1.3, source=str(number % 4), **part) for number, part in enumerate(parts)])
+    found = find_entry(fitted, device="a100-80gb", engine="megatron", precision="bf16", experts=False)
+    assert getattr(found, name) == pytest.approx(factor, rel=0.05)  # held back a little by the penalty
+    assert found.slowdown == pytest.approx(1.3, rel=0.03)
+
+
+def test_the_core_of_attention_has_a_factor_of_its_own_beside_the_slowdown():
+    # the core is slowed down too: at a slowdown of 1.3, c seconds take 1.3 * c * 1.4, and are priced at 1.2
+    runs = [made_up(slowdown=1.3, core_attention=(1.2 * c, 1.3 / 1.2 * 1.4)) for c in np.linspace(0.0, 5.0, 60)]
+    fitted = calibrate([replace(run, source=str(number % 4)) for number, run in enumerate(runs)])
+    found = find_entry(fitted, device="a100-80gb", engine="megatron", precision="bf16", experts=False)
+    assert (found.slowdown, found.core_attention) == (pytest.approx(1.3, rel=0.03), pytest.approx(1.4, rel=0.05))
 
 
 @pytest.mark.parametrize("kept", [{"source": "megatron-sc21-t1"}, {"source": "korthikanti-t5"}])

@@ -21,7 +21,7 @@ def counting(job, unit):
     device = job.cluster.device
     share = device.efficiency.model_copy(
         update={"matmul": 1.0, "matmul_half_depth": 0.0, "attention": 1.0, "memory": 1.0, "launch": 0.0}
-        | {"layer_floor": 0.0}
+        | {"layer_floor": 0.0, "attention_flash_2": None}
     )
     values = {"peak": dict.fromkeys(device.peak, rate), "memory_bandwidth": FREE if unit == "flops" else 1.0}
     device = device.model_copy(update=values | {"num_processors": 1, "efficiency": share})
@@ -326,3 +326,26 @@ def test_a_gate_of_attention_is_one_more_product_that_tensor_parallelism_cuts(ma
         for gate in ("element", "none")
     )
     assert gated - plain == pytest.approx(2 * LENGTH * 4096 * 32 * 128 / tp)
+
+
+@pytest.mark.parametrize(("cluster", "ratio"), [("dgx-h100", 0.60 / 0.35), ("dgx-a100", 1.0), ("dgx-b200", 1.0)])
+def test_the_second_flash_attention_is_slower_on_hopper_alone(make_job, cluster, ratio):
+    """Shah et al. (2024): 35 % of the peak of an H100 with FlashAttention-2, about 60 % with kernels written for it."""
+
+    def core(kernel):
+        settings = (f"engine.compute.attention_kernel={kernel}",)
+        job = replace(make_job("llama3-8b", cluster, settings=settings), calibration=UNCALIBRATED)
+        free = job.cluster.device.efficiency.model_copy(update={"launch": 0.0})
+        device = job.cluster.device.model_copy(update={"efficiency": free})
+        job = replace(job, cluster=job.cluster.model_copy(update={"device": device}))
+        return layer_seconds(job, parse_layout("tp=1", num_layers=32, num_devices=8)).core_forward
+
+    assert core("flash-2") / core("latest") == pytest.approx(ratio)
+
+
+def test_the_factor_of_attentions_core_is_a_time(make_job):
+    job = replace(make_job("llama3-8b", "dgx-h100"), calibration=UNCALIBRATED)
+    slower = replace(job, calibration=UNCALIBRATED.model_copy(update={"core_attention": 1.5}))
+    assert slower.attention_share == pytest.approx(job.attention_share / 1.5)
+    own = replace(job, calibration=UNCALIBRATED.model_copy(update={"core_attention": 1.5, "attention": 0.4}))
+    assert own.attention_share == 0.4  # a user's runs say the share itself
