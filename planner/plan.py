@@ -162,7 +162,7 @@ class Plan:
 
     @property
     def goodput(self) -> Goodput | None:
-        """Share of the run's time left after failures and checkpoints; None if they are not counted."""
+        """The shares of the run's time for training, checkpoints and failures; None if failures are not counted."""
         if not self.training.failures:
             return None
         common = {"model": self.model, "training": self.training, "engine": self.engine}

@@ -7,8 +7,8 @@ Each job of the table is planned once, whatever layouts its rows ran. The report
 
 - the cost and the gain of each choice that differs from the minimum,
 - the memory of each plan's fullest device,
-- the number of plans with idle devices or deep interleaving, and how many of them a search without this feature
-  matches,
+- the number of plans with idle devices, and the number with more than 8 chunks per stage; for each, how many an equally
+  good layout without it could replace,
 - for tuned rows of a program's or device's maker, the price of their layout compared with the plan's, by our model.
 """
 

@@ -3,9 +3,9 @@
 Each pair of device and engine has a factor for each cause of step time: compute, memory traffic, the host, the
 innermost link, the outer links, fused attention. The slope of a run for a factor is the derivative of its log step time
 by the log of this factor. The fit regresses the log errors of the runs on these slopes. The prior of a factor has the
-mean 1, and the spread that this factor has over clusters of published runs (empirical Bayes). Two unknowns are averaged
-over: the user's cluster's share of this spread, and the scatter of its runs (as in Raftery, Madigan and Hoeting, JASA
-1997). Few runs therefore change the factors little, and many runs determine them.
+mean 1, and the variance that this factor has over clusters of published runs (empirical Bayes). The fit averages over
+two unknown numbers: the share of this variance that applies to the user's cluster, and the scatter of that cluster's
+runs (as in Raftery, Madigan and Hoeting, JASA 1997). Few runs therefore change the factors little, and many runs determine them.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     """Bytes per second of one rank's part of a link in a group over `hosts` hosts.
 
-    Two hosts reach the efficiency of the line rate. With more hosts the bandwidth falls as 2 / hosts, but never below
-    the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the measured bandwidth is used
+    Over two hosts the bandwidth is the line rate times the efficiency of the link. With more hosts it falls as 2 / hosts,
+    but never below the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the measured bandwidth is used
     unchanged.
 
     Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
@@ -268,7 +268,8 @@ def tree_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
 def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Number:
     """Recursive halving and doubling (butterfly), with the nearest partner first.
 
-    Each step halves the bytes, so most bytes stay within an instance; on the level above each rank uses its own link.
+    Each step halves the bytes, so ranks exchange most bytes with near partners, inside one instance of the inner level.
+    On the next level, each rank uses its own link.
     If n is no power of two, the surplus ranks first send all bytes to a partner, and receive the result at the end.
 
     Source: Rabenseifner (2004); Thakur, Rabenseifner and Gropp (2005), section 4.4.

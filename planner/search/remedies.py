@@ -98,7 +98,10 @@ def _first_solved(changes: Iterable[tuple[str, Job]], constraints: Constraints, 
 def _smallest_pair(
     job: Job, one: Sequence[Change], other: Sequence[Change], constraints: Constraints
 ) -> tuple[str, Job] | None:
-    """The smallest pair of changes of two kinds that fits, by the sum of their positions; None if no pair fits."""
+    """The first pair of changes, one from each sequence, with which the job fits; None if no pair makes it fit.
+
+    Pairs are tried in the order of the sum of their positions in the two sequences.
+    """
     places = sorted(product(range(len(one)), range(len(other))), key=lambda place: (sum(place), place))
     pairs = [(f"{one[i].words} and {other[k].words}", _both(job, one[i], other[k])) for i, k in places]
     if not pairs or pairs[-1][1] is None or not _fits(pairs[-1][1], constraints):

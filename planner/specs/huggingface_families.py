@@ -329,7 +329,7 @@ def gate_biases(config: Config) -> None:
 
 
 def granite_experts(config: Config) -> None:
-    """Routed and shared experts; in files without experts, a dense block of the same width (Granite 4 Micro)."""
+    """Routed and shared experts; without routed experts (Granite 4 Micro), a dense block as wide as the shared one."""
     mamba2()(config)  # the keys stand in files without such layers too
     if config.get("num_local_experts") != 0:
         mixture("intermediate_size", shared_width="shared_intermediate_size")(config)

@@ -36,10 +36,10 @@ class Candidate:
     The step time of a choice is (Narayanan et al. 2021, 2104.04473, section 2.2, for stages that differ)
 
         constant + steady_count * bottleneck + sum_r pass_seconds_r + max_r tail_seconds_r
-        bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r)),  h the slack_seconds of the last stage
+        bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r))
 
-    where h is the time of the model's last chunk. A stage waits for this chunk if its slack is shorter than h. Slack
-    and h are 0 if stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
+    where h, the slack_seconds of the last stage, is the time of the model's last chunk. A stage whose slack is shorter
+    than h waits for that chunk. Slack and h are 0 if stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
 
     Loads are layers weighted by kind, with arbitrary whole weights. The loads of a choice add up to `total_load`, which
     lower bounds use.
