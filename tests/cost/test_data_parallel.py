@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,14 @@ from planner.cost.prices import stage_prices
 from planner.cost.stage import held_params, stages_of
 from planner.cost.transfers import state_transfers
 from planner.layout import parse_layout
+from planner.specs.calibration import UNCALIBRATED
 
 QUIET = tuple(f"{link}.{delay}=0 us" for link in ("nvlink", "infiniband") for delay in ("latency", "startup"))
 
 
 def job_and_prices(make_job, text, **options):
     job = make_job("llama3-8b", gpus=64, batch=64, engine="torch", precision="fp32", **options)
+    job = replace(job, calibration=UNCALIBRATED)
     layout = parse_layout(text, num_layers=32, num_devices=64)
     return job, layout, stage_prices(job, layout, stages_of(job, layout))
 
@@ -78,6 +82,7 @@ def test_hsdp_in_a_node_trades_memory_for_traffic(make_job):
 
 def nanotron_prices(make_job, zero):
     job = make_job("llama3-8b", gpus=64, batch=64, engine="nanotron", precision="bf16")
+    job = replace(job, calibration=UNCALIBRATED)
     layout = parse_layout(f"tp=8,dp=8,zero={zero},mbs=8", num_layers=32, num_devices=64)
     return job, layout, stage_prices(job, layout, stages_of(job, layout))
 

@@ -16,6 +16,7 @@ from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import tensor_transfers
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
+from planner.specs.calibration import UNCALIBRATED
 
 
 def job_and_layout(make_job, model, text, **options):
@@ -50,6 +51,7 @@ def test_a_mean_layer_of_t5_stores_half_of_the_cross_attention(make_job):
 
 def test_cross_attention_has_one_more_pair_of_collectives(make_job):
     job, layout = job_and_layout(make_job, "t5-11b", "tp=4,dp=2,sp=0")
+    job = replace(job, calibration=UNCALIBRATED)
     one = all_reduce_seconds(group(job.cluster, 4, 1), 512 * job.model.hidden_size * 2)
     busy = busy_seconds(job, tensor_transfers(job, layout))
     assert (busy["forward"], busy["backward"]) == pytest.approx((2.5 * one, 2.5 * one))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from planner.cost.prices import stage_bytes, stage_parts, stage_prices
 from planner.cost.stage import Stage, held_params, stages_of
 from planner.layout import parse_layout
 from planner.search.space.configurations import DegreeArrays
+from planner.specs.calibration import UNCALIBRATED
 
 TABLE = yaml.safe_load((Path(__file__).parents[1] / "published" / "sc21_table1.yaml").read_text())
 
@@ -257,6 +258,7 @@ def test_copies_around_a_reduction_are_felt_once_a_step(make_job, with_engine):
 def test_the_host_launches_every_hop_of_a_ring(make_job):
     """Two tokens a rank: the floor of 300 us, and a third of that for each hop; 1.6 times as much backward."""
     job = make_job("llama3-8b", cluster="dgx-h100", engine="megatron", gpus=64, sequence=128)
+    job = replace(job, calibration=UNCALIBRATED)
     for cp in (2, 8, 64):
         layout = parse_layout(f"cp={cp}", num_layers=32, num_devices=64)
         found = layer_seconds(job, layout).passes
@@ -270,6 +272,7 @@ def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make
     An all-to-all waits for the sizes of its parts, and comes on top.
     """
     job = make_job("qwen3-30b-a3b", cluster="dgx-h100", engine="megatron-bridge", gpus=16, sequence=128)
+    job = replace(job, calibration=UNCALIBRATED)
     layout = parse_layout("ep=16,dp=16", num_layers=48, num_devices=16)
     for waits in (False, True):
         asked = with_engine(job, communication={"dispatches_once_per_host": not waits})

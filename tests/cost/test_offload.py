@@ -14,6 +14,7 @@ from planner.cost.limits import unpriced
 from planner.cost.offload import host_update_seconds
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
+from planner.specs.calibration import UNCALIBRATED
 
 # Ren et al., ZeRO-Offload (USENIX ATC 2021), table 2: layers and hidden size by billions of parameters
 SIZES = {1.4: (40, 1536), 4: (64, 2304), 13: (65, 4096)}
@@ -77,6 +78,7 @@ def test_states_are_those_of_deepspeeds_own_estimator(make_job, dp):
 
 def test_copies_and_update_by_hand(make_job):
     job = make_job("gpt2-xl", sequence=1024, gpus=8, batch=64, engine="deepspeed")
+    job = replace(job, calibration=UNCALIBRATED)
     layout = layout_of(job, "dp=8,zero=1,recompute=full,offload=both")
     plain = estimate(job, replace(layout, offload="none"))
     own, lines = estimate(job, layout), seconds_of(estimate(job, layout))

@@ -14,6 +14,7 @@ from planner.cost.prices import chunk_parts, layout_prices, num_microbatches, st
 from planner.cost.stage import stages_of
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
+from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import MixedClusterSpec
 from planner.specs.job import join_pools
 from planner.specs.load import load_job
@@ -70,7 +71,8 @@ def test_pools_of_equal_hosts_are_priced_as_the_uniform_cluster_that_they_are(te
 
 def test_the_step_of_two_kinds_of_devices_by_hand():
     """Stage times are those of uniform clusters; sends between the pools are added up from bytes, rate and latency."""
-    a100, h100 = job(nodes=2), job(cluster="dgx-h100", nodes=1)
+    jobs = job(nodes=2), job(cluster="dgx-h100", nodes=1)
+    a100, h100 = (replace(each, calibration=UNCALIBRATED) for each in jobs)
     layout = placed("tp=4,pp=3,dp=2,mbs=2,layers_per_stage=8/8/16,recompute=none/none/none", ("a100", "a100", "h100"))
     found = mixed(("a100", a100), ("h100", h100))
     uniform = replace(layout, pools=())

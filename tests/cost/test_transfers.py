@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -29,6 +30,8 @@ from planner.cost.traffic import priced
 from planner.cost.transfers import transfers
 from planner.layout import parse_layout
 from planner.specs.by_name import engine_names
+from planner.specs.calibration import UNCALIBRATED
+from planner.specs.job import each_pool
 from planner.specs.load import load_job
 
 LINES = {
@@ -41,7 +44,8 @@ SENT = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "all-reduce": 2}
 @cache
 def job_of(model="llama3-8b", engine="megatron", cluster="dgx-h100", **options):
     sizes = {"sequence_length": 1024, "global_batch_size": 64} | ({} if "mixed" in cluster else {"gpus": 64})
-    return load_job(model=model, engine=engine, cluster=cluster, **sizes | options)
+    job = load_job(model=model, engine=engine, cluster=cluster, **sizes | options)
+    return each_pool(job, lambda pool: replace(pool, calibration=UNCALIBRATED))  # links as fast as their document says
 
 
 def layout_of(job, text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from planner.cost.activations import activation_terms
@@ -13,6 +15,7 @@ from planner.cost.transfers import context_bytes, context_transfers
 from planner.explain.operations import operations_of_step
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
+from planner.specs.calibration import UNCALIBRATED
 
 
 def case(make_job, text, **changes):
@@ -25,6 +28,7 @@ def test_each_rank_sends_its_tokens_of_queries_keys_values_and_outputs(make_job)
     job, layout = case(make_job, "cp=4,zero=3")
     tokens, head = 8192 // 4, 128 * 2
     assert [float(each) for each in context_bytes(job, layout)] == [tokens * heads * head for heads in (32, 8, 8, 32)]
+    job = replace(job, calibration=UNCALIBRATED)
     where = group(job.cluster, 4, 1)
     by_hand = sum(all_to_all_seconds(where, tokens * heads * head) for heads in (32, 8, 8, 32))
     busy = busy_seconds(job, context_transfers(job, layout))

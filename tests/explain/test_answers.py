@@ -395,15 +395,25 @@ def test_groups_tell_what_of_their_line_is_hidden(any_plan) -> None:
         assert each.line_busy_seconds - each.line_hidden_seconds == pytest.approx(float(line.exposed_seconds))
 
 
+def slower(link, times):
+    delays = {name: times * getattr(link, name) for name in ("latency", "startup")}
+    return link.model_copy(update={"bandwidth": link.bandwidth / times, **delays})
+
+
 def test_the_algorithm_of_the_estimate_is_the_cheapest_that_the_library_has(any_plan) -> None:
     for each in collectives_of(any_plan).groups:
         chosen = [algorithm for algorithm in each.algorithms if algorithm.chosen]
         if each.algorithm_bytes:
-            cluster = any_plan.cluster
+            cluster, (entry, *_) = any_plan.cluster, any_plan.calibration  # links have the same factors on every device
+            factors = (entry.scale_up, entry.network)
             if len(cluster.pools) > 1:
                 pools = {pool.name: pool for pool in cluster.pools}
+                if each.pool not in pools:
+                    factors = (entry.network,)
                 across = pools["h100"].model_copy(update={"links": (cluster.between,)})
                 cluster = pools.get(each.pool, across)
+            links = zip(cluster.links, factors, strict=False)
+            cluster = cluster.model_copy(update={"links": tuple(slower(link, times) for link, times in links)})
             where = group(cluster, each.size, each.stride, segment=any_plan.layout.segment)
             (one,) = chosen
             assert one.seconds == pytest.approx(float(all_reduce_seconds(where, each.algorithm_bytes)), rel=1e-12)

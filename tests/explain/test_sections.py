@@ -125,7 +125,7 @@ def test_the_numbers_of_a_part_give_its_seconds(any_plan) -> None:
 def test_where_no_layer_waits_for_the_host_all_of_it_takes_the_slowdown_longer(kind, plan_of_kind) -> None:
     parts = {each.name: each for each in waterfall(plan_of_kind(kind)).parts}
     (seconds,) = worked_out("calibration", parts["calibration"].numbers)
-    assert parts["calibration"].seconds == pytest.approx(seconds, rel=6e-3)
+    assert parts["calibration"].seconds == pytest.approx(seconds, rel=0.015)  # three digits of a slowdown near 1
     computed = ("ideal compute", "kernel efficiency", "memory-bound operators", "host and launches")
     (before,) = quantities(parts["calibration"].numbers, SECONDS)
     assert before == pytest.approx(sum(parts[name].seconds for name in computed), rel=6e-3)
