@@ -5,7 +5,8 @@ innermost link, the outer links, fused attention. The slope of a run for a facto
 by the log of this factor. The fit regresses the log errors of the runs on these slopes. The prior of a factor has the
 mean 1, and the variance that this factor has over clusters of published runs (empirical Bayes). The fit averages over
 two unknown numbers: the share of this variance that applies to the user's cluster, and the scatter of that cluster's
-runs (as in Raftery, Madigan and Hoeting, JASA 1997). Few runs therefore change the factors little, and many runs determine them.
+runs (as in Raftery, Madigan and Hoeting, JASA 1997). Few runs therefore change the factors little, and many runs
+determine them.
 """
 
 from __future__ import annotations

@@ -129,9 +129,9 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     """Bytes per second of one rank's part of a link in a group over `hosts` hosts.
 
-    Over two hosts the bandwidth is the line rate times the efficiency of the link. With more hosts it falls as 2 / hosts,
-    but never below the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the measured bandwidth is used
-    unchanged.
+    Over two hosts the bandwidth is the line rate times the efficiency of the link. With more hosts it falls as
+    2 / hosts, but never below the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the
+    measured bandwidth is used unchanged.
 
     Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
     (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s with pipelines; 50, 33, 27, 28,

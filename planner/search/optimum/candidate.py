@@ -39,7 +39,8 @@ class Candidate:
         bottleneck = max_r (seconds_r + max(0, h - slack_seconds_r))
 
     where h, the slack_seconds of the last stage, is the time of the model's last chunk. A stage whose slack is shorter
-    than h waits for that chunk. Slack and h are 0 if stages have one chunk. Columns are parallel arrays of one length, sorted by stage, then by layers.
+    than h waits for that chunk. Slack and h are 0 if stages have one chunk. Columns are parallel arrays of one length,
+    sorted by stage, then by layers.
 
     Loads are layers weighted by kind, with arbitrary whole weights. The loads of a choice add up to `total_load`, which
     lower bounds use.
