@@ -215,7 +215,7 @@ def test_the_fewest_devices_keep_to_the_deadline_with_the_confidence():
     middle = sweep(job, pinned, range(1, 5)).front[-2]
     deadline = 1.1 * middle.step_seconds * 1e12 / (96 * 4096)
     asked = replace(job, training=job.training.model_copy(update={"tokens": 1e12, "deadline": deadline}))
-    sure, unsure = (sweep(asked, pinned, range(1, 5), confidence=each) for each in (0.8, 0.2))
+    sure, unsure = (sweep(asked, pinned, range(1, 5), confidence=each) for each in (0.95, 0.05))
     for found in (sure, unsure):
         alone = search_in_time(asked, pinned, "gpus", confidence=found.confidence)
         assert found.fewest_in_time.num_devices == alone.layout.world_size
