@@ -206,10 +206,13 @@ def _script_fault(planner: Planner, rng: random.Random, folder: str) -> str:
     return next(filter(None, faults), "") or _shell_faults(Path(folder))
 
 
+_SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))  # of this environment, whether or not PATH has it
+
+
 def _shell_faults(folder: Path) -> str:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and (path.suffix in (".sh", ".sbatch") or path.read_bytes()[:12].startswith(b"#!/bin/bash")):
-            for command in (["bash", "-n"], ["shellcheck", "--severity=warning"]):
+            for command in (["bash", "-n"], [_SHELLCHECK, "--severity=warning"]):
                 done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
                 if done.returncode:
                     return f"{command[0]} of {path.name}: {(done.stdout + done.stderr)[:200]!r}"
