@@ -76,8 +76,8 @@ def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[
     return attention, frozenset(("layernorm",) if experts or not fused else ("mlp",))
 
 
-def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Number:
-    """Share of a stage's layers that recompute: k layers of each chunk, or every n-th layer.
+def recomputing_share(policy: Number, num_layers: Number, num_chunks: Number) -> Number:
+    """Share of a stage's layers that recompute under policies of some layers: k of each chunk, or every n-th.
 
     Source: Megatron-LM, megatron/core/recompute.py (block); torchtitan up to 2025, selective_ac_option (every n-th).
     """
@@ -85,10 +85,22 @@ def recomputing_share(policy: int, num_layers: Number, num_chunks: Number) -> Nu
     smaller, num_larger = np.divmod(num_layers, num_chunks)
 
     def of_chunk(layers: Number) -> Number:
-        return layers // number if every else np.minimum(number, layers)
+        return np.where(every, layers // np.maximum(number, 1), np.minimum(number, layers))
 
     found = num_larger * of_chunk(smaller + 1) + (num_chunks - num_larger) * of_chunk(smaller)
     return found / np.maximum(num_layers, 1)
+
+
+def repeats_part(job: Job, policy: int, parts: frozenset[str]) -> float:
+    """How many times the backward pass computes a part of a layer again, apart from full recompute.
+
+    parts: the modules whose recompute repeats the part. A feed-forward block in tiles is repeated under every policy.
+
+    Source: Megatron-LM, megatron/core/transformer/transformer_config.py (recompute_modules); DeepSpeed,
+    runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
+    """
+    tiled = job.training.mlp_tiles > 1 and "mlp" in parts
+    return float(tiled) + float(not parts.isdisjoint(modules_of(job, policy)))
 
 
 def repeated_transfers(job: PoolJob, policy: int, line: LineName, *, experts: bool) -> float:

@@ -13,7 +13,7 @@ from planner.cost.blocks import expert_layer_params
 from planner.cost.parameters import end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
-from planner.specs.recompute import NONE, policy_code, whole_policy
+from planner.specs.recompute import NONE, is_of_some_layers, policy_code, whole_policy
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -113,12 +113,13 @@ def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, rec
     codes = _codes(stage)
     whole = np.zeros(max(codes) + 1)
     whole[codes] = [values[whole_policy(code)] for code in codes]
-    found = whole[stage.policy]
-    for code in codes:
-        if code != whole_policy(code) and not recomputing:
-            share = recomputing_share(code, stage.num_layers, layout.interleave if stage.chunk is None else 1)
-            mean = values[NONE] + share * (values[whole_policy(code)] - values[NONE])
-            found = np.where(np.equal(stage.policy, code), mean, found)
+    found, is_partial = whole[stage.policy], np.zeros(len(whole), dtype=bool)
+    is_partial[codes] = [is_of_some_layers(code) for code in codes]
+    if recomputing or not is_partial.any():
+        return found
+    chunks = layout.interleave if stage.chunk is None else 1
+    share = recomputing_share(stage.policy, stage.num_layers, chunks)
+    return np.where(is_partial[stage.policy], values[NONE] + share * (found - values[NONE]), found)
     return found
 
 

