@@ -69,7 +69,7 @@ PARSERS: dict[str, Parser] = {
             *("einops==0.8.2", *_DATASETS),
         ),
         tests=(_HUGGING_FACE, "test_deepspeed_pipeline.py"),
-        only="deepspeed_reads or stages",
+        only="deepspeed_reads or stages or tiles",
         options=("--no-deps", "--no-build-isolation"),
     ),
     "kubeflow": Parser(packages=("kubeflow_trainer_api==2.3.0",), tests=(_HUGGING_FACE,), only="kubeflow or schema"),

@@ -34,6 +34,7 @@ class ActivationTerm:
     """One tensor that a layer keeps for its backward pass.
 
     num_bytes: bytes for one microbatch on one device.
+    is_of_tile: the tensor is of one tile (`training.mlp_tiles`), and the tile's backward pass computes it again.
     saved: share of the tensor that operator-level selective recompute keeps (outputs of attention and of every second
         product).
     dropped: for each part of a layer that can be recomputed (`planner.specs.recompute.MODULES` and `ACTIVATION`), the
@@ -43,6 +44,7 @@ class ActivationTerm:
     name: str
     num_bytes: Number
     is_input: bool = False
+    is_of_tile: bool = False
     saved: float = 0.0
     dropped: Mapping[str, float] = field(default_factory=dict)
 
@@ -127,10 +129,12 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms += [
             replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
         ]
-    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp  # 0 for layers without such a block
+    tiles = job.training.mlp_tiles
+    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp / tiles  # 0 for layers without such a block
     one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
     dropped = {ACTIVATION: one, "mlp": 1.0}
-    return (*terms, ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, dropped=dropped))
+    block = ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, dropped=dropped, is_of_tile=tiles > 1)
+    return (*terms, block)
 
 
 def _narrow(job: PoolJob) -> float:
@@ -309,14 +313,18 @@ def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple
 def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
     """Share of one tensor that a policy keeps.
 
-    Full recompute keeps the layer's input. Operator-level recompute keeps the input, the outputs of attention and of
-    every second product, and one further (s b h) output. Recompute of parts drops the tensors inside these parts. If
-    two parts share tensors, one part contains the other, so the dropped share is the larger of their two shares.
+    No policy keeps a tensor of a tile. Full recompute keeps the layer's input. Operator-level recompute keeps the
+    input, the outputs of attention and of every second product, and one further (s b h) output. Recompute of parts
+    drops the tensors inside these parts. If two parts share tensors, one part contains the other, so the dropped share
+    is the larger of their two shares.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
     sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,
-    moe/experts.py, moe/moe_layer.py), where each module of recompute_modules is checkpointed.
+    moe/experts.py, moe/moe_layer.py), where each module of recompute_modules is checkpointed; DeepSpeed,
+    runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
     """
+    if term.is_of_tile:
+        return 0.0
     if policy == FULL:
         return float(term.is_input)
     if policy == SELECTIVE and job.engine.memory.selective_recompute == "operators":

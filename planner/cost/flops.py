@@ -151,13 +151,13 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
 
 
 def _repeated_params(job: Job, policy: int, *, experts: bool) -> float:
-    """Parameters of one layer whose products a recompute policy repeats."""
+    """Parameters of one layer whose products the backward pass repeats under a recompute policy."""
     model, modules = job.model, modules_of(job, policy)
+    whole = float(layer_matmul_params(model, experts=experts))
+    block = whole - attention_matmul_params(model)
+    found = block if job.training.mlp_tiles > 1 and not experts else 0.0
     if policy == FULL:
-        return float(layer_matmul_params(model, experts=experts))
-    attention = attention_matmul_params(model)
-    block = layer_matmul_params(model, experts=experts) - attention
-    found = 0.0
+        return found + whole
     if "mla_up_proj" in modules and model.mla is not None:
         keys_and_values = model.mla.kv_lora_rank * (model.mla.nope_head_size + model.mla.value_head_size)
         queries = (model.mla.q_lora_rank or model.hidden_size) * (model.mla.nope_head_size + model.mla.rope_head_size)

@@ -526,8 +526,11 @@ def layer_seconds(
     moe = job.model.moe if experts else None
     tokens = tokens_per_microbatch(job, layout)
     core = _core_seconds(job, layout, local=local)
+    tiles = job.training.mlp_tiles
     block = (
-        _expert_seconds(job, layout, moe) if moe else _ffn_seconds(job, tokens, job.model.ffn_hidden_size / layout.tp)
+        _expert_seconds(job, layout, moe)
+        if moe
+        else _ffn_seconds(job, tokens / tiles, job.model.ffn_hidden_size / layout.tp) * tiles
     )
     whole = _projection_seconds(job, layout) + core + block + _light_seconds(job, layout)
     if job.training.lora_rank:

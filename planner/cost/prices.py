@@ -17,7 +17,7 @@ from planner.cost.memory import host_lines, memory_lines
 from planner.cost.model_states import whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
-from planner.cost.recompute import modules_of
+from planner.cost.recompute import repeats_part
 from planner.cost.schedule import chunk_terms, steady_count
 from planner.cost.shapes import by_shape
 from planner.cost.simulate import ChunkSeconds
@@ -358,13 +358,13 @@ def _hidden_of_layer(
 
 
 def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerParts) -> Number:
-    """Forward seconds of a layer that the stage's recompute policy repeats, without collectives."""
+    """Forward seconds of a layer that the backward pass repeats, without collectives."""
     operators = _OPERATORS_REPEATED if job.engine.memory.selective_recompute == "operators" else 0.0
-    policies = {policy: modules_of(job, policy) for policy in policies_of(stage)}
+    policies = policies_of(stage)
     of_whole = {policy: {FULL: 1.0, SELECTIVE: operators}.get(policy, 0.0) for policy in policies}
     repeated = layer.passes.forward * by_policy(layout, stage, of_whole)
     for parts, seconds in layer.parts.items():
-        of_part = {policy: float(not parts.isdisjoint(modules)) for policy, modules in policies.items()}
+        of_part = {policy: repeats_part(job, policy, parts) for policy in policies}
         repeated = repeated + seconds * by_policy(layout, stage, of_part)
     return repeated
 

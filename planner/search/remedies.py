@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -79,6 +80,7 @@ def _kinds(job: Job, constraints: Constraints) -> Iterator[Iterator[Change]]:
     yield _shorter_sequences(job)
     yield _less_headroom(job)
     yield _other_losses(job)
+    yield _tiles(job)
     yield _other_recipes(job)
     yield _other_optimizers(job)
     yield _adapters(job)
@@ -207,6 +209,13 @@ def _other_losses(job: Job) -> Iterator[Change]:
     yield from (_training(f"loss {each}", loss=each) for each in job.engine.can.losses if each != job.loss)
 
 
+def _tiles(job: Job) -> Iterator[Change]:
+    """Feed-forward blocks in tiles of as many tokens as the hidden size (the number in DeepSpeed's own example)."""
+    tiles = math.ceil(job.training.sequence_length / job.model.hidden_size)
+    if job.engine.can.mlp_tiles and job.training.mlp_tiles == 1 < tiles:
+        yield _training(f"mlp_tiles {tiles}", mlp_tiles=tiles)
+
+
 def _other_recipes(job: Job) -> Iterator[Change]:
     """Other memory recipes of the engine, starting with most bytes per parameter."""
     if job.training.precision == "fp32":
@@ -254,8 +263,9 @@ def _training(words: str, **changes: Any) -> Change:
 
 
 def changes_of_training(job: Job) -> Iterator[Change]:
-    """Changes of the loss, of the optimizer's state, and from training all weights to adapters."""
+    """Changes of the loss, of feed-forward blocks, of the optimizer's state, and from all weights to adapters."""
     yield from _other_losses(job)
+    yield from _tiles(job)
     yield from _other_recipes(job)
     yield from _other_optimizers(job)
     yield from _adapters(job)

@@ -133,7 +133,7 @@ def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State how the loss is computed; no rows if separate operators compute all logits of a microbatch."""
+    """State how the loss and feed-forward blocks are computed, where they are not computed at once by operators."""
     training = plan.training
     words = {
         "fused": "one kernel for all logits of a microbatch",
@@ -141,7 +141,10 @@ def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         "fused-linear": "output head and loss in one kernel, for few tokens at a time",
     }
     way = plan.engine.can.losses[0] if training.loss == "engine" else training.loss
-    return [("loss", words[way])] if way in words else []
+    rows: list[tuple[str, RenderableType]] = [("loss", words[way])] if way in words else []
+    if training.mlp_tiles > 1:
+        rows.append(("feed-forward", f"{training.mlp_tiles} parts of the sequence, one after the other"))
+    return rows
 
 
 def overlap_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

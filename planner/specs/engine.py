@@ -41,6 +41,7 @@ class EngineAbilities(Document):
     losses: tuple[Loss, ...] = Field(
         default=("whole",), min_length=1, description="how it computes the loss; by default the first way"
     )
+    mlp_tiles: bool = Field(default=False, description="feed-forward blocks can be computed in parts of the sequence")
     cuda_graphs: tuple[CudaGraphs, ...] = Field(default=("none",), description="what it can capture in CUDA graphs")
     expert_overlap: bool = Field(
         default=False, description="exchanges of experts can run beside the other pass of another microbatch"

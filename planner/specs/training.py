@@ -39,6 +39,8 @@ class TrainingSpec(Document):
     loss: `engine` is the engine's default; `whole` computes all logits of a microbatch, operator by operator; `fused`
     uses one kernel, which writes the gradient over the logits; `chunked` computes output head and loss for loss_chunks
     parts of the tokens, one after the other; `fused-linear` does so in one kernel, which chooses the parts (Liger).
+    mlp_tiles: parts of the sequence that a feed-forward block computes one after the other; the backward pass computes
+    each part again (DeepSpeed, TiledMLP).
     cuda_graphs: operators that one host launch starts: `layers` for a layer without its routed experts; `step` for both
     passes.
     expert_overlap: the forward pass of a microbatch runs beside the backward pass of the previous one, and each hides
@@ -58,6 +60,7 @@ class TrainingSpec(Document):
     attention: Literal["flash", "unfused"] = "flash"
     loss: Loss | Literal["engine"] = "engine"
     loss_chunks: int = Field(default=8, ge=1, le=65_536)
+    mlp_tiles: int = Field(default=1, ge=1, le=65_536)
     cuda_graphs: CudaGraphs = "none"
     expert_overlap: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)

@@ -47,6 +47,7 @@ ZERO = (
     ("mistral-7b", "zero=0", ("training.precision=fp32",)),
     ("llama3-8b", "zero=2,offload=optimizer", ("training.memory_recipe=pure-bf16",)),
     ("llama3-8b", "zero=3", LORA),
+    ("llama3-8b", "zero=3,recompute=full", ("training.mlp_tiles=8",)),
     ("llama3-8b", "pp=4,zero=1,recompute=full,mbs=2,layers_per_stage=9/8/8/7", NUMBERS),
     ("gpt2-xl", "pp=2,zero=1", ("training.dropout=0.1",)),
     ("qwen3-30b-a3b", "pp=2,zero=0", ("training.precision=fp16", "training.attention=unfused")),
@@ -126,6 +127,7 @@ def test_models_are_those_of_transformers():
         ("deepspeed", "pp=2,zero=1", LORA, "lora_rank=0"),
         ("deepspeed", "pp=2,zero=1", ("training.loss=fused",), "loss=engine"),
         ("deepspeed", "pp=2,zero=1", ("training.memory_recipe=pure-bf16",), "memory_recipe=engine"),
+        ("deepspeed", "pp=2,zero=1", ("training.mlp_tiles=4",), "mlp_tiles=1"),
         ("deepspeed", "tp=2,zero=1,sp=1", (), "sp"),
     ],
 )

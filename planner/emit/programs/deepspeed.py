@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Target, only
+from planner.emit.target import Refusal, Setting, Target, only
 from planner.layout import offloads_activations, offloads_optimizer
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
     if layout.offload != "none":
         why = f"layout.offload is {layout.offload} with {layout.pp} stages, which nothing carries to the host"
         return why, "plan again with --pin offload=none, or --pin pp=1"
-    for name, plain in (("lora_rank", (0,)), ("loss", ("engine", "whole")), ("memory_recipe", ("engine",))):
+    only_without = {"lora_rank": (0,), "loss": ("engine", "whole"), "memory_recipe": ("engine",), "mlp_tiles": (1,)}
+    for name, plain in only_without.items():
         if (value := getattr(training, name)) not in plain:
             why = f"training.{name} is {value} with {layout.pp} stages, which the program of the pipeline has not"
             return why, f"plan again with --pin pp=1, or --set training.{name}={plain[0]}"
@@ -121,6 +122,11 @@ TARGET: Final = Target(
         shared.layout_setting(
             *(f"layout.{key}" for key in ("tp", "pp", "cp", "zero", "layers_per_stage", "recompute", "offload")),
             write=_write_layout,
+        ),
+        Setting(
+            says=("training.mlp_tiles",),
+            write=lambda plan: {"mlp_tiles": plan.training.mlp_tiles} if plan.training.mlp_tiles > 1 else {},
+            read=lambda given: {"training.mlp_tiles": given.whole("mlp_tiles")} if "mlp_tiles" in given else {},
         ),
     ),
     refuse=(

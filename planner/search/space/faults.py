@@ -61,6 +61,15 @@ def loss(job: Job, _: Layout) -> str:
     return f"engine {job.engine.name} has no {job.loss} loss; --set training.loss={have}{elsewhere}"
 
 
+def mlp_tiles(job: Job, _: Layout) -> str:
+    """The engine does not compute feed-forward blocks in tiles, or the model has experts in their place."""
+    without = "--set training.mlp_tiles=1"
+    if job.engine.can.mlp_tiles:
+        return f"experts are not computed in tiles, and {job.model.name} has experts; {without}"
+    elsewhere = other_engines(", or ", lambda engine: engine.can.mlp_tiles)
+    return f"engine {job.engine.name} computes a feed-forward block at once; {without}{elsewhere}"
+
+
 def cuda_graphs(job: Job, _: Layout) -> str:
     """The engine cannot capture these CUDA graphs, or cannot combine them with another setting."""
     asked, have = job.training.cuda_graphs, job.engine.can.cuda_graphs

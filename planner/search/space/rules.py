@@ -241,6 +241,15 @@ RULES: Final = (
         fault=faults.loss,
     ),
     Rule(
+        name="mlp-tiles",
+        reads=(),
+        holds=lambda job, _: np.asarray(
+            job.training.mlp_tiles == 1 or (job.engine.can.mlp_tiles and job.model.moe is None)
+        ),
+        needs="the engine must compute feed-forward blocks in tiles, and the model must have no experts",
+        fault=faults.mlp_tiles,
+    ),
+    Rule(
         name="optimizer",
         reads=(),
         holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.can.optimizers),

@@ -1,4 +1,4 @@
-"""What DeepSpeed makes of the pipelines that are emitted: the model in stages is the model, and a run of it learns."""
+"""What DeepSpeed makes of emitted programs: the model in stages or tiles is the model, and a run of stages learns."""
 
 from __future__ import annotations
 
@@ -111,3 +111,52 @@ def test_a_run_of_two_stages_learns_and_keeps_the_layers_of_the_plan(emitted):
     assert tuple(held) == plan.layout.layers_per_stage
     settings = yaml.safe_load((folder / "training.yaml").read_text())
     assert tuple(settings["pipeline"]["layers_per_stage"]) == plan.layout.layers_per_stage
+
+
+TILES = """
+import json, sys
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from train import compute_in_tiles
+
+def measured(tiles):
+    torch.manual_seed(1)
+    config = AutoConfig.for_model("llama", **json.loads(sys.argv[1]))
+    model = AutoModelForCausalLM.from_config(config)
+    if tiles:
+        compute_in_tiles(model, tiles)
+    tokens = torch.arange(2 * 48).reshape(2, 48) % config.vocab_size
+    wide = []
+    def keep(tensor):
+        if tensor.shape[-1:] == (config.intermediate_size,) and tensor.dim() == 3:
+            wide.append(tensor.numel())
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(input_ids=tokens, labels=tokens).loss
+    kept = sum(wide)
+    loss.backward()
+    return {"loss": float(loss), "norms": [float(p.grad.norm()) for p in model.parameters()], "kept": kept}
+
+print(json.dumps([measured(tiles) for tiles in (0, 5)]))
+"""
+
+
+def test_feed_forward_blocks_in_tiles_are_the_blocks(tmp_path):
+    """DeepSpeed's TiledMLP in the emitted train.py: the same loss and gradients, and no inner tensor is kept."""
+    job = load_job(
+        model="tiny-llama", cluster="local-cpu", engine="deepspeed", global_batch_size=8, sequence_length=32,
+        gpus=2, settings=("training.mlp_tiles=5",),
+    )  # fmt: skip
+    layout = parse_layout("zero=3,recompute=none", num_layers=8, num_devices=2)
+    write_bundle(plan_for_layout(job, layout), tmp_path, how=How(smoke=True), force_unfit=True)
+    assert yaml.safe_load((tmp_path / "training.yaml").read_text())["mlp_tiles"] == 5
+    done = subprocess.run(
+        [PYTHON, "-c", TILES, json.dumps(SMALL)],
+        cwd=tmp_path, env=OWN | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    plain, tiled = json.loads(done.stdout.strip().splitlines()[-1])
+    assert tiled["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+    assert tiled["norms"] == pytest.approx(plain["norms"], rel=1e-4)
+    assert plain["kept"] >= 5 * 3 * 2 * 48 * SMALL["intermediate_size"]
+    assert tiled["kept"] == 0
