@@ -14,7 +14,7 @@ from planner.commands.console import Console
 from planner.errors import ExitCode, InputError
 from planner.measure import ProbeFailed, measured_cluster, request, run_probe
 from planner.specs.by_name import load_model
-from planner.specs.cluster_documents import load_cluster
+from planner.specs.cluster_documents import checked_cluster, cluster_tree, load_cluster, with_devices
 from planner.specs.this_machine import detected_cluster
 
 
@@ -151,3 +151,22 @@ def test_this_machine_is_measured(console, tmp_path):
     assert all(value >= 0 for row in rows for key, value in row.items() if key.endswith("seconds"))
     assert {row["operator"] for row in curves["streaming"]} == {"copy", "adamw", "norm", "residual", "gelu"}
     assert load_cluster(str(tmp_path / "cluster.yaml")).name == "this-machine"
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_a_device_alone_is_faster_than_among_busy_ones(cores, console, tmp_path, monkeypatch):
+    """Cores that take 1.6 times as long while all compute: evenly longer with each further busy core."""
+    alone = {"alone": {"together_seconds": 1.6, "seconds": 1.0}}
+    monkeypatch.setattr(
+        "planner.measure.run_probe",
+        lambda wanted, **_: drawn("cpu", wanted, peak=1e11, ranks=cores, per_host=cores) | alone,
+    )
+    machine = detected_cluster().model_copy(update={"devices_per_host": cores})
+    monkeypatch.setattr("planner.specs.this_machine.detected_cluster", lambda: machine)
+    assert command.run(tmp_path / "here", console=console) == ExitCode.OK
+    tree = with_devices(cluster_tree(str(tmp_path / "here" / "cluster.yaml")), tmp_path / "here")
+    sizes = range(1, cores + 1)
+    rates = [checked_cluster(tree, gpus).device.peak["fp32"] for gpus in sizes]
+    assert [rates[0] / rate for rate in rates] == pytest.approx([1.0 + 0.6 * (n - 1) / (cores - 1) for n in sizes])
+    part = checked_cluster(tree, 2)
+    assert rates[1] * part.alone == pytest.approx(rates[0])  # one of these two is as fast as one of all

@@ -168,7 +168,7 @@ def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
 
 
 def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
-    """The cluster with `gpus` devices: a part of one host, or several whole hosts."""
+    """The cluster with `gpus` devices: a part of one host, whose other devices are idle, or several whole hosts."""
     cluster = validate(ClusterSpec, tree)
     if gpus is None or not 1 <= gpus <= MAX_DEVICES:
         return cluster
@@ -182,4 +182,23 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
         )
     for key, count in (("devices_per_host", min(gpus, per_host)), ("hosts", max(1, gpus // per_host))):
         tree = with_value(tree, (key,), Node(data=count, where=f"--gpus {gpus}", key_where=f"--gpus {gpus}"))
-    return validate(ClusterSpec, tree)
+    return _with_idle_devices(validate(ClusterSpec, tree), per_host)
+
+
+def _with_idle_devices(cluster: ClusterSpec, devices_per_host: int) -> ClusterSpec:
+    """The cluster with the speed that its devices have while the rest of a host's `devices_per_host` are idle.
+
+    The time of an operator is assumed to grow evenly with each further busy device, up to `alone` times its time alone.
+    """
+    busy, others = cluster.devices_per_host, devices_per_host - 1
+    if cluster.alone == 1.0 or busy > others:
+        return cluster
+    slower = 1.0 + (cluster.alone - 1.0) * (busy - 1) / others
+    faster, device = cluster.alone / slower, cluster.device
+    host = {name: getattr(device.efficiency, name) / faster for name in ("launch", "layer_floor", "step_floor")}
+    changes = {
+        "peak": {precision: rate * faster for precision, rate in device.peak.items()},
+        "memory_bandwidth": device.memory_bandwidth * faster,
+        "efficiency": device.efficiency.model_copy(update=host),
+    }
+    return cluster.model_copy(update={"device": device.model_copy(update=changes), "alone": slower})

@@ -1,7 +1,8 @@
 """Timings of this machine's devices and links: `torchrun ... -m planner.trainer.probe REQUEST --output FILE`.
 
-All ranks time their devices at the same moment, as in training. Each time is the shortest of several repetitions,
-because other programs on the machine can only lengthen it; of the ranks, the slowest counts. REQUEST names the shapes
+All ranks time their devices at the same moment, as in training: they begin each repetition together, and the slowest
+rank's time counts. Of several repetitions the shortest counts, because other programs on the machine can only lengthen
+it. REQUEST names the shapes
 (`planner.measure`). The parts for GPUs (16 and 8 bits, grouped products, copies from page-locked memory, NCCL) have
 never run on a GPU.
 """
@@ -47,14 +48,21 @@ class Probe:
 
     def late(self) -> bool:
         """Whether the deadline has passed, by the clock of rank 0."""
-        return self._most(float(self.rank == 0 and time.monotonic() > self.deadline)) > 0
+        return self._most([float(self.rank == 0 and time.monotonic() > self.deadline)])[0] > 0
 
-    def seconds(self, run: Callable[[], object]) -> float:
-        """The least time of a call on the slowest rank, in seconds, after some calls to warm up."""
+    def seconds(self, run: Callable[[], object], *, alone: bool = False) -> float:
+        """The least time of a call on the slowest rank, in seconds, after some calls to warm up.
+
+        alone: only rank 0 calls, and the other ranks wait.
+        """
         run()
-        times = max(1, round(SHORTEST / max(1e-6, self._most(self._clock(run, 1)))))
-        dist.barrier()
-        return self._most(min(self._clock(run, times) for _ in range(REPEATS)))
+        calls = self.rank == 0 or not alone
+        times = max(1, round(SHORTEST / max(1e-6, self._most([self._clock(run, 1) if calls else 0.0])[0])))
+        found = []
+        for _ in range(REPEATS):
+            dist.barrier()
+            found.append(self._clock(run, times) if calls else 0.0)
+        return min(self._most(found))
 
     def _clock(self, run: Callable[[], object], times: int) -> float:
         self._synchronize()
@@ -64,10 +72,11 @@ class Probe:
         self._synchronize()
         return (time.perf_counter() - started) / times
 
-    def _most(self, number: float) -> float:
-        found = torch.tensor([number], dtype=torch.float64, device=self.device)
+    def _most(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of the ranks' numbers at each position."""
+        found = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return float(found.item())
+        return found.tolist()
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -82,6 +91,12 @@ class Probe:
             run = self._product(m, n, k, precision)
             rows.append({"precision": precision, "m": m, "n": n, "k": k, "seconds": self.seconds(run)})
         return rows
+
+    def alone(self, shape: Sequence[int], precision: str) -> Row:
+        """Seconds of a product on all ranks at once, and on one rank while the others wait."""
+        m, n, k = shape
+        run = self._product(m, n, k, precision)
+        return {"together_seconds": self.seconds(run), "seconds": self.seconds(run, alone=True)}
 
     def _product(self, m: int, n: int, k: int, precision: str) -> Callable[[], object]:
         if precision != "fp8":
@@ -259,6 +274,7 @@ def measure(request: Row, device: torch.device) -> Row:
         "layer_floor_seconds": probe.layer(model, 32, 16)[0],
     }
     if not on_gpu and probe.ranks > 1:
+        curves["alone"] = probe.alone(request["products"][0], wide)
         curves["cut_layer"] = {"ranks": probe.ranks, "seconds": probe.layer(model, 128, 64, cut=True)[1]}
     curves["attention"] = probe.attention(**request["attention"], precision=wide)
     curves["grouped"] = probe.grouped(request["grouped"]) if on_gpu else []
