@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import ExitCode, InputError
+from planner.specs.text import printable
 from planner.trainer.checkpoint import Saver, restore
 from planner.trainer.heartbeat import heartbeat
 from planner.trainer.loggers import make_loggers
@@ -95,6 +97,8 @@ class _Run:
                 options.output, trainer.plan, tensorboard=options.tensorboard, wandb=options.wandb
             )
             write_status(options.output, "running", trainer.step_number)
+            if trainer.step_number >= trainer.num_steps:
+                self._say_that_nothing_is_left()
         code = ExitCode.OK
         with _signals_set(self.stop), make_progress(trainer, show=self.chief) as show:
             while trainer.step_number < trainer.num_steps and code is ExitCode.OK:
@@ -113,10 +117,18 @@ class _Run:
         if self.chief:
             for logger in self.loggers:
                 logger.close()
-            (options.output / "measurements.json").write_text(json.dumps(document, indent=1) + "\n")
+            if self.results:  # otherwise the measurements of the run's own steps stay
+                (options.output / "measurements.json").write_text(json.dumps(document, indent=1) + "\n")
             self._write_verdict(code)
         dist.barrier()
         return code
+
+    def _say_that_nothing_is_left(self) -> None:
+        trainer, folder = self.trainer, self.options.output
+        sys.stderr.write(
+            f"note: the run in {printable(str(folder))} is at step {trainer.step_number} of {trainer.num_steps}, so no "
+            f"step is trained; --steps {trainer.num_steps * 2} trains further, and --output starts another run\n"
+        )
 
     def _watched(self, meter: MemoryMeter) -> AbstractContextManager[None]:
         """Watch the memory of the first step, and the waiting times of some steps after the warm-up."""

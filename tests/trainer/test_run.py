@@ -262,6 +262,17 @@ def test_a_line_of_metrics_that_was_cut_short_is_no_obstacle(finished, interrupt
     assert losses(interrupted) == losses(finished)
 
 
+def test_a_finished_run_is_left_as_it_is(finished, run_job, make_plan, tmp_path):
+    output, messages = tmp_path / "copy", tmp_path / "stderr"
+    shutil.copytree(finished, output)
+    (output / "measurements.json").write_text('{"num_steps": 8}')
+    plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
+    assert run_job("train", plan, steps=STEPS, output=str(output), stderr=str(messages)) == ExitCode.OK
+    assert (output / "measurements.json").read_text() == '{"num_steps": 8}'
+    assert (output / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    assert f"is at step {STEPS} of {STEPS}, so no step is trained; --steps" in messages.read_text()
+
+
 def test_going_back_to_a_checkpoint_gives_up_the_later_ones(finished, run_job, make_plan, tmp_path):
     output = tmp_path / "copy"
     shutil.copytree(finished, output)
