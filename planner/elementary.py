@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def exp(values: Number) -> Number:
-    """The exponential of a number, or of each of an array."""
+    """The exponential of a number, or of each element of an array."""
     return _of_each(math.exp, values)
 
 
 def expm1(values: Number) -> Number:
-    """The exponential less one, of a number or of each of an array."""
+    """The exponential less one, of a number or of each element of an array."""
     return _of_each(math.expm1, values)
 
 
 def log(values: Number) -> Number:
-    """The natural logarithm of a number of at least zero, or of each of an array."""
+    """The natural logarithm of a number of at least zero, or of each element of an array."""
     return _of_each(lambda value: math.log(value) if value else -math.inf, values)
 
 
 def cos(values: Number) -> Number:
-    """The cosine of a number, or of each of an array."""
+    """The cosine of a number, or of each element of an array."""
     return _of_each(math.cos, values)
 
 
 def arccos(values: Number) -> Number:
-    """The inverse cosine of a number, or of each of an array."""
+    """The inverse cosine of a number, or of each element of an array."""
     return _of_each(math.acos, values)
 
 

@@ -103,7 +103,7 @@ def korthikanti_job(model: str, microbatch_size: int) -> PoolJob:
 
 
 def korthikanti_layout(job: PoolJob, pp: int, interleave: int, mbs: int, *, sequence_parallel: bool) -> Layout:
-    """Tensor parallel degree 8 with and without sequence parallelism."""
+    """A layout with tensor parallel degree 8; `sequence_parallel` turns sequence parallelism on or off."""
     chunks = pp * interleave
     text = f"tp=8,pp={pp},dp=1,interleave={interleave},mbs={mbs},sp={int(sequence_parallel)}"
     layers = "/".join(str(job.model.num_layers // chunks) for _ in range(chunks))

@@ -133,7 +133,7 @@ class Record:
         self._lines.read()
 
     def tests_of(self, path: str, lines: range | None) -> tuple[list[str], bool]:
-        """Tests that execute one of the lines, or any line of the file, fastest first.
+        """Tests that execute one of `lines`, fastest first; without `lines`, tests that execute any line of the file.
 
         The result also tells whether importing the tests executes the code.
         """

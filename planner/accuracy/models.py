@@ -85,7 +85,8 @@ def _shape(run: Run, name: str) -> dict[str, int]:
         own |= {field: getattr(shipped, field) for field in missing}
     unknown = [column for field, column in _SHAPE.items() if not own[field]]
     if unknown:
-        raise UnpricedRun(f"model shape not stated: {', '.join(unknown)}")
+        named = f"no shipped model is called {printable(run.model, 40)}, and the row" if run.model else "the row"
+        raise UnpricedRun(f"{named} does not state {', '.join(unknown)}")
     return {field: int(value or 0) for field, value in own.items()}
 
 

@@ -139,7 +139,7 @@ def _check_columns(found: Any, shown: str) -> None:
     if missing:
         raise InputError(
             f"{shown} lacks the columns {', '.join(missing)}",
-            hint="the columns are those of tests/published/measurements.csv",
+            hint="docs/formats.md describes the columns; a file needs at least " + ", ".join(REQUIRED_COLUMNS),
         )
 
 

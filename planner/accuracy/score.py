@@ -45,6 +45,11 @@ class Row:
     verdict: str = ""
 
     @property
+    def is_unmeasured(self) -> bool:
+        """Whether the run has no measurement, and no outcome, that a forecast can be compared with."""
+        return self.measured_seconds is None and self.measured_memory_bytes is None and self.run.oom is None
+
+    @property
     def error(self) -> float | None:
         """Relative error of tokens per second: measured step / predicted step - 1."""
         if self.measured_seconds is None or self.predicted_seconds is None:

@@ -101,8 +101,9 @@ def _outcome(job: Job, layout: Layout, schedule: Schedule, m: int) -> ScheduleOu
     if other is None:
         return "a stage has fewer layers than chunks"
     if not exists(schedule, other.pp, m, other.interleave):
-        least = f"at least {2 * other.pp}" if schedule == "dualpipev" else "equal rounds of"
-        return f"it needs {least} microbatches, not {m}"
+        if schedule == "dualpipev":
+            return f"it needs at least {2 * other.pp} microbatches, not {m}"
+        return f"it needs microbatches in equal rounds of at least {other.pp}, and {m} do not divide into such rounds"
     priced = estimate(job, other)
     bubble_line = next(line for line in priced.time if line.name == LineName.BUBBLE)
     work = priced.pipeline_seconds - float(bubble_line.busy_seconds)

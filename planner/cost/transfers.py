@@ -75,7 +75,7 @@ class Transfer:
 
     line: the ledger line of the transfer.
     num_bytes: size of one rank's vector, as in collectives.py.
-    times: number of runs, by moment.
+    times: how often the transfer happens in each `Moment`.
     experts: whether the transfer moves parameters of routed experts.
     copies, groups: arguments of `all_to_all_seconds`, for an all-to-all.
     """

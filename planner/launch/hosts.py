@@ -59,11 +59,10 @@ def find_place(
     number = node_rank if node_rank is not None else _integer(environment, _NUMBER)
     address = master_addr or _first(environment, _ADDRESS) or _head_of_slurm(environment)
     if number is None or address is None:
-        missing = " and ".join(
-            name for name, value in (("--node-rank", number), ("--master-addr", address)) if value is None
-        )
+        lacking = [name for name, value in (("--node-rank", number), ("--master-addr", address)) if value is None]
+        missing = f"{' and '.join(lacking)} {'are' if len(lacking) > 1 else 'is'} missing"
         raise InputError(
-            f"{what} fills {hosts} hosts, and nothing says which one this is: {missing} is missing",
+            f"{what} fills {hosts} hosts, and nothing says which one this is: {missing}",
             hint="start `planner launch` on every host, with srun or with these options; --dry-run shows the commands",
         )
     count = _integer(environment, _COUNT) if node_rank is None else None

@@ -42,6 +42,7 @@ def accuracy(report: Report) -> Lines:
         _worst(report.rows),
         _assumed(report.rows),
         _unsupported(report.rows),
+        _unmeasured(report.rows),
     )
 
 
@@ -121,6 +122,16 @@ def _assumed(rows: Iterable[Row]) -> Lines | None:
     rules = Counter((each.key, each.rule) for row in rows if row.setup for each in row.setup.assumed)
     lines = [(str(count), clean(key), clean(rule)) for (key, rule), count in rules.most_common(_MOST_REASONS)]
     return section("Assumed", Columns(lines, right=(0,), wrap=(1, 2), header=("rows", "", "rule"))) if lines else None
+
+
+def _unmeasured(rows: Iterable[Row]) -> Lines | None:
+    """Name the rows that no forecast can be compared with."""
+    names = [row.run.id for row in rows if not row.reason and row.is_unmeasured]
+    if not names:
+        return None
+    shown = ", ".join(map(clean, names[:_MOST_REASONS])) + ", ..." * (len(names) > _MOST_REASONS)
+    words = f"no step time, tokens per second, memory or outcome can be read: {shown}"
+    return section("Not compared", Text(words), note=f"{len(names)} rows")
 
 
 def _unsupported(rows: Iterable[Row]) -> Lines | None:

@@ -45,7 +45,7 @@ def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None
 
 
 def _spread(band: MemoryBand) -> str:
-    span = f"{format_bytes(band.low_bytes)} to {format_bytes(band.high_bytes)}"
+    span = f"{format_bytes(band.low_bytes)} and {format_bytes(band.high_bytes)}"
     chance = f"at most the device's memory in {percent(band.chance_of_fitting)} of runs"
     return f"8 of 10 runs have the peak of stage {band.stage} between {span}; it is {chance}."
 

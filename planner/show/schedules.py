@@ -1,4 +1,4 @@
-"""Comparison of all pipeline schedules, and a drawing of the first microbatches of each schedule."""
+"""Comparison of all pipeline schedules, and a drawing of each schedule on a small pipeline."""
 
 from __future__ import annotations
 
@@ -38,8 +38,14 @@ def schedules_section(found: Schedules) -> Group:
     return Group(
         section("Schedules", table, _remarks(found.rows), Text(words, style="dim"), note=note),
         Text(""),
-        section("The first microbatches", *map(_Drawing, found.sketches), Text(_LEGEND, style="dim")),
+        section("Examples", *map(_Drawing, found.sketches), Text(_LEGEND, style="dim"), note=_sizes(found.sketches)),
     )
+
+
+def _sizes(sketches: Sequence[SketchedSchedule]) -> str:
+    """Return the size of the drawn pipelines, which are smaller than the plan's."""
+    each = max(sketches, key=lambda sketch: sketch.stages)
+    return f"at most {each.stages} stages, {each.microbatches} microbatches; not the plan's own numbers"
 
 
 _LEGEND = (

@@ -18,6 +18,7 @@ from planner.layout import NOT_PRICED
 from planner.no_plan import command_again
 from planner.plan import plan_to_dict
 from planner.search.near_ties import NEAR_TIE, more_or_less
+from planner.search.objectives import WORTH_READING
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
 from planner.show.goodput import goodput_rows
@@ -133,7 +134,7 @@ def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def loss_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State how the loss and feed-forward blocks are computed, where they are not computed at once by operators."""
+    """State how the loss and feed-forward blocks are computed; no row for an unfused loss and blocks without tiles."""
     training = plan.training
     words = {
         "fused": "one kernel for all logits of a microbatch",
@@ -361,6 +362,9 @@ def _batch_section(plan: Plan) -> Group | None:
 
 
 def _runners_up_section(plan: Plan) -> Group | None:
+    if not plan.runners_up and plan.certificate is not None:
+        words = f"None: no layout with another tp, pp or ep, or with or without ZeRO-3, is within {WORTH_READING:.0%}."
+        return section("Runners-up", Text(words, style="dim"))
     if not plan.runners_up:
         return None
     rows = [

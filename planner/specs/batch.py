@@ -48,7 +48,7 @@ def read_batch(text: str, sequence_length: int) -> BatchRange:
         ValueError: the text has none of these forms, or the tokens are less than one sequence.
     """
     if not re.match(BATCH_PATTERN, text):
-        raise ValueError(f"{text!r} is no batch size; write 1024, 512..2048 or 4M tokens")
+        raise ValueError(f"{text!r} is no batch size; write 1024, 512..2048 or '4M tokens'")
     in_tokens = text.strip().endswith("tokens")
     first, dots, last = text.strip().removesuffix("tokens").partition("..")
     length = sequence_length if in_tokens else 1

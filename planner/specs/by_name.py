@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 _SHIPPED_CALIBRATION: Final = Path(__file__).parents[1] / "calibration.json"
+_PAGE: Final = re.compile(r"https?://(?:www\.)?huggingface\.co/([^/]+/[^/?#]+).*")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _PROFILE_OF: Final = {
@@ -144,6 +145,8 @@ def model_tree(name: str) -> Node:
         InputError: unknown name, or a document that cannot be read.
     """
     config = _config_path(name)
+    page = _PAGE.fullmatch(name)
+    name = page[1] if page else name
     return read_config(config, str(config)).tree if config else named_tree("models", _of_hub(name) or name)
 
 
@@ -202,7 +205,9 @@ def named_tree(kind: Kind, name: str) -> Node:
     if name in known:
         return read_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
     if kind == "models" and _HUB_ID.fullmatch(name) and not name.endswith(_SUFFIXES) and not _exists(Path(name)):
-        hint = "no shipped model is of that page; save its config.json and name its folder, or `planner models`"
+        close = did_you_mean(name.rpartition("/")[2].lower(), known)
+        other = "save the config.json of its page and name the folder; `planner models` lists what is shipped"
+        hint = f"{close} Otherwise {other}" if close else other
         raise InputError(f"{quoted(name)} is no shipped model and no file", hint=hint)
     if "/" in name or name.endswith(_SUFFIXES) or _exists(Path(name)):
         return read_yaml(Path(name), name)

@@ -27,7 +27,7 @@ class Document(BaseModel):
 def _read(kind: str) -> BeforeValidator:
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, str):
-            examples = ", ".join(list(UNITS[kind])[:4])
+            examples = ", ".join(list(UNITS[kind])[:7])
             raise ValueError(f"{value!r} has no unit; write a number and a unit ({examples})")  # noqa: TRY004
         return parse_quantity(value, kind)
 

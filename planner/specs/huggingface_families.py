@@ -364,7 +364,7 @@ def hunyuan_experts(config: Config) -> None:
 
 
 def per_layer(config: Config, names: dict[str, str]) -> dict[int, Fields]:
-    """Fields of single layers from `per_layer_config`, by layer number; other keys in it are refused."""
+    """The fields that `per_layer_config` changes, by layer number. Keys that are not in `names` are refused."""
     listed = config.get("per_layer_config", {})
     if not isinstance(listed, dict):
         config.refuse("per_layer_config", "`per_layer_config` must have a number of a layer for each entry")

@@ -116,7 +116,7 @@ def shared_experts(num_shared: int) -> Callable[[Config], None]:
 
 
 def expert_groups(num_groups: int, chosen: int) -> Callable[[Config], None]:
-    """A router that chooses among `topk_group` of `n_group` groups of experts; in DeepSeek-V2 one method does so."""
+    """A router that first chooses `topk_group` of `n_group` groups of experts, unless `topk_method` is `greedy`."""
 
     def rule(config: Config) -> None:
         groups, limit = config.count("n_group", num_groups), config.count("topk_group", chosen)

@@ -273,6 +273,14 @@ def test_the_command_prints_json_and_tables(tmp_path, capsys) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_a_row_without_a_measurement_is_named(tmp_path, capsys) -> None:
+    row = next(each for each in CELLS if each["step_s"] and not each["mem_gb"])
+    changed = dict.fromkeys(("tok_s_gpu", "measured_step_s", "oom"), "") | {"step_s": "fast", "id": "my-run"}
+    table = write([CELLS[0], row | changed], tmp_path / "runs.csv")
+    assert main(["accuracy", str(table)]) == ExitCode.OK
+    assert "can be read: my-run" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_missing_file_is_a_mistake_of_the_user(capsys) -> None:
     assert main(["accuracy", "none.csv"]) == ExitCode.BAD_INPUT
     assert "none.csv" in capsys.readouterr().err

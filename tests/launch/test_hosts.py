@@ -50,7 +50,7 @@ def test_slurm_names_the_first_host(plan, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "--node-rank and --master-addr is missing"),
+        ({}, "--node-rank and --master-addr are missing"),
         ({"RANK": "1"}, "nothing says which one this is: --master-addr"),
         ({"MASTER_ADDR": "head"}, "nothing says which one this is: --node-rank"),
         (KUBEFLOW | {"PET_NNODES": "4"}, "16 hosts, and this job has 4"),

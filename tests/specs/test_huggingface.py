@@ -321,6 +321,9 @@ def test_a_page_of_the_hub_that_is_not_shipped_says_what_to_do(tmp_path: Path, m
     for page in ("mistralai/Mistral-7B-v0", "google-bert/bert-base-uncased"):
         with pytest.raises(InputError, match=r"is no shipped model and no file(\n|.)*config\.json"):
             load_model(page)
+    with pytest.raises(InputError, match=r"did you mean `qwen2\.5-1\.5b` or `qwen2\.5-14b`"):
+        load_model("Qwen/Qwen2.5-15B")
+    assert load_model("https://huggingface.co/Qwen/Qwen2.5-14B/tree/main") == load_model("qwen2.5-14b")
     (tmp_path / "Qwen").mkdir()
     (tmp_path / "Qwen" / "Qwen2.5-14B").write_text("name: mine")  # a file of the user's goes first
     with pytest.raises(InputError, match="is missing"):

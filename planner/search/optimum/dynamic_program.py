@@ -380,8 +380,8 @@ def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: in
 def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float, units: IntArray) -> IntArray:
     """The choice with the lexicographically smallest layers whose sum of pass seconds is within the (finite) budget.
 
-    If the budget is below the least sum because of rounding, the least sum replaces it. The choice uses at most the
-    units for which `least` was computed.
+    If the budget is below the least sum because of rounding, the least sum replaces it. The choice uses at most as many
+    units of the limited resource as `least` was computed for.
     """
     columns = np.flatnonzero(allowed)
     first = np.searchsorted(candidate.stage[columns], np.arange(candidate.num_stages + 1))
