@@ -121,9 +121,10 @@ def measured_cluster(found: ClusterSpec, curves: Curves) -> ClusterSpec:
         raise InputError("the time was up before there was enough to go by", hint="give more --seconds")
     device = _device(found.device, curves)
     links = tuple(_link(link, curves, device) for link in found.links)
-    alone = curves.get("alone", {"together_seconds": 1.0, "seconds": 1.0})
-    faster = max(1.0, alone["together_seconds"] / alone["seconds"])
-    return found.model_copy(update={"device": device, "links": links, "alone": faster})
+    changes: dict[str, Any] = {"device": device, "links": links}
+    if alone := curves.get("alone"):
+        changes["alone"] = min(max(1.0, alone["together_seconds"] / alone["seconds"]), 16.0)
+    return found.model_copy(update=changes)
 
 
 def _device(found: DeviceSpec, curves: Curves) -> DeviceSpec:

@@ -193,7 +193,7 @@ class ClusterSpec(Document):
     job takes.
 
     alone: how many times as fast a device is while the other devices of its host are idle. Cores of a processor share
-    caches and memory, and two may be threads of one core.
+    caches and memory, and two may be threads of one core. Without the key a device is equally fast in both cases.
     segment: hosts of each domain that the job takes, if the scheduler fixes this number.
     domains: number of domains; without it a job gets as many domains as its segments need.
     """
@@ -205,7 +205,7 @@ class ClusterSpec(Document):
     links: tuple[LinkSpec, ...] = Field(min_length=1)
     price: UsdPerHour | None = None
     host: HostSpec | None = Field(default=None, description="memory of one host; without it nothing is offloaded")
-    alone: float = Field(default=1.0, ge=1, le=16)
+    alone: float | None = Field(default=None, ge=1, le=16)
     segment: int | None = Field(default=None, ge=1, description="hosts of each scale-up domain that a job takes")
     domains: int | None = Field(default=None, ge=1, description="scale-up domains; without it as many as a job takes")
     failures: FailureSpec = Field(

@@ -190,11 +190,11 @@ def _with_idle_devices(cluster: ClusterSpec, devices_per_host: int) -> ClusterSp
 
     The time of an operator is assumed to grow evenly with each further busy device, up to `alone` times its time alone.
     """
-    busy, others = cluster.devices_per_host, devices_per_host - 1
-    if cluster.alone == 1.0 or busy > others:
+    busy, others, alone = cluster.devices_per_host, devices_per_host - 1, cluster.alone
+    if alone is None or busy > others:
         return cluster
-    slower = 1.0 + (cluster.alone - 1.0) * (busy - 1) / others
-    faster, device = cluster.alone / slower, cluster.device
+    slower = 1.0 + (alone - 1.0) * (busy - 1) / others
+    faster, device = alone / slower, cluster.device
     host = {name: getattr(device.efficiency, name) / faster for name in ("launch", "layer_floor", "step_floor")}
     changes = {
         "peak": {precision: rate * faster for precision, rate in device.peak.items()},
