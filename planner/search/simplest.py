@@ -25,7 +25,7 @@ from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.integer_program import columns_within
 from planner.search.optimum.pruning import prune
 from planner.search.optimum.rating import configuration_keys, rated, simplicity_of
-from planner.search.optimum.simplest_dynamic_program import Standing, least_of, simplest_choice
+from planner.search.optimum.simplest_dynamic_program import Standing, least_of, most_even, simplest_choice
 from planner.search.optimum.simplest_program import Contenders, SimplestAnswer, solve_simplest
 from planner.search.optimum.simplicity import Simplicity
 from planner.search.space.arrays import AGREEMENT, TIE
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray, IntArray
     from planner.search.best_first import Assigned, Found
     from planner.search.objectives import Objective, Rank
-    from planner.search.optimum.candidate import Candidate
+    from planner.search.optimum.candidate import Candidate, Choice
     from planner.search.optimum.integer_program import SolverName
     from planner.search.optimum.simplicity import Rated
     from planner.search.space.configurations import DegreeArrays
@@ -132,7 +132,7 @@ def _by_dynamic_program(found: Found, inside: IntArray, longest: FloatArray) -> 
     job, near = found.job, found.near
     keys = configuration_keys(job, near.degrees(inside))
     order = np.lexsort((near.seconds[inside], *keys.T[::-1]))
-    best: tuple[Standing, Assigned] | None = None
+    best: tuple[Standing, tuple[int, Rated, Choice]] | None = None
     for part in _in_parts(order):
         wanted = [
             row
@@ -147,10 +147,11 @@ def _by_dynamic_program(found: Found, inside: IntArray, longest: FloatArray) -> 
             simplest = simplest_choice(each, float(longest[row]) * (1 + TIE), before=best and best[0])
             if simplest is not None:
                 standing, choice = simplest
-                best = standing, assigned_by(near.one(int(inside[row])), each.candidate, choice)
+                best = standing, (int(inside[row]), each, choice)
     if best is None:
         raise Disagreement("the second solve finds no layout within the window of the first solve's minimum")
-    return best
+    standing, (position, own, choice) = best
+    return standing, assigned_by(near.one(position), own.candidate, most_even(own, standing, choice))
 
 
 def _of_dynamic_program(found: Found, positions: IntArray, longest: FloatArray) -> list[Rated | None]:

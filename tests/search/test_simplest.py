@@ -18,7 +18,7 @@ from planner.search.objectives import THROUGHPUT, Objective
 from planner.search.optimum import simplest_dynamic_program, simplest_program
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.integer_program import columns_within
-from planner.search.optimum.simplest_dynamic_program import Standing, least_of, simplest_choice
+from planner.search.optimum.simplest_dynamic_program import Standing, least_of, most_even, simplest_choice
 from planner.search.optimum.simplest_program import Contenders, solve_simplest
 from planner.search.optimum.simplicity import Rated
 from planner.search.search import search
@@ -115,6 +115,42 @@ def test_the_dynamic_program_finds_the_simplest_of_all_choices(block):
 def test_the_integer_program_finds_the_simplest_of_all_choices(block):
     told = [check(random.Random(seed), program=True) for seed in range(10_022 + block * 8, 10_030 + block * 8)]
     assert any(told)
+
+
+@pytest.mark.parametrize("block", [0, *long_forms(*range(1, 20))])
+def test_no_choice_of_the_same_rank_is_more_even(block):
+    """Of all choices with the least keys and step time, none has a larger smallest inner stage, or smallest stage."""
+    changed = 0
+    for seed in range(block * 400, block * 400 + 400):
+        rng = random.Random(f"even {seed}")
+        candidate = make_candidate(rng, max_stages=5, max_layers=9)
+        every = np.full(candidate.num_columns, 1.0)  # many choices tie where all columns cost the same
+        candidate = replace(
+            candidate, seconds=every, pass_seconds=every, tail_seconds=0 * every, slack_seconds=0 * every
+        )
+        rated = rate(rng, candidate)
+        found = simplest_choice(rated, 1e9)
+        if found is None:
+            continue
+        standing, choice = found
+        even = most_even(rated, standing, choice)
+        tied = [
+            other.columns
+            for other in all_choices(candidate, 0)
+            if keys(rated, other.columns) == standing.simplicity
+            and other.objective_seconds == pytest.approx(standing.seconds)
+        ]
+        assert even.columns in tied
+        assert even.objective_seconds == pytest.approx(standing.seconds)
+        mean = candidate.num_layers // candidate.num_stages
+        sizes = [candidate.layers[list(columns)] for columns in tied]
+        own = candidate.layers[list(even.columns)]
+        if standing.simplicity.uneven:
+            assert own[1:-1].min() >= min(mean, max(size[1:-1].min() for size in sizes))
+            fewest = min(mean, int(own[1:-1].min()))
+            assert own.min() >= fewest or all(size.min() < fewest for size in sizes)
+        changed += even.columns != choice.columns
+    assert changed > 3
 
 
 def job(**given):

@@ -75,6 +75,27 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
     return best
 
 
+def most_even(rated: Rated, standing: Standing, choice: Choice) -> Choice:
+    """A choice of the same rank whose smallest stage, or else smallest inner stage, holds as many layers as possible.
+
+    Many splits often take equally long, because only the slowest stage and the sum count. `choice` has the
+    lexicographically smallest layers of them, so some of its stages may hold fewer layers than necessary.
+    """
+    if not standing.simplicity.uneven:
+        return choice
+    candidate, limits = rated.candidate, standing.simplicity._asdict()
+    fewest_now = int(candidate.layers[list(choice.columns)].min())
+    for fewest in range(candidate.num_layers // candidate.num_stages, fewest_now, -1):
+        for may_hold_less in (np.zeros(candidate.num_columns, dtype=np.bool_), ~rated.inner):
+            some = np.flatnonzero(may_hold_less | (candidate.layers >= fewest))
+            if len(np.unique(candidate.stage[some])) < candidate.num_stages:
+                continue
+            found = _fastest(rated.keep(some), limits, standing.seconds * (1 + TIE))
+            if found is not None:
+                return replace(found, columns=tuple(some[list(found.columns)].tolist()))
+    return choice
+
+
 def _even_ways(kept: Rated) -> Iterator[Mask]:
     """Sets of columns, one set for each number of layers that all inner stages can hold."""
     inner = kept.inner
