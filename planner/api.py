@@ -10,6 +10,7 @@ small plan.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.cluster_documents import checked_cluster, cluster_tree, folder_of, with_devices
 from planner.specs.load import load_job
 from planner.specs.mistakes import Mistakes
-from planner.specs.text import any_of, did_you_mean
+from planner.specs.text import any_of, did_you_mean, printable
 from planner.units import parse_length
 
 if TYPE_CHECKING:
@@ -307,7 +308,10 @@ def estimate_layout(
         InputError: documents or keywords have mistakes, or the layout breaks rules; all of them are listed.
         EnvironmentProblem: a file cannot be read.
     """
-    job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
+    return _priced(_load(model, cluster, training, reporter, nodes=nodes, **workload), layout)
+
+
+def _priced(job: Job, layout: str | Layout) -> Plan:
     if job.batch:
         hint = "give one number of sequences, as in --global-batch 1024; `planner plan` chooses from a range"
         raise InputError("one layout is priced with one batch size", where="global_batch_size", hint=hint)
@@ -347,10 +351,24 @@ def estimate_file(
     foreign, nodes, workload = _of_file(path, cluster, model, define, nodes, workload)
     foreign = with_layout(foreign, layout)
     spec: Any = foreign.model
-    plan = estimate_layout(
-        spec, cluster, training, layout=layout_text(foreign), nodes=nodes, reporter=reporter, **workload
-    )
+    job = _load(spec, cluster, training, reporter, nodes=nodes, **workload)
+    try:
+        _check_devices(foreign, job.num_devices)
+        plan = _priced(job, layout_text(foreign))
+    except InputError as error:
+        raise error if layout else error.at("--layout", printable(str(path), 1000)) from None
     return replace(plan, assumed=(*plan.assumed, *foreign.assumed))
+
+
+def _check_devices(foreign: Foreign, num_devices: int) -> None:
+    """Refuse a file without a degree of data parallelism if its other degrees do not divide the number of devices."""
+    said = {key: foreign.layout.get(key, "1") for key in ("tp", "pp", "cp")}
+    degrees = {key: int(text) for key, text in said.items() if text.isdecimal()}
+    product = math.prod(degrees.values())
+    if "dp" not in foreign.layout and 0 < product < num_devices and num_devices % product:
+        shown = " * ".join(f"{key} {degree}" for key, degree in degrees.items() if degree > 1)
+        hint = "change a degree of the file, or --gpus N"
+        raise InputError(f"{shown} = {product} does not divide {num_devices:,} devices", where="--layout", hint=hint)
 
 
 def plan_file(
@@ -391,15 +409,25 @@ def _of_file(
     settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
     own = Path(path)
     num_devices = _num_devices(cluster, nodes, keywords.get("gpus"))
+    is_sized = nodes is not None or keywords.get("gpus") is not None
     foreign = read_foreign(
-        own, model=model, define=_texts(define), settings=settings, engine=engine, num_devices=num_devices
+        own,
+        model=model,
+        define=_texts(define),
+        settings=settings,
+        engine=engine,
+        num_devices=num_devices,
+        per_host=_num_devices(cluster, 1, None),
+        is_sized=is_sized,
     )
     filled = {**keywords, "engine": foreign.engine, "settings": (*foreign.settings, *settings)}
     says_batch = any(each.startswith("training.global_batch_size=") for each in filled["settings"])
     if not says_batch and filled.get("global_batch") is None:
         raise InputError("the file does not say the global batch", where=str(path), hint="--global-batch N says it")
-    if nodes is None and filled.get("gpus") is None and foreign.num_devices:
+    if not is_sized and foreign.num_devices:
         filled["gpus"] = foreign.num_devices
+    elif not is_sized and foreign.num_hosts:
+        nodes = foreign.num_hosts
     return foreign, nodes, filled
 
 

@@ -6,8 +6,9 @@ with its traceback (exit code 1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -53,6 +54,10 @@ class PlannerError(Exception):
             Mistake(message=each, hint=hint, where=where) if isinstance(each, str) else each for each in mistakes
         )
         super().__init__("\n".join(mistake.text() for mistake in self.mistakes))
+
+    def at(self, where: str, place: str) -> Self:
+        """The same mistakes; those at `where` are at `place` instead."""
+        return type(self)(*(replace(each, where=place) if each.where == where else each for each in self.mistakes))
 
 
 class InputError(PlannerError):

@@ -159,6 +159,63 @@ def test_variables_that_a_file_leaves_open_are_asked_for(written):
     assert read_foreign(written(text), define=("TP=2",)).layout["tp"] == "2"
 
 
+WHOLE = "pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16"
+RUN = f"{WHOLE} --micro-batch-size 1 --global-batch-size 48 --max-position-embeddings 64"
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        (f"#SBATCH --nodes=3 --ntasks-per-node=1\ntorchrun --nproc_per_node 8 --nnodes $SLURM_NNODES {RUN}", 24),
+        (f"#SBATCH -N 3\nN=${{SLURM_JOB_NUM_NODES}}\ntorchrun --nproc_per_node 8 --nnodes $N {RUN}", 24),
+        (f"#SBATCH -N3 # hosts\ntorchrun --nproc_per_node gpu --nnodes ${{SLURM_NNODES:-2}} {RUN}", 24),
+        (f"torchrun --nproc_per_node 8 --nnodes ${{SLURM_NNODES:-2}} {RUN}", 16),
+        (f"#SBATCH --nodes 3\n#SBATCH --ntasks-per-node 8\nsrun python {RUN}", 24),
+        (f"#SBATCH --nodes=3\n#SBATCH --gres=gpu:h100:8\nsrun python {RUN}", 24),
+        (f"#SBATCH --nodes=3\ntorchrun --nproc_per_node 8 {RUN}", 8),
+        (f"torchrun --nproc_per_node 4 {RUN}", 4),
+        (f"NNODES=$SLURM_NNODES NPROC_PER_NODE=8 megatron pt {RUN} --max_length 64", 16),
+    ],
+)
+def test_the_machines_are_those_that_the_script_gets(text, devices, written):
+    """By hand from the manuals: sbatch sets SLURM_NNODES to --nodes, and torchrun without --nnodes starts one host."""
+    define = ("SLURM_NNODES=2",) if "megatron pt" in text else ()
+    plan = estimate_file(written(text), "dgx-h100", define=define)
+    assert plan.cluster.num_devices == devices
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        ("--nproc_per_node 8 --nnodes $SLURM_NNODES", r"hosts is \$SLURM_NNODES, which the file does not set",
+         "--define SLURM_NNODES=N or --nodes N says it"),
+        ("--nproc_per_node ${GPUS} --nnodes 2", "ranks of a host is", "--define GPUS=N or --gpus N"),
+        ("--nproc_per_node $(nvidia-smi -L | wc -l) --nnodes 2", "ranks of a host is", "--gpus N"),
+        ("--nproc_per_node 8 --nnodes 1:4", "is 1:4, which is no number", "--nodes N says it"),
+    ],
+)  # fmt: skip
+def test_a_size_that_is_not_said_is_asked_for_and_not_guessed(text, words, hint, written):
+    script = written(f"torchrun {text} {RUN}")
+    with pytest.raises(InputError, match=words) as error:
+        estimate_file(script, "dgx-h100")
+    assert hint in error.value.mistakes[0].hint
+    assert estimate_file(script, "dgx-h100", nodes=3).cluster.num_devices == 24  # the command line's own size wins
+
+
+def test_a_layout_of_a_file_that_cannot_run_is_refused_at_the_file(written):
+    script = written(f"torchrun --nproc_per_node 8 --nnodes 2 {RUN} --pipeline-model-parallel-size 4 "
+                     "--tensor-model-parallel-size $TP")  # fmt: skip
+    with pytest.raises(InputError, match=r"= 32 devices, and there are 16; lower a degree, or --nodes 4") as error:
+        estimate_file(script, "dgx-h100", define=("TP=8",))
+    assert {each.where for each in error.value.mistakes} == {str(script)}
+    with pytest.raises(InputError, match=r"tp 3 \* pp 4 = 12 does not divide 16 devices") as error:
+        estimate_file(script, "dgx-h100", define=("TP=3",))
+    assert {each.where for each in error.value.mistakes} == {str(script)}
+    with pytest.raises(InputError) as error:
+        estimate_file(script, "dgx-h100", define=("TP=2",), layout="tp=8")
+    assert {each.where for each in error.value.mistakes} == {"--layout"}
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("2*(3+4)", 14), ("7/2", 3), ("7%4", 3), ("-3+5", 2), ("1/0", None), ("2**3", None), ("a", None)],

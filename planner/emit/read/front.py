@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE
 from planner.emit.read.all import READERS
 from planner.emit.read.shell import UNSET
+from planner.emit.read.slurm import variables_of, with_srun
 from planner.emit.target import facts_of
 from planner.errors import InputError, Mistake
 from planner.layout import NOT_PRICED, Assumed
@@ -41,7 +42,7 @@ class Foreign:
 
     layout: keys and values for `--layout`.
     settings: `key=value` texts for `--set`.
-    num_devices: number of devices that the file gives its launcher, or 0.
+    num_hosts, num_devices: numbers that the file gives its launcher, or 0.
     assumed: keys of the file that are not priced.
     left_behind: keys that have no field in a plan and do not change its cost.
     """
@@ -51,6 +52,7 @@ class Foreign:
     model: ModelSpec
     layout: Mapping[str, str]
     settings: tuple[str, ...]
+    num_hosts: int
     num_devices: int
     assumed: tuple[Assumed, ...]
     left_behind: tuple[str, ...] = ()
@@ -64,6 +66,8 @@ def read_foreign(
     settings: Sequence[str] = (),
     engine: str | None = None,
     num_devices: int = 0,
+    per_host: int = 0,
+    is_sized: bool = False,
 ) -> Foreign:
     """Read a file of another program, or standard input if the path is `-`.
 
@@ -72,6 +76,8 @@ def read_foreign(
     settings: `model.KEY=VALUE` for model fields that the options in the file do not give.
     engine: replaces the program's own profile.
     num_devices: number of the job's devices, for a file without a number of devices.
+    per_host: number of devices of a host, for a file that gives its launcher only a number of hosts.
+    is_sized: whether the user gave the number of devices, which then counts in place of the file's.
 
     Raises:
         InputError: values that cannot be read, or values that the file lacks and the user must give as options.
@@ -82,17 +88,22 @@ def read_foreign(
     text = limited_text(sys.stdin.buffer, shown) if is_stream else read_text(path, shown)
     reader = _reader_of(shown, text)
     try:
-        values = dict(reader.values(_defined(define) + text if reader.is_shell else text))
+        values = dict(reader.values(_with_variables(text, define) if reader.is_shell else text))
     except InputError as error:
         raise InputError(
             *(replace(each, where=each.where.replace(THE_FILE, shown)) for each in error.mistakes)
         ) from None
+    if reader.is_shell:
+        values = with_srun(text, values)
     hosts, ranks, name = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
+    if reader.is_shell and not is_sized:
+        _check_size({"hosts": hosts, "ranks of a host": ranks}, shown)
     _check_set(reader, values, shown)
     profile = load_engine(engine or reader.engine(values))
     spec = _model(reader, values, model, name, settings, shown)
     told_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
-    facts = facts_of(reader.target, values, model=spec, num_devices=told_devices or num_devices)
+    in_use = num_devices if is_sized else told_devices or _count(hosts) * per_host or num_devices
+    facts = facts_of(reader.target, values, model=spec, num_devices=in_use)
     training, assumed = dict(facts.of("training")), []
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
@@ -105,6 +116,7 @@ def read_foreign(
         model=spec,
         layout=layout,
         settings=tuple(f"training.{key}={_setting(value)}" for key, value in training.items()),
+        num_hosts=_count(hosts),
         num_devices=told_devices,
         assumed=tuple(assumed),
         left_behind=tuple(_left_behind(values)),
@@ -119,15 +131,46 @@ def _reader_of(shown: str, text: str) -> Reader:
     raise InputError(f"{shown} is of no kind that is known here", hint=f"known: {kinds}")
 
 
+def _with_variables(text: str, define: Sequence[str]) -> str:
+    """The script behind assignments of variables, those that Slurm sets and those of `--define`, in its first line."""
+    slurm = (f"{name}={value}" for name, value in variables_of(text).items())
+    return _defined((*slurm, *define)) + text
+
+
 def _defined(define: Sequence[str]) -> str:
-    """Shell assignments for the values of `--define`, to be put before the script."""
     lines = []
     for each in define:
         name, equals, value = each.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]{1,2}", name):
             raise InputError(f"{printable(each, 60)} defines no variable", where="--define", hint="as in TP=8")
-        lines.append(f"{name}={shlex.quote(value)}\n")
+        lines.append(f"{name}={shlex.quote(value)}; ")
     return "".join(lines)
+
+
+_ALL_OF_A_HOST: Final = ("gpu", "auto", "-1")
+"""Numbers of ranks that mean every device of a host. Source: torch, distributed/run.py, determine_local_world_size."""
+
+
+def _check_size(sizes: Mapping[str, Value], shown: str) -> None:
+    """Refuse numbers of hosts and ranks that are not said: a size must not be guessed."""
+    mistakes = []
+    for what, value in sizes.items():
+        if value is None or _count(value) or value in _ALL_OF_A_HOST:
+            continue
+        text = str(value)
+        variable = re.fullmatch(r"\$\{?([A-Za-z_]\w*|[0-9]{1,2})\}?", text)
+        defined = f"--define {variable[1]}=N or " if variable else ""
+        why = "which the file does not set" if UNSET.search(text) else "which is no number"
+        option = "--nodes N" if what == "hosts" else "--gpus N (of all hosts)"
+        mistakes.append(
+            Mistake(
+                message=f"the number of {what} is {printable(text, 60)}, {why}",
+                where=shown,
+                hint=f"{defined}{option} says it",
+            )
+        )
+    if mistakes:
+        raise InputError(*mistakes)
 
 
 def _check_set(reader: Reader, values: Values, shown: str) -> None:

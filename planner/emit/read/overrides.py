@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.programs import bridge, swift
 from planner.emit.read import HOSTS, MODEL, RANKS, Reader
 from planner.emit.read.options import options_of, overrides_of
-from planner.emit.read.shell import option_words
+from planner.emit.read.shell import commands_of, option_words
 
 if TYPE_CHECKING:
     from planner.emit.target import Value, Values
@@ -66,9 +66,8 @@ def _swift_values(text: str) -> Values:
         found.pop("bf16")
         found |= {"fp16": True} if found.get("torch_dtype") == "float16" else {}
     found.pop("torch_dtype", None)
-    for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
-        if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
-            found[key] = match[1]
+    sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{NPROC_PER_NODE:-}}")[-1])
+    found |= {key: sizes[key] for key in (HOSTS, RANKS) if sizes.get(key)}
     model = found.pop("model", None)
     return found | ({MODEL: model} if model else {})
 

@@ -1,0 +1,59 @@
+"""The size of a job that a script asks of Slurm in lines `#SBATCH`, as the variables that Slurm sets in the job.
+
+Source: Slurm, doc/man/man1/sbatch.1 (INPUT and OUTPUT ENVIRONMENT VARIABLES).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from planner.emit.read import HOSTS, RANKS
+
+if TYPE_CHECKING:
+    from planner.emit.target import Value, Values
+
+_LINE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_STARTS: Final = re.compile(r"^[^#\n]*\bsrun\b", re.MULTILINE)
+_SHORT: Final = re.compile(r"(?<!\S)-N\s*(?=\S)")
+_VARIABLES: Final = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+}
+
+
+def variables_of(text: str) -> dict[str, str]:
+    """Variables that Slurm sets for the sizes that a script asks for; a range of hosts, as in 4-8, sets none."""
+    asked = _asked(text)
+    return {name: asked[option] for option, names in _VARIABLES.items() if option in asked for name in names}
+
+
+def with_srun(text: str, values: Values) -> dict[str, Value]:
+    """The values, and the job's hosts and ranks if srun starts the ranks and no other launcher's options name them."""
+    asked = _asked(text)
+    ranks = asked.get("ntasks-per-node") or asked.get("gpus-per-node")
+    if "nodes" not in asked or not {HOSTS, RANKS}.isdisjoint(values) or not _STARTS.search(text):
+        return dict(values)
+    return {**values, HOSTS: asked["nodes"], **({RANKS: ranks} if ranks else {})}
+
+
+def _asked(text: str) -> dict[str, str]:
+    """Option of sbatch -> whole number, where the last of several lines counts."""
+    found: dict[str, str] = {}
+    for line in _LINE.findall(text):
+        spelled = _SHORT.sub("--nodes=", line.partition(" #")[0])
+        try:
+            words = shlex.split(spelled)
+        except ValueError:
+            continue
+        for number, word in enumerate(words):
+            option, equals, value = word.removeprefix("--").partition("=")
+            value = value if equals else next(iter(words[number + 1 :]), "")
+            if option == "gres" and value.startswith("gpu:"):
+                option = "gpus-per-node"
+            count = value.rpartition(":")[2]  # as in h100:8
+            if word.startswith("--") and option in _VARIABLES and re.fullmatch(r"[0-9]{1,7}", count):
+                found[option] = count
+    return found
