@@ -108,13 +108,15 @@ def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Num
     """Part of `comm` seconds of collectives that `products` seconds of matrix products hide.
 
     A product is cut into tp pieces, and each piece is computed while the next one is transferred. The time of one piece
-    is exposed, and so is the time by which the collectives exceed the products.
+    is exposed, and so is the time by which the collectives exceed the products. Without sequence parallelism the
+    collectives are all-reduces, which are not cut.
 
-    Source: Transformer Engine, user buffers (--tp-comm-overlap); Wang et al. (ASPLOS 2023), section 5.1.
+    Source: Transformer Engine, user buffers; Megatron-LM, arguments.py (--tp-comm-overlap needs --sequence-parallel);
+    Wang et al. (ASPLOS 2023), section 5.1.
     """
     if not job.engine.overlap.tensor_parallel:
         return 0.0 * comm
-    return np.minimum(comm * (1.0 - 1.0 / layout.tp), products)
+    return np.minimum(comm * (1.0 - 1.0 / layout.tp) * np.equal(layout.sp, 1), products)
 
 
 def hidden_behind_weight_gradients(

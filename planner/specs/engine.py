@@ -288,7 +288,9 @@ class EngineOverlap(Document):
         default=True, description="updated weights are gathered beside the next forward pass, where reductions hide too"
     )
     tensor_parallel: bool = Field(
-        default=False, description="tensor-parallel collectives run in pieces beside the products next to them"
+        default=False,
+        description="with sequence parallelism, tensor-parallel collectives run in pieces beside the products next to "
+        "them (--tp-comm-overlap)",
     )
     weight_gradients: bool = Field(
         default=False, description="the sum of input gradients over tensor-parallel ranks runs beside weight gradients"

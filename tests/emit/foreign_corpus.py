@@ -153,7 +153,6 @@ CORPUS = (
         """,
         cluster="dgx-h100",
         layout="tp=1,pp=1,cp=1,zero=1,mbs=1,interleave=1,sp=0,recompute=none,ep=1,etp=1",
-        open_keys=("cross_entropy_loss_fusion",),
     ),
     Foreign(
         source=f"{_MLM}, examples/megatron_fsdp/train_llama3_8b_fsdp_h100_fp8.sh",
@@ -229,7 +228,6 @@ CORPUS = (
         ),
         cluster="dgx-a100",
         layout="tp=8,pp=1,zero=1,mbs=1,sp=1,recompute=full,offload=none",
-        open_keys=("cross_entropy_loss_fusion",),
         outcome="ran",
     ),
     Foreign(

@@ -74,6 +74,7 @@ def _layout(plan: Plan) -> dict[str, Any]:
     return {
         "tensor_model_parallel_size": layout.tp,
         "sequence_parallel": layout.sp == 1,
+        "tp_comm_overlap": layout.sp == 1 and plan.engine.overlap.tensor_parallel,
         "pipeline_model_parallel_size": layout.pp,
         "num_virtual_stages_per_pipeline_rank": layout.interleave if layout.interleave > 1 and not letters else None,
         "layers of chunks": list(layout.layers_per_stage) if letters else None,

@@ -98,6 +98,8 @@ LAYOUTS: tuple[Case, ...] = (
     ("phi4", 2, "tp=2,pp=2,zero=1", ()),
     ("nemotron3-8b", 1, "tp=4,zero=1", ()),
     ("opt-6.7b", 1, "tp=4,zero=1", ()),
+    ("llama3-70b", 4, "tp=4,pp=2,zero=1", ("engine.overlap.tensor_parallel=true",)),
+    ("llama3-70b", 4, "tp=4,pp=2,zero=1,sp=0", ("engine.overlap.tensor_parallel=true",)),
     (
         *("qwen2.5-7b", 1, "tp=4,zero=1"),
         tuple(
@@ -124,7 +126,8 @@ SHARDED: tuple[Case, ...] = (
 def plan_of(case: Case, engine: str = "megatron") -> Plan:
     """The plan of a case: its layout, priced, whether it fits or not."""
     model, nodes, layout, settings = case
-    given = dict(each.removeprefix("training.").split("=") for each in settings)
+    of_engine = [each for each in settings if each.startswith("engine.")]
+    given = dict(each.removeprefix("training.").split("=") for each in settings if each not in of_engine)
     job = load_job(
         model=model,
         cluster="dgx-h100",
@@ -133,6 +136,6 @@ def plan_of(case: Case, engine: str = "megatron") -> Plan:
         global_batch_size=1536 if nodes != 35 else 1120,
         sequence_length=1024 if model.startswith("gpt2") else 2048,
         precision=given.pop("precision", "bf16"),
-        settings=[f"training.{key}={value}" for key, value in given.items()],
+        settings=[*of_engine, *(f"training.{key}={value}" for key, value in given.items())],
     )
     return plan_for_layout(job, parse_layout(layout, num_layers=job.model.num_layers, num_devices=8 * nodes))

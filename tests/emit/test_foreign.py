@@ -12,7 +12,7 @@ import pytest
 from foreign_corpus import CORPUS
 from megatron_plans import plan_of
 
-from planner.api import estimate_file
+from planner.api import estimate_file, plan_file
 from planner.cli import main
 from planner.emit.bundle import write_bundle
 from planner.emit.read.front import read_foreign, shipped_model
@@ -291,6 +291,43 @@ def test_a_file_may_come_from_standard_input_and_mistakes_name_the_user_s_file(t
 
 
 SMALL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16 "
+
+
+TP_2 = f"torchrun --nproc_per_node 8 {RUN.replace('64', '2048')} --tensor-model-parallel-size 2"
+
+
+@pytest.mark.filterwarnings("ignore:the file's own layout")
+def test_collectives_beside_products_are_priced_planned_and_emitted_again(written, tmp_path):
+    """Megatron-LM, arguments.py: --tp-comm-overlap is off by default, and asserts sequence parallelism."""
+    beside, plain = (estimate_file(written(f"{TP_2} --sequence-parallel {more}"), "dgx-h100") for more in (
+        "--tp-comm-overlap", ""))  # fmt: skip
+    assert beside.engine.overlap.tensor_parallel
+    assert not any(each.key == "tp_comm_overlap" for each in beside.assumed)
+    assert beside.step_seconds < plain.step_seconds
+    script = written(f"{TP_2} --sequence-parallel --tp-comm-overlap")
+    planned = plan_file(script, "dgx-h100", pin="tp=2")
+    paths, _ = write_bundle(planned, tmp_path / "out")
+    assert "--tp-comm-overlap" in option_words(paths[-1].read_text())
+    with pytest.raises(InputError, match="without sequence parallelism"):
+        read_foreign(written(f"{TP_2} --tp-comm-overlap"))
+
+
+def test_without_sequence_parallelism_no_collective_is_cut(written):
+    """All-reduces of `sp=0` are not cut by Transformer Engine, whatever the engine says of overlap."""
+    settings = ("engine.overlap.tensor_parallel=true", "engine.overlap.weight_gradients=false")
+    steps = [
+        estimate_file(written(TP_2), "dgx-h100", settings=(each, settings[1])).step_seconds
+        for each in (settings[0], "engine.overlap.tensor_parallel=false")
+    ]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(("name", "open_keys"), [("native", ()), ("te", ("cross_entropy_fusion_impl",))])
+def test_the_loss_that_megatron_fuses_itself_costs_what_the_plain_one_costs(name, open_keys, written):
+    """Megatron-LM, core/fusions/fused_cross_entropy.py saves the softmax in fp32, as core/tensor_parallel does."""
+    found = read_foreign(written(f"{TP_2} --cross-entropy-loss-fusion --cross-entropy-fusion-impl {name}"))
+    assert tuple(each.key for each in found.assumed) == open_keys
+    assert not any(each.startswith("training.loss=") for each in found.settings)
 
 
 def test_experts_that_name_no_width_have_megatrons_four_times_the_hidden_size(written):

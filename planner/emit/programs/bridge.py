@@ -49,6 +49,8 @@ RENAMED: Final = {
     "swiglu": "model.gated_linear_unit",
     "use_rope_scaling": "model.rope_scaling",
 }
+OVERLAP: Final = "comm_overlap.tp_comm_overlap"
+"""A recipe's section `comm_overlap`, if it has one, replaces the model's value. Source: training/comm_overlap.py."""
 INVERTED: Final = {
     "disable_bias_linear": "model.add_bias_linear",
     "untie_embeddings_and_output_weights": "model.share_embeddings_and_output_weights",
@@ -76,6 +78,7 @@ NEUTRAL: Final[dict[str, Value]] = {
     "ddp.num_distributed_optimizer_instances": 1,
     "model.cpu_offloading": False,
     "model.cpu_offloading_num_layers": 0,
+    "model.tp_comm_overlap": False,
     "model.cuda_graph_impl": "none",
     "model.account_for_embedding_in_pipeline_split": False,
     "model.account_for_loss_in_pipeline_split": False,
@@ -133,6 +136,8 @@ def family_keys(overrides: Values) -> dict[str, Value]:
             found[back[path]] = value
         elif path == "mixed_precision":
             found |= _precision_keys(str(value))
+        elif path == OVERLAP:
+            found["tp_comm_overlap"] = value
         elif name == "grad_reduce_in_fp32":
             found["grad_reduce_in_bf16"] = not _is_on(value)
         elif path == "model.activation_func":
@@ -228,6 +233,8 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
 def _yours(plan: Plan, how: How) -> dict[str, str]:
     found = {f"${CHECKOUT}": "a checkout of Megatron-Bridge, set before the script is started"}
     found[f"${RECIPE}"] = f"the recipe that the overrides change, of a model like {plan.model.name}"
+    if plan.engine.overlap.tensor_parallel and plan.layout.tp > 1 and plan.layout.sp:
+        found[f"{OVERLAP}=true"] = "behind the script's options, if the recipe has a section comm_overlap"
     if not how.smoke:
         found[f"${DATA}"] = "the name of a data set of run_recipe.py, or mock"
     return found

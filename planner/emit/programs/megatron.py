@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.programs.megatron_family import FAMILY, IGNORED, REFUSALS, WHOLE_LOSS, connections
+from planner.emit.programs.megatron_family import FAMILY, IGNORED, LOSS, REFUSALS, WHOLE_LOSS, connections
 from planner.emit.starters.torchrun import torchrun_start
 from planner.emit.target import Target, only
 
@@ -63,7 +63,7 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
 TARGET: Final = Target(
     name="megatron",
     program="Megatron-LM of August 2026 or later, pretrain_gpt.py",
-    settings=FAMILY,
+    settings=(*FAMILY, LOSS),
     refuse=(
         *REFUSALS,
         WHOLE_LOSS,

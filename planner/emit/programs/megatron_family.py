@@ -155,6 +155,26 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
     return None
 
 
+def _write_overlap(plan: Plan) -> Values:
+    """The switch for tensor-parallel collectives in pieces beside products; it needs sequence parallelism."""
+    is_on = plan.engine.overlap.tensor_parallel and plan.layout.tp > 1 and plan.layout.sp
+    return {"tp_comm_overlap": True} if is_on else {}
+
+
+def _read_overlap(given: Given) -> Mapping[str, Any]:
+    """Whether collectives run in pieces beside products; the engine profile's value if the file does not say.
+
+    Source: Megatron-LM, arguments.py, validate_args (sequence parallelism, which is off without tensor parallelism).
+    """
+    if "tp_comm_overlap" not in given:
+        return {}
+    is_on, tp = given.flag("tp_comm_overlap"), given.whole("tensor_model_parallel_size", 1)
+    if is_on and not (given.flag("sequence_parallel") and tp > 1):
+        hint = "add sequence_parallel with a tensor_model_parallel_size above 1, or remove tp_comm_overlap"
+        raise InputError("tp_comm_overlap without sequence parallelism is refused", where="tp_comm_overlap", hint=hint)
+    return {"engine.overlap.tensor_parallel": is_on}
+
+
 def _write_offload(plan: Plan) -> Values:
     """Options that offload optimizer states, or the activations of all layers but the last, to the host."""
     found: dict[str, Value] = {}
@@ -386,6 +406,7 @@ LAYOUT: Final = (
     Setting(says=("layout.zero", "layout.hsdp"), write=_write_zero, read=_read_zero),
     _whole("layout.mbs", "micro_batch_size"),
     Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
+    Setting(says=("engine.overlap.tensor_parallel",), write=_write_overlap, read=_read_overlap),
     Setting(says=("layout.offload",), write=_write_offload, read=_read_offload),
     follows("layout.dp", "layout.pools", "layout.segment"),  # derived from the ranks and their hosts
 )
@@ -445,6 +466,20 @@ REFUSALS: Final = (
     Refusal(says=(), fault=_experts_fault),
     Refusal(says=(), fault=uneven_hosts),
 )
+
+
+def _read_loss(given: Given) -> Mapping[str, Any]:
+    """The loss: Megatron-Core's own fusion keeps what the separate operators keep, softmax in fp32 and no logits.
+
+    Source: Megatron-LM, core/fusions/fused_cross_entropy.py; arguments.py refuses Transformer Engine's fusion.
+    """
+    given.get("cross_entropy_loss_fusion")
+    if given.text("cross_entropy_fusion_impl", "native") != "native":
+        given.understood.discard("cross_entropy_fusion_impl")
+    return {}
+
+
+LOSS: Final = Setting(says=("training.loss",), write=lambda plan: {}, read=_read_loss)  # noqa: ARG005 - as the others
 WHOLE_LOSS: Final = only(
     "training.loss", "engine", "whole", why="Megatron-LM computes it whole, in operators of its own"
 )

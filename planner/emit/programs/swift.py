@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
-from planner.emit.programs.megatron_family import FAMILY, IGNORED
+from planner.emit.programs.megatron_family import FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
 from planner.emit.target import Setting, Target, only
 
@@ -109,6 +109,7 @@ TARGET: Final = Target(
     program="ms-swift 4.6 or later, megatron sft",
     settings=(
         *FAMILY,
+        LOSS,
         Setting(says=("training.lora_rank",), write=lambda plan: {}, read=_read_adapters),  # noqa: ARG005 - read only
     ),
     refuse=(

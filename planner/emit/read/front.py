@@ -115,7 +115,10 @@ def read_foreign(
         engine=profile.name,
         model=spec,
         layout=layout,
-        settings=tuple(f"training.{key}={_setting(value)}" for key, value in training.items()),
+        settings=(
+            *(f"training.{key}={_setting(value)}" for key, value in training.items()),
+            *(f"engine.{key}={_setting(value)}" for key, value in facts.of("engine").items()),
+        ),
         num_hosts=_count(hosts),
         num_devices=told_devices,
         assumed=tuple(assumed),
