@@ -394,7 +394,7 @@ def plan_file(
         (reporter or Reporter()).noted(str(each))
     if foreign.left_behind:
         left_behind = ", ".join(foreign.left_behind)
-        words = f"not carried over, set again in what `planner emit` writes: {left_behind}"
+        words = f"still yours, not carried over and to be set again in what `planner emit` writes: {left_behind}"
         (reporter or Reporter()).noted(words)
     spec: Any = foreign.model
     return plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)

@@ -90,9 +90,11 @@ def _needs_a_file() -> InputError:
 
 
 def _say_yours(console: Console, made: Bundle) -> None:
-    """List the values that the plan does not decide and that are placeholders in the files."""
+    """List the values that the plan does not decide: placeholders in the files, then defaults."""
     for placeholder, meaning in made.still_yours.items():
         console.err.write(f"still yours: {placeholder}, {meaning}\n")
+    for advice in made.advice:
+        console.err.write(f"still yours: {advice}\n")
 
 
 @click.command("emit", cls=RunCommand)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import PROGRAMS
 from planner.emit.start import Start
@@ -15,6 +15,7 @@ from planner.fit import check_fits
 from planner.plan import write_plan
 from planner.run_arguments import RunArguments, option_name
 from planner.specs.text import any_of
+from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +31,13 @@ class Bundle:
     texts: file name -> text.
     script: the name of the file that a user starts.
     still_yours: placeholder -> meaning; the program does not run until the user has replaced all placeholders.
+    advice: values that nobody gave, with which the program runs all the same.
     """
 
     texts: dict[str, str]
     script: str
     still_yours: dict[str, str]
+    advice: tuple[str, ...] = ()
 
 
 def target_of(plan: Plan, to: str | None) -> Target:
@@ -77,7 +80,21 @@ def bundle_of(
     yours = {**target.yours(plan, how), **STARTERS[on].yours}
     start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
     texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
-    return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours)
+    advice = (*_defaults_in(plan), *target.advice(plan))
+    return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours, advice=advice)
+
+
+_OF_THE_RUN: Final = {"learning_rate": "learning rate", "warmup_steps": "warm-up steps", "steps": "steps"}
+
+
+def _defaults_in(plan: Plan) -> tuple[str, ...]:
+    """A sentence with the values of the run that are the planner's defaults and that nobody may have chosen."""
+    default = {name: TrainingSpec.model_fields[name].default for name in _OF_THE_RUN}
+    names = [name for name in _OF_THE_RUN if getattr(plan.training, name) == default[name]]
+    if not names:
+        return ()
+    shown = ", ".join(f"{_OF_THE_RUN[name]} {default[name]:g}" for name in names)
+    return (f"{shown}: defaults of a plan, set by " + " ".join(f"--set training.{name}=..." for name in names),)
 
 
 def _check_schedule(plan: Plan) -> None:

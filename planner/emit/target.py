@@ -172,6 +172,7 @@ class Target:
     render: returns further files, name -> text.
     command: shell text that starts the training on one host; `place` is None if the plan uses only one host.
     yours: placeholder -> meaning, for all values that the plan does not decide.
+    advice: what else the plan does not decide, for values that the program does not need before it runs.
     takes: fields of RunArguments that fill placeholders.
     launcher: the command to run on each host; only for a program that finds the other hosts by itself.
     environment: environment variables that the program needs.
@@ -187,6 +188,7 @@ class Target:
     render: Callable[[Values, Plan, How], dict[str, str]] = lambda values, plan, how: {}  # noqa: ARG005
     command: Callable[[Values, Plan, How, Place | None], str]
     yours: Callable[[Plan, How], Mapping[str, str]] = lambda plan, how: {}  # noqa: ARG005
+    advice: Callable[[Plan], tuple[str, ...]] = lambda plan: ()  # noqa: ARG005
     takes: tuple[str, ...] = ()
     launcher: Callable[[Plan, How], str] | None = None
     environment: Callable[[Plan], Mapping[str, str]] = lambda plan: {}  # noqa: ARG005
@@ -220,10 +222,12 @@ class Facts:
 
     fields: `layout.tp` -> value.
     not_priced: keys that no setting has read.
+    not_carried: keys that no setting has read and that change neither bytes nor seconds.
     """
 
     fields: Mapping[str, Any]
     not_priced: tuple[str, ...] = ()
+    not_carried: tuple[str, ...] = ()
 
     def of(self, document: str) -> dict[str, Any]:
         """The fields of one document (`layout`, `training` or `model`), without the document's name in front."""
@@ -255,18 +259,19 @@ def facts_of(
             mistakes += error.mistakes
     if mistakes:
         raise InputError(*mistakes)
-    return Facts(fields=found, not_priced=left_over(given, target.ignores))
+    rest, ignored = left_over(given, target.ignores)
+    return Facts(fields=found, not_priced=tuple(f"{key}={given.values[key]}" for key in rest), not_carried=ignored)
 
 
-def left_over(given: Given, ignores: Sequence[str]) -> tuple[str, ...]:
-    """Keys, as `key=value`, that no setting read and that may change bytes or seconds.
+def left_over(given: Given, ignores: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys that no setting read: those that may change bytes or seconds, and those that `ignores` has.
 
     Keys of disabled features are omitted.
     """
     off = (None, False, "false", "False")
-    rest = (key for key, value in given.values.items() if key not in given.understood and value not in off)
-    shown = (key for key in rest if not any(fnmatchcase(key, pattern) for pattern in ignores))
-    return tuple(f"{key}={given.values[key]}" for key in shown)
+    rest = [key for key, value in given.values.items() if key not in given.understood and value not in off]
+    ignored = tuple(key for key in rest if any(fnmatchcase(key, pattern) for pattern in ignores))
+    return tuple(key for key in rest if key not in ignored), ignored
 
 
 def unsaid(target: Target) -> tuple[str, ...]:

@@ -296,6 +296,39 @@ SMALL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99
 TP_2 = f"torchrun --nproc_per_node 8 {RUN.replace('64', '2048')} --tensor-model-parallel-size 2"
 
 
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ("--train-samples 61035156 --lr-warmup-samples 1024000", {"steps": 119209, "warmup_steps": 2000}),
+        ("--train-iters 5000 --lr-warmup-fraction 0.01", {"steps": 5000, "warmup_steps": 50}),
+        ("--train-iters 5000 --lr-warmup-iters 7", {"steps": 5000, "warmup_steps": 7}),
+    ],
+)
+def test_samples_are_steps_of_the_global_batch(more, wanted, written):
+    """Megatron-LM, training/training.py, update_train_iters: train_samples // global_batch_size."""
+    read = read_foreign(written(f"{SMALL} --global-batch-size 512 {more}"))
+    found = dict(each.removeprefix("training.").split("=") for each in read.settings)
+    assert {key: int(found[key]) for key in wanted} == wanted
+
+
+def test_options_that_a_plan_cannot_hold_are_named(written, capsys, tmp_path):
+    own = "--data-path $DATA --tokenizer-model t --save /ckpt --load /ckpt --init-method-std 0.008 --lr-decay-iters 9"
+    script = written(f"torchrun --nproc_per_node 8 {RUN} {own} --lr 1e-4 --train-iters 100 --no-save-optim")
+    plan = tmp_path / "plan.json"
+    assert main(["plan", "--from", str(script), "dgx-h100", "-o", str(plan)]) == ExitCode.OK
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "still yours" in line]
+    named = note.rpartition(": ")[2].split(", ")
+    assert named == [
+        *("data_path", "tokenizer_model", "save", "load", "init_method_std", "lr_decay_iters", "no_save_optim")
+    ]
+    assert main(["emit", str(plan), "-o", str(tmp_path / "out")]) == ExitCode.OK
+    told = capsys.readouterr().err
+    assert "Megatron-LM of August 2026 or later" in told
+    assert "warm-up steps 10, steps 100: defaults of a plan, set by --set training.warmup_steps=..." in told
+    assert "learning rate" not in told  # the file has one
+    assert "# For Megatron-LM of August 2026 or later" in (tmp_path / "out" / "run.sh").read_text()
+
+
 @pytest.mark.filterwarnings("ignore:the file's own layout")
 def test_collectives_beside_products_are_priced_planned_and_emitted_again(written, tmp_path):
     """Megatron-LM, arguments.py: --tp-comm-overlap is off by default, and asserts sequence parallelism."""

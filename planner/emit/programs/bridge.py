@@ -231,13 +231,17 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
 
 
 def _yours(plan: Plan, how: How) -> dict[str, str]:
-    found = {f"${CHECKOUT}": "a checkout of Megatron-Bridge, set before the script is started"}
+    found = {f"${CHECKOUT}": "a checkout of Megatron-Bridge of August 2026 or later, set before the script is started"}
     found[f"${RECIPE}"] = f"the recipe that the overrides change, of a model like {plan.model.name}"
-    if plan.engine.overlap.tensor_parallel and plan.layout.tp > 1 and plan.layout.sp:
-        found[f"{OVERLAP}=true"] = "behind the script's options, if the recipe has a section comm_overlap"
     if not how.smoke:
         found[f"${DATA}"] = "the name of a data set of run_recipe.py, or mock"
     return found
+
+
+def _advice(plan: Plan) -> tuple[str, ...]:
+    if not (plan.engine.overlap.tensor_parallel and plan.layout.tp > 1 and plan.layout.sp):
+        return ()
+    return (f"{OVERLAP}=true behind the script's options, if the recipe has a section comm_overlap",)
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
@@ -281,6 +285,7 @@ TARGET: Final = Target(
     ),
     command=_command,
     yours=_yours,
+    advice=_advice,
     environment=connections,
     ignores=(
         *IGNORED,

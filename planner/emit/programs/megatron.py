@@ -45,7 +45,7 @@ def _data(plan: Plan, how: How) -> dict[str, Value]:
 
 
 def _yours(plan: Plan, how: How) -> dict[str, str]:  # noqa: ARG001 - as the others
-    found = {f"${CHECKOUT}": "a checkout of Megatron-LM, set before the script is started"}
+    found = {f"${CHECKOUT}": "a checkout of Megatron-LM of August 2026 or later, set before the script is started"}
     if not how.smoke and not how.arguments.data:
         found[DATA] = "the prefix of a data set that tools/preprocess_data.py wrote (--data)"
     if not how.smoke and not how.arguments.tokenizer:

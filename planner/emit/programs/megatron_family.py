@@ -356,17 +356,23 @@ def _write_rates(plan: Plan) -> Values:
 
 
 def _read_rates(given: Given) -> Mapping[str, Any]:
+    """The rate, and steps given as iterations or as samples. Source: training/training.py, update_train_iters."""
     found: dict[str, Any] = {}
-    for key in ("lr_decay_style", "lr_decay_iters"):
-        given.get(key)
+    given.get("lr_decay_style")
+    batch = max(given.whole("global_batch_size"), 1)
+    steps = given.whole("train_iters") or given.whole("train_samples") // batch
+    if given.whole("lr_decay_iters", steps) != steps:
+        given.understood.discard("lr_decay_iters")  # a plan's rate decays until the last step
     if "lr" in given and (rate := given.number("lr")) > 0:
         found["training.learning_rate"] = rate
         found["training.min_learning_rate_ratio"] = min(round(given.number("min_lr", 0.0) / rate, 9), 1.0)
     if "lr_warmup_iters" in given:
         found["training.warmup_steps"] = given.whole("lr_warmup_iters")
-    if given.whole("train_iters"):
-        found["training.steps"] = given.whole("train_iters")
-    return found
+    elif "lr_warmup_samples" in given:
+        found["training.warmup_steps"] = given.whole("lr_warmup_samples") // batch
+    elif "lr_warmup_fraction" in given and steps:
+        found["training.warmup_steps"] = int(given.number("lr_warmup_fraction") * steps)
+    return found | ({"training.steps": steps} if steps else {})
 
 
 def _number(path: str, key: str) -> Setting:

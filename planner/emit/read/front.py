@@ -122,7 +122,7 @@ def read_foreign(
         num_hosts=_count(hosts),
         num_devices=told_devices,
         assumed=tuple(assumed),
-        left_behind=tuple(_left_behind(values)),
+        left_behind=tuple(_left_behind(values, facts.not_carried)),
     )
 
 
@@ -260,10 +260,12 @@ def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _left_behind(values: Values) -> Iterator[str]:
+def _left_behind(values: Values, not_carried: Sequence[str]) -> Iterator[str]:
     for key, value in values.items():
         if value and key.rpartition(".")[2] in _LEFT_BEHIND:
             yield printable(f"{key}={value}", 80)
+        elif key in not_carried and not _is_off(f"={value}"):
+            yield printable(key, 80)
 
 
 def _is_off(text: str) -> bool:

@@ -33,10 +33,10 @@ def host_script(start: Start) -> dict[str, str]:
     """
     plan = start.plan
     exports = "".join(f"export {name}={value}\n" for name, value in start.target.environment(plan).items())
-    hosts = num_hosts(plan)
+    hosts, head = num_hosts(plan), f"{script_head(plan)}# For {start.target.program}.\n"
     if hosts == 1:
         how, further = ("", "") if start.is_ours else (_FURTHER, ' \\\n  "$@"')
-        return {SCRIPT: f"{script_head(plan)}{how}\n{GO_THERE}{exports}exec {start.command(None)}{further}\n"}
+        return {SCRIPT: f"{head}{how}\n{GO_THERE}{exports}exec {start.command(None)}{further}\n"}
     ranks = [host.num_ranks for host in ranks_of_hosts(plan)]
     changes = ((n, here) for n, (before, here) in enumerate(pairwise(ranks), 1) if here != before)
     others_ranks = "".join(f"if [[ $1 -ge {n} ]]; then ranks={here}; fi\n" for n, here in changes)
@@ -46,7 +46,7 @@ def host_script(start: Start) -> dict[str, str]:
     counts = f"ranks={ranks[0]}\n{others_ranks}" if place.ranks in command else ""  # Accelerate counts all of them
     more = "" if start.is_ours else "# Further options of the program come behind these three.\n"
     return {
-        SCRIPT: f"{script_head(plan)}"
+        SCRIPT: f"{head}"
         f"# On every host at once: bash run.sh NUMBER ADDRESS [PORT], with its number from 0 to {hosts - 1},\n"
         "# the address of host 0, and a port that is free there. All hosts see this folder.\n"
         f"{more}\n"
