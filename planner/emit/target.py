@@ -7,8 +7,10 @@ plan that it cannot express and never drops a field: every field has a setting o
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -223,11 +225,13 @@ class Facts:
     fields: `layout.tp` -> value.
     not_priced: keys that no setting has read.
     not_carried: keys that no setting has read and that change neither bytes nor seconds.
+    misspelt: keys of `not_priced` that are nearly a key of the program -> that key.
     """
 
     fields: Mapping[str, Any]
     not_priced: tuple[str, ...] = ()
     not_carried: tuple[str, ...] = ()
+    misspelt: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, document: str) -> dict[str, Any]:
         """The fields of one document (`layout`, `training` or `model`), without the document's name in front."""
@@ -260,7 +264,24 @@ def facts_of(
     if mistakes:
         raise InputError(*mistakes)
     rest, ignored = left_over(given, target.ignores)
-    return Facts(fields=found, not_priced=tuple(f"{key}={given.values[key]}" for key in rest), not_carried=ignored)
+    return Facts(
+        fields=found,
+        not_priced=tuple(f"{key}={given.values[key]}" for key in rest),
+        not_carried=ignored,
+        misspelt={key: near for key in rest if (near := _misspelt(key, given.understood))},
+    )
+
+
+def _misspelt(key: str, known: Collection[str]) -> str:
+    """The known key of which `key` may be a misspelling; empty for a longer name, another number, or a negation."""
+    unread = [each for each in known if each != f"no_{key}" and not key.startswith(f"{each}_")]
+    near = next(iter(difflib.get_close_matches(key[:100], sorted(unread), n=1, cutoff=_NEAR)), "")
+    return near if _DIGITS.findall(near) == _DIGITS.findall(key) else ""
+
+
+_NEAR: Final = 0.85
+"""Similarity of `tensor_parallel_size` and its full name, 0.87; three other options of Megatron-LM are as near."""
+_DIGITS: Final = re.compile(r"[0-9]+")
 
 
 def left_over(given: Given, ignores: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -14,7 +14,7 @@ from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.fit import chance_words, fit_words
-from planner.layout import NOT_PRICED
+from planner.layout import NOT_PRICED, UNKNOWN
 from planner.no_plan import command_again
 from planner.plan import plan_to_dict
 from planner.search.near_ties import NEAR_TIE, more_or_less
@@ -127,9 +127,11 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     """List the assumed settings, and the settings of a foreign file that change no figure."""
-    filled = [str(each) for each in plan.assumed if each.rule != NOT_PRICED]
+    unknown = [each for each in plan.assumed if each.rule.startswith(UNKNOWN)]
+    filled = [str(each) for each in plan.assumed if each.rule != NOT_PRICED and each not in unknown]
     left_out = [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
-    rows = (("assumed", filled), ("not priced", left_out))
+    misspelt = [f"{each.key}={each.value} ({each.rule.removeprefix(f'{UNKNOWN}; ')})" for each in unknown]
+    rows = (("assumed", filled), ("unknown", misspelt), ("not priced", left_out))
     return [(name, clean("; ".join(parts))) for name, parts in rows if parts]
 
 

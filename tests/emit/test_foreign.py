@@ -18,6 +18,7 @@ from planner.emit.bundle import write_bundle
 from planner.emit.read.front import read_foreign, shipped_model
 from planner.emit.read.shell import commands_of, option_words, whole_number
 from planner.errors import ExitCode, InputError
+from planner.layout import NOT_PRICED
 
 
 @pytest.fixture
@@ -294,6 +295,63 @@ SMALL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99
 
 
 TP_2 = f"torchrun --nproc_per_node 8 {RUN.replace('64', '2048')} --tensor-model-parallel-size 2"
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "meant"),
+    [
+        ("--swigluu", "swigluu", "swiglu"),
+        ("--tensor-parallel-size 2", "tensor_parallel_size", "tensor_model_parallel_size"),
+        ("--sequence-paralel", "sequence_paralel", "sequence_parallel"),
+    ],
+)
+def test_an_option_that_no_program_has_is_no_option_without_a_price(more, key, meant, written, capsys):
+    script = written(f"torchrun --nproc_per_node 8 {RUN} {more} --transformer-impl local")
+    assert main(["explain", "--from", str(script), "dgx-h100"]) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"unknown {key}=" in shown
+    assert f"(did you mean {meant}?) not priced transformer_impl=local" in shown
+
+
+@pytest.mark.parametrize("more", ["--tp-comm-overlap-cfg x", "--fp4-recipe nvfp4", "--gradient-accumulation-fusion"])
+def test_options_of_megatron_are_no_misspellings_of_others(more, written):
+    """Options of Megatron-LM, arguments.py and transformer_config.py, whose names are near others."""
+    (only,) = read_foreign(written(f"{WHOLE} {more}")).assumed
+    assert only.rule == NOT_PRICED
+
+
+@pytest.mark.parametrize(("of_chunk", "chunks"), [(1, 4), (2, 2), (4, 1), (3, 0)])
+def test_layers_of_a_chunk_divide_a_stage(of_chunk, chunks, written):
+    """Megatron-LM, arguments.py: a stage's layers must be divisible by those of a virtual stage. Here 4 on 2 stages."""
+    key = "--num-layers-per-virtual-pipeline-stage"
+    stages = f"{WHOLE.replace('layers 4', 'layers 8')} --pipeline-model-parallel-size 2"
+    script = written(f"# {key}\n\n{stages} \\\n {key} {of_chunk}")
+    if chunks:
+        assert read_foreign(script).layout["interleave"] == str(chunks)
+        return
+    with pytest.raises(InputError, match="8 layers on 2 stages do not divide into chunks of 3 layers") as error:
+        read_foreign(script)
+    assert [each.where for each in error.value.mistakes] == [f"{script}:4"]
+
+
+def test_a_value_that_cannot_be_read_has_its_line(written):
+    script = written(
+        "torchrun pretrain_gpt.py \\\n  --hidden-size 64 \\\n  --num-layers eighty --seq-length 8 # num-layers\n"
+    )
+    with pytest.raises(InputError, match="num_layers: 'eighty' is no whole number") as error:
+        read_foreign(script)
+    assert [each.where for each in error.value.mistakes] == [f"{script}:3"]
+
+
+def test_a_model_that_replaces_the_file_s_own_is_said(written):
+    found = {each.key: each for each in read_foreign(written(WHOLE), model="llama3-8b").assumed}
+    assert found["model"].value == "llama3-8b"
+    assert "not the file's num_layers 4, hidden_size 64" in found["model"].rule
+    same = WHOLE.replace("layers 4", "layers 32").replace("size 64", "size 4096").replace("heads 4", "heads 32")
+    found = read_foreign(
+        written(f"{same} --ffn-hidden-size 14336".replace("size 99", "size 128256")), model="llama3-8b"
+    )
+    assert not [each for each in found.assumed if each.key == "model"]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
     transformer_block.py, get_num_layers_to_build.
     """
     stages = max(given.whole("pipeline_model_parallel_size", 1), 1)
-    for key in (*_FIRST, *_LAST, *_CHUNKS, *_ENDS, "num_layers_per_virtual_pipeline_stage"):
+    for key in (*_FIRST, *_LAST, *_CHUNKS, *_ENDS, _OF_CHUNK):
         given.get(key)  # one spelling is enough: the other keys count as understood
     if LETTERS_KEY in given:
         return _of_letters(given, stages)
@@ -65,8 +65,13 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
         int(given.flag("account_for_loss_in_pipeline_split")),
     )
     interleave = next(filter(None, (given.whole(key) for key in _CHUNKS)), 0)
-    if of_chunk := given.whole("num_layers_per_virtual_pipeline_stage"):
-        interleave = max((num_layers + sum(ends)) // (stages * of_chunk), 1)
+    if (of_chunk := given.whole(_OF_CHUNK)) and stages > 1:
+        of_stage, rest = divmod(num_layers + sum(ends), stages)
+        if rest or of_stage % of_chunk:
+            held = f"{num_layers} layers" + (f" and {sum(ends)} ends" if any(ends) else "")
+            message = f"{held} on {stages} stages do not divide into chunks of {of_chunk} layers"
+            raise InputError(message, where=_OF_CHUNK, hint="Megatron-LM refuses this, too")
+        interleave = of_stage // of_chunk
     interleave = max(interleave, 1)
     if stages == 1:
         return 1, None
@@ -118,4 +123,5 @@ def _filled(layers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _ENDS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_OF_CHUNK: Final = "num_layers_per_virtual_pipeline_stage"
 _CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")

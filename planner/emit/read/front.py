@@ -7,7 +7,8 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE
 from planner.emit.read.all import READERS
@@ -15,7 +16,7 @@ from planner.emit.read.shell import UNSET
 from planner.emit.read.slurm import variables_of, with_srun
 from planner.emit.target import facts_of
 from planner.errors import InputError, Mistake
-from planner.layout import NOT_PRICED, Assumed
+from planner.layout import NOT_PRICED, UNKNOWN, Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
 from planner.specs.files import limited_text
 from planner.specs.model import ModelSpec
@@ -25,11 +26,11 @@ from planner.specs.validate import validate
 from planner.specs.yaml import as_node, parse_value, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from planner.emit.read import Reader
-    from planner.emit.target import Value, Values
+    from planner.emit.target import Facts, Value, Values
 
 _LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_train_epochs", "num_epochs", "total_epochs")
 """Keys without a field in a plan: the scaling of adapters, and epochs over data whose size no file states."""
@@ -100,16 +101,18 @@ def read_foreign(
         _check_size({"hosts": hosts, "ranks of a host": ranks}, shown)
     _check_set(reader, values, shown)
     profile = load_engine(engine or reader.engine(values))
-    spec = _model(reader, values, model, name, settings, shown)
+    place = _Place(text, shown)
+    spec = _model(reader, values, model, name, settings, place)
     told_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
     in_use = num_devices if is_sized else told_devices or _count(hosts) * per_host or num_devices
-    facts = facts_of(reader.target, values, model=spec, num_devices=in_use)
+    facts = place.of(partial(facts_of, reader.target, values, model=spec, num_devices=in_use))
     training, assumed = dict(facts.of("training")), []
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
         del training["memory_recipe"]  # the engine's default
     layout = {key: _text(value) for key, value in facts.of("layout").items()}
-    assumed += [_assumed(each) for each in facts.not_priced if not _is_off(each)]
+    assumed += [_assumed(each, facts.misspelt) for each in facts.not_priced if not _is_off(each)]
+    assumed += _of_another_model(reader, values, spec) if model else []
     return Foreign(
         program=reader.name,
         engine=profile.name,
@@ -124,6 +127,32 @@ def read_foreign(
         assumed=tuple(assumed),
         left_behind=tuple(_left_behind(values, facts.not_carried)),
     )
+
+
+class _Place(NamedTuple):
+    """A file's text and name, in which a mistake at a key gets its line."""
+
+    text: str
+    shown: str
+
+    def of(self, read: Callable[[], Facts]) -> Facts:
+        """What `read` returns; its mistakes name the key, the file and the line."""
+        try:
+            return read()
+        except InputError as error:
+            raise InputError(*map(self._placed, error.mistakes)) from None
+
+    def _placed(self, mistake: Mistake) -> Mistake:
+        line = next(filter(None, map(self._line, (mistake.where, mistake.where.rpartition(".")[2]))), 0)
+        where = f"{self.shown}:{line}" if line else self.shown
+        key = f"{mistake.where}: " if mistake.where else ""
+        return replace(mistake, message=f"{key}{mistake.message}", where=where)
+
+    def _line(self, key: str) -> int:
+        """The last line that has the key outside comments, as an option or in YAML; 0 if there is none."""
+        spelled = re.compile(rf"(?<![\w-])(--)?{re.escape(key).replace('_', '[-_]')}(?![\w-])")
+        lines = enumerate(self.text.split("\n"), 1)
+        return max((number for number, line in lines if spelled.search(re.split(r"(?:^|\s)#", line)[0])), default=0)
 
 
 def _reader_of(shown: str, text: str) -> Reader:
@@ -194,12 +223,13 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
 
 
 def _model(
-    reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], shown: str
+    reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], place: _Place
 ) -> ModelSpec:
     """The model named by `--model`, or else the model that the file describes, or else the shipped model it names."""
     if wanted is not None:
         return load_model(wanted)
-    said: dict[str, Any] = dict(facts_of(reader.target, values, of_model=True).of("model"))
+    shown = place.shown
+    said: dict[str, Any] = dict(place.of(partial(facts_of, reader.target, values, of_model=True)).of("model"))
     for each in settings:
         key, equals, value = each.partition("=")
         if equals and key.startswith("model.") and key.count(".") == 1:
@@ -272,9 +302,24 @@ def _is_off(text: str) -> bool:
     return text.rpartition("=")[2].lower() in _OFF
 
 
-def _assumed(text: str) -> Assumed:
+def _assumed(text: str, misspelt: Mapping[str, str]) -> Assumed:
     key, _, value = text.partition("=")
-    return Assumed(key=printable(key, 80), value=printable(value, 80) or "-", rule=NOT_PRICED)
+    rule = f"{UNKNOWN}; did you mean {misspelt[key]}?" if key in misspelt else NOT_PRICED
+    return Assumed(key=printable(key, 80), value=printable(value, 80) or "-", rule=rule)
+
+
+_SHAPE: Final = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "vocab_size")
+
+
+def _of_another_model(reader: Reader, values: Values, spec: ModelSpec) -> list[Assumed]:
+    """A line for the sizes in the file that differ from those of `--model`, which count."""
+    try:
+        said = facts_of(reader.target, values, of_model=True).of("model")
+    except InputError:
+        return []
+    sizes = {key: _number(str(said[key])) for key in _SHAPE if key in said}
+    other = ", ".join(f"{key} {size}" for key, size in sizes.items() if size != getattr(spec, key))
+    return [Assumed(key="model", value=spec.name, rule=f"--model; not the file's {other}")] if other else []
 
 
 def with_layout(foreign: Foreign, text: str) -> Foreign:
