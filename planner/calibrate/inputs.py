@@ -13,7 +13,7 @@ from planner.errors import EnvironmentProblem, InputError
 from planner.explain.plan_inputs import job_of
 from planner.made_by import with_shipped_corrections
 from planner.reading import read_plan
-from planner.specs.files import limited_text
+from planner.specs.files import kind_of, limited_text
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import printable
 
@@ -60,8 +60,17 @@ def _read(path: Path, plan: Path | None, tell: Callable[[str], None]) -> list[Ob
     return [_log(path, plan, tell)]
 
 
+_LOGS: Final = {
+    "a plan": "give the log of its run and --plan {path}, or the folder of `planner launch`",
+    "a script": "give the log that its run wrote and --plan PLAN, or a table of runs (.csv)",
+}
+
+
 def _log(path: Path, plan: Path | None, tell: Callable[[str], None]) -> Observation:
     """The run that a log of another program records, with its plan."""
+    if kind := kind_of(path.name, text_of(path)):
+        shown = printable(str(path))
+        raise InputError(f"{shown} is {kind}, and holds no times of steps", hint=_LOGS[kind].format(path=shown))
     beside = path.with_name(PLAN)
     if plan is None and not beside.is_file():
         hint = f"--plan PLAN names the plan that ran, or put it beside the log as {PLAN}"

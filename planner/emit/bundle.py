@@ -14,6 +14,7 @@ from planner.errors import EnvironmentProblem, InputError
 from planner.fit import check_fits
 from planner.plan import write_plan
 from planner.run_arguments import RunArguments, option_name
+from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 from planner.specs.training import TrainingSpec
 
@@ -51,7 +52,8 @@ def target_of(plan: Plan, to: str | None) -> Target:
         hint = "its layout can be explained; plan again with another --engine to carry it out"
         raise InputError(f"nothing can be emitted for engine {plan.engine.name} ({plan.engine.program})", hint=hint)
     if (name := to or emits[0]) not in emits:
-        wanted = f"`planner emit PLAN --to {emits[0]}` writes what runs it"
+        again = other_engines("plan again with ", lambda engine: name in engine.emits)
+        wanted = f"`planner emit PLAN --to {emits[0]}` writes what runs it" + (f", or {again}" if again else "")
         raise InputError(f"the plan is made for {plan.engine.name}, and {name} is another program", hint=wanted)
     return PROGRAMS[name]
 

@@ -50,6 +50,10 @@ class EngineAbilities(Document):
     frozen_weights: tuple[FrozenWeights, ...] = Field(
         default=(), description="how it keeps frozen weights beside adapters (LoRA); none: it trains all weights"
     )
+    adapters_priced_only: bool = Field(
+        default=False,
+        description="no program that runs its plans trains adapters; a published run is priced all the same",
+    )
     fp8_adapters: bool = Field(default=False, description="frozen weights beside adapters can compute in fp8")
     model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
     zero_stages: tuple[int, ...] = Field(description="ZeRO stages without a pipeline")

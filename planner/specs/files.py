@@ -1,7 +1,8 @@
-"""Read plans and tables of runs, which are larger than hand-written documents but still limited in size."""
+"""Read plans and tables of runs, which are larger than hand-written documents, and tell plans and scripts apart."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from planner.errors import InputError
@@ -27,3 +28,10 @@ def limited_text(file: BinaryIO, shown: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{shown} is not UTF-8 text", hint="save it as UTF-8") from None
+
+
+def kind_of(name: str, text: str) -> str:
+    """What a file is, for a message that wanted another kind: `a plan`, `a script`, or nothing if neither is sure."""
+    if re.match(r"\s*\{\s*\"format\":\s*[0-9]", text) and '"layout"' in text:
+        return "a plan"
+    return "a script" if text.startswith("#!") or name.endswith((".sh", ".sbatch")) else ""

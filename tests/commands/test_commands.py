@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -224,6 +225,47 @@ def test_what_cannot_be_done_raises_and_prints_nothing(call, error, words: str, 
     with pytest.raises(error, match=words):
         call(console, plan_file)
     assert console.out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "words", "hint"),
+    [
+        (lambda c, f, _: explain.run(["dgx-a100"], from_file=f, console=c), "is a plan", "`planner explain .*` expl"),
+        (lambda c, f, _: calibrate.run([f], output=Path("x"), console=c), "is a plan, and holds", "--plan .*json"),
+        (lambda c, _, s: calibrate.run([s], output=Path("x"), console=c), "is a script, and holds", "--plan PLAN"),
+        (
+            lambda c, f, _: plan.run("tiny-gpt", "dgx-a100", console=c, calibration=f, **SMALL),
+            "is a plan",
+            "calibrate RUN",
+        ),
+        (
+            lambda c, _, s: plan.run("tiny-gpt", "dgx-a100", console=c, calibration=s, **SMALL),
+            "is a script",
+            "calibrate R",
+        ),
+        (lambda c, f, _: emit.run(f, to="deepspeed", console=c, arguments=NOTHING), "made for", "--engine deepspeed"),
+        (
+            lambda c, f, _: emit.run(f, to="megatron", console=c, arguments=NOTHING),
+            "made for",
+            "megatron or megatron-fsdp",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(call, words: str, hint: str, console, plan_file, tmp_path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/bash\ntorchrun pretrain_gpt.py --num-layers 4\n")
+    with pytest.raises(InputError, match=words) as error:
+        call(console, plan_file, script)
+    assert re.search(hint, error.value.mistakes[0].hint)
+
+
+def test_a_kind_of_file_is_listed_once(console, tmp_path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("nothing of interest")
+    with pytest.raises(InputError, match="of no kind") as error:
+        explain.run(["dgx-a100"], from_file=path, console=console)
+    kinds = error.value.mistakes[0].hint.removeprefix("known: ").split("; ")
+    assert len(kinds) == len(set(kinds)) > 9
 
 
 # --- options of a run -------------------------------------------------------------------------------------------------

@@ -154,7 +154,12 @@ def test_the_search_plans_what_full_training_cannot(make_job):
         ("gpt3-175b", "fsdp", ("training.lora_targets=[gate]",), "no adapters beside gate"),
         ("deepseek-v2-lite", "fsdp", (), "latent attention"),
         ("llama3-8b", "fsdp", ("training.optimizer=muon",), "optimizer muon"),
-        ("llama3-8b", "fsdp", ("training.precision=fp8",), "compute in fp8; --precision bf16, or --engine megatron or"),
+        (
+            "llama3-8b",
+            "fsdp",
+            ("training.precision=fp8",),
+            "compute in fp8; --precision bf16, or --engine megatron-b",
+        ),
     ],
 )
 def test_adapters_that_cannot_be_are_refused_with_the_reason(make_job, model, engine, more, why):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -218,3 +219,19 @@ def test_blocks_that_megatron_and_our_trainer_lack_are_refused_by_name(name):
     layout = Layout(tp=1, pp=1, dp=8, layers_per_stage=(32,), recompute=("none",), mbs=1)
     broken = broken_rules(replace(job, model=model, engine=load_engine("torch")), layout)
     assert any("engine torch does not run" in text for text in broken)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_engines_that_a_hint_names_for_adapters_can_train_them(precision):
+    """Engine megatron prices adapters, but pretrain_gpt.py has none, so a plan for it would be refused in turn."""
+    settings = ("training.lora_rank=16", "training.lora_targets=[query,key,value]")
+    engine = "torch" if precision == "bf16" else "fsdp"
+    job = load_job(model="llama3-8b", cluster="dgx-h100", engine=engine, precision=precision, global_batch_size=64,
+                   settings=settings)  # fmt: skip
+    layout = Layout(layers_per_stage=even_split(job.model.num_layers, 1, 1), recompute=("none",))
+    (told,) = [each for each in broken_rules(job, layout) if "adapters" in each]
+    named = set(re.findall(r"[a-z-]+", told.rpartition("--engine")[2])) - {"or"}
+    assert "megatron" not in named
+    assert "megatron-bridge" in named
+    for name in named:
+        check_plannable(replace(job, engine=load_engine(name)))

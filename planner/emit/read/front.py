@@ -18,7 +18,7 @@ from planner.emit.target import facts_of
 from planner.errors import InputError, Mistake
 from planner.layout import NOT_PRICED, UNKNOWN, Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
-from planner.specs.files import limited_text
+from planner.specs.files import kind_of, limited_text
 from planner.specs.model import ModelSpec
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.text import printable
@@ -159,7 +159,9 @@ def _reader_of(shown: str, text: str) -> Reader:
     for reader in READERS:
         if reader.recognises(shown, text):
             return reader
-    kinds = "; ".join(reader.name for reader in READERS)
+    if kind_of(shown, text) == "a plan":
+        raise InputError(f"{shown} is a plan", hint=f"`planner explain {shown}` explains it, without --from")
+    kinds = "; ".join(dict.fromkeys(reader.name for reader in READERS))
     raise InputError(f"{shown} is of no kind that is known here", hint=f"known: {kinds}")
 
 

@@ -105,10 +105,15 @@ def frozen_weights(job: Job, _: Layout) -> str:
     """The engine cannot freeze weights, or does not store frozen weights in this format."""
     have = job.engine.can.frozen_weights
     if not have:
-        elsewhere = other_engines(", or ", lambda engine: job.training.frozen_weights in engine.can.frozen_weights)
+        kept = job.training.frozen_weights
+        elsewhere = other_engines(
+            ", or ", lambda engine: kept in engine.can.frozen_weights and not engine.can.adapters_priced_only
+        )
         return f"engine {job.engine.name} trains every weight and has no adapters; lora_rank 0{elsewhere}"
     if job.training.frozen_weights in have:
-        elsewhere = other_engines(", or ", lambda engine: engine.can.fp8_adapters)
+        elsewhere = other_engines(
+            ", or ", lambda engine: engine.can.fp8_adapters and not engine.can.adapters_priced_only
+        )
         return (
             f"engine {job.engine.name} has no adapters beside weights that compute in fp8; --precision bf16{elsewhere}"
         )
