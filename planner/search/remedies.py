@@ -239,7 +239,7 @@ _RANK: Final = 16
 
 def _adapters(job: Job) -> Iterator[Change]:
     """Adapters instead of training all weights; the frozen weights have 16 bits first, then fewer."""
-    if job.training.lora_rank:
+    if job.training.lora_rank or job.engine.can.adapters_priced_only:
         return
     for each in job.engine.can.frozen_weights:
         kept = "" if each == "16-bit" else f", frozen_weights {each}"

@@ -399,7 +399,7 @@ def test_collectives_beside_products_are_priced_planned_and_emitted_again(writte
     planned = plan_file(script, "dgx-h100", pin="tp=2")
     paths, _ = write_bundle(planned, tmp_path / "out")
     assert "--tp-comm-overlap" in option_words(paths[-1].read_text())
-    with pytest.raises(InputError, match="without sequence parallelism"):
+    with pytest.raises(InputError, match="needs sequence parallelism"):
         read_foreign(written(f"{TP_2} --tp-comm-overlap"))
 
 

@@ -81,3 +81,10 @@ def test_adapters_are_among_the_changes_and_never_of_a_pair():
     found = layout_remedies(job, layout)
     assert any(each.change.startswith("adapters alone") for each in found)
     assert not [each for each in found if "adapters" in each.change and " and " in each.change]
+
+
+def test_adapters_are_no_change_where_no_program_of_the_engine_trains_them():
+    for name, has_them in (("megatron-bridge", True), ("megatron", False)):
+        job = replace(job_with(20), engine=load_engine(name))
+        found = layout_remedies(job, layout_of({"zero": 1, "mbs": 1, "recompute": "full"}))
+        assert any(each.change.startswith("adapters alone") for each in found) == has_them, name

@@ -171,7 +171,7 @@ def _read_overlap(given: Given) -> Mapping[str, Any]:
     is_on, tp = given.flag("tp_comm_overlap"), given.whole("tensor_model_parallel_size", 1)
     if is_on and not (given.flag("sequence_parallel") and tp > 1):
         hint = "add sequence_parallel with a tensor_model_parallel_size above 1, or remove tp_comm_overlap"
-        raise InputError("tp_comm_overlap without sequence parallelism is refused", where="tp_comm_overlap", hint=hint)
+        raise InputError("it needs sequence parallelism, and is refused without", where="tp_comm_overlap", hint=hint)
     return {"engine.overlap.tensor_parallel": is_on}
 
 
