@@ -203,6 +203,16 @@ def test_a_size_that_is_not_said_is_asked_for_and_not_guessed(text, words, hint,
     assert estimate_file(script, "dgx-h100", nodes=3).cluster.num_devices == 24  # the command line's own size wins
 
 
+@pytest.mark.parametrize(("ranks", "hosts", "said"), [(4, 4, True), (8, 4, False), (4, 1, False)])
+def test_hosts_that_a_file_uses_in_part_are_said(ranks, hosts, said, written):
+    script = written(f"torchrun --nproc_per_node {ranks} --nnodes {hosts} {RUN.replace('48', '64')}")
+    found = {each.key: each for each in estimate_file(script, "dgx-h100").assumed}
+    assert ("hosts" in found) == said
+    if said:
+        assert (found["hosts"].value, "4 ranks on each of 4" in found["hosts"].rule) == ("2", True)
+    assert not any(each.key == "hosts" for each in estimate_file(script, "dgx-h100", nodes=hosts).assumed)
+
+
 def test_a_layout_of_a_file_that_cannot_run_is_refused_at_the_file(written):
     script = written(f"torchrun --nproc_per_node 8 --nnodes 2 {RUN} --pipeline-model-parallel-size 4 "
                      "--tensor-model-parallel-size $TP")  # fmt: skip

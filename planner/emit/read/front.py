@@ -113,6 +113,9 @@ def read_foreign(
     layout = {key: _text(value) for key, value in facts.of("layout").items()}
     assumed += [_assumed(each, facts.misspelt) for each in facts.not_priced if not _is_off(each)]
     assumed += _of_another_model(reader, values, spec) if model else []
+    if not is_sized and _count(hosts) > 1 and _count(ranks) not in (0, per_host) and per_host:
+        rule = f"hosts are used whole; the file starts {_count(ranks)} ranks on each of {_count(hosts)}"
+        assumed.append(Assumed(key="hosts", value=str(-(-told_devices // per_host)), rule=rule))
     return Foreign(
         program=reader.name,
         engine=profile.name,
