@@ -203,6 +203,13 @@ def test_a_size_that_is_not_said_is_asked_for_and_not_guessed(text, words, hint,
     assert estimate_file(script, "dgx-h100", nodes=3).cluster.num_devices == 24  # the command line's own size wins
 
 
+def test_a_batch_that_a_script_counts_by_hosts_is_that_of_the_hosts_asked_for(written):
+    batch = "--global-batch-size $((16*SLURM_NNODES))"
+    script = written(f"#SBATCH -N 3\ntorchrun --nproc_per_node 8 --nnodes $SLURM_NNODES {RUN} {batch}")
+    for sized, hosts in (({}, 3), ({"nodes": 4}, 4), ({"gpus": 40}, 5)):
+        assert estimate_file(script, "dgx-h100", **sized).training.global_batch_size == 16 * hosts
+
+
 @pytest.mark.parametrize(("ranks", "hosts", "said"), [(4, 4, True), (8, 4, False), (4, 1, False)])
 def test_hosts_that_a_file_uses_in_part_are_said(ranks, hosts, said, written):
     script = written(f"torchrun --nproc_per_node {ranks} --nnodes {hosts} {RUN.replace('48', '64')}")

@@ -89,7 +89,8 @@ def read_foreign(
     text = limited_text(sys.stdin.buffer, shown) if is_stream else read_text(path, shown)
     reader = _reader_of(shown, text)
     try:
-        values = dict(reader.values(_with_variables(text, define) if reader.is_shell else text))
+        sized = num_devices // per_host if is_sized and per_host else 0
+        values = dict(reader.values(_with_variables(text, define, sized) if reader.is_shell else text))
     except InputError as error:
         raise InputError(
             *(replace(each, where=each.where.replace(THE_FILE, shown)) for each in error.mistakes)
@@ -168,9 +169,9 @@ def _reader_of(shown: str, text: str) -> Reader:
     raise InputError(f"{shown} is of no kind that is known here", hint=f"known: {kinds}")
 
 
-def _with_variables(text: str, define: Sequence[str]) -> str:
+def _with_variables(text: str, define: Sequence[str], hosts: int) -> str:
     """The script behind assignments of variables, those that Slurm sets and those of `--define`, in its first line."""
-    slurm = (f"{name}={value}" for name, value in variables_of(text).items())
+    slurm = (f"{name}={value}" for name, value in variables_of(text, hosts).items())
     return _defined((*slurm, *define)) + text
 
 
