@@ -98,6 +98,7 @@ def test_transformers_builds_the_model_that_was_priced(case, tmp_path):
 def test_the_trainer_reads_the_training(case, tmp_path):
     """TrainingArguments, with every key of the file that is one of its fields."""
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")  # without it TrainingArguments cannot be made
     plan = written(case, tmp_path)
     layout, training = plan.layout, plan.training
     settings = yaml.safe_load((tmp_path / "training.yaml").read_text())
