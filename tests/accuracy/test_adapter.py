@@ -475,7 +475,7 @@ def test_adapters_are_priced_and_their_rank_is_said() -> None:
     [
         ({"gpu": "TPU v5p"}, "unknown GPU"),
         ({"gpu": ""}, "unknown GPU"),
-        ({"model": "nobody knows"}, "shape not stated"),
+        ({"model": "nobody knows"}, "does not state layers"),
         ({"gbs": ""}, "global batch"),
         ({"gbs": "2"}, "global batch 2 is less"),
         ({"seq": "not stated"}, "sequence length"),

@@ -130,7 +130,7 @@ def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
     )
     assert second.replace("--node-rank=1", "--node-rank=0") == first
     write_plan(plan, tmp_path / "plan.json")
-    with pytest.raises(InputError, match="--node-rank and --master-addr is missing"):
+    with pytest.raises(InputError, match="--node-rank and --master-addr are missing"):
         launch(tmp_path / "plan.json", output=tmp_path / "out")
     assert launch(tmp_path / "plan.json", output=tmp_path / "out", dry_run=True) == ExitCode.OK
     assert capsys.readouterr().out.count("--node-rank=") == 2
