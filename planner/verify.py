@@ -1,8 +1,9 @@
 """Runs one rank's step on fake tensors and compares the memory that it uses with the plan's ledger.
 
-A program of the trainer counts the bytes. `planner.trainer.rehearse` runs the trainer's own step. `rehearse_accelerate`
-runs the step of transformers under Accelerate's FSDP2, from the files that `planner emit` writes. The two programs do
-not use the planner's formulas.
+A program of the trainer counts the bytes. `planner.trainer.rehearse` runs the trainer's own step. Its neighbours run
+the steps of other programs from the files that `planner emit` writes: transformers under Accelerate's FSDP2
+(`rehearse_accelerate`), under DeepSpeed's ZeRO (`rehearse_deepspeed`), and torchtitan (`rehearse_torchtitan`). None of
+them uses the planner's formulas.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.ledger import LineName, worst_stage
 from planner.emit.programs.accelerate import TARGET as ACCELERATE
+from planner.emit.programs.deepspeed import TARGET as DEEPSPEED
 from planner.emit.programs.hugging_face import is_named
-from planner.emit.target import How, Refusal, only, values_of
+from planner.emit.programs.torchtitan import RELEASE as TORCHTITAN
+from planner.emit.target import How, Refusal, Target, only, values_of
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
 from planner.plan import write_plan
+from planner.run_arguments import RunArguments
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -34,26 +38,94 @@ SLACK_BYTES: Final = 2**26  # 64 MiB
 """Absolute difference below which they also agree: 3 % of a model of a few megabytes is negligible on any GPU."""
 
 
-_COUNTED: Final = ("torch", "accelerate")
-"""Programs whose steps can be counted, under their names in engine profiles."""
-
-
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
     if not is_named(plan):
         return None
     return f"{plan.model.name} is loaded by a name, which the plan does not know", "its run alone can tell"
 
 
-_NOT_COUNTED: Final = (
-    only("layout.tp", 1, why="the program that is written leaves tensor parallelism to transformers' loader"),
-    only("layout.cp", 1, why="Accelerate cuts sequences inside the kernels of a GPU"),
-    only("layout.offload", "none", why="fake tensors do not tell the host's memory from the device's"),
+_NO_OFFLOAD: Final = only("layout.offload", "none", why="fake tensors do not tell the host's memory from the device's")
+_HUGGING_FACE: Final = (
+    _NO_OFFLOAD,
     only("training.optimizer", "adamw", "sgd", why="others have kernels that a CPU lacks, or look at values"),
     only("training.loss", "engine", "whole", why="Liger-Kernel runs on GPUs alone"),
     only("training.frozen_weights", "16-bit", why="bitsandbytes makes 4 bits of values, which fake tensors have not"),
     Refusal(says=(), fault=_model_fault),
 )
-"""Plans for Accelerate whose steps no CPU can run."""
+"""Plans for transformers whose steps no CPU can run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """A program of `planner.trainer` that counts the bytes of a step.
+
+    target: the files that it reads; None: it reads the plan.
+    packages: packages that it needs.
+    mock_data: whether the files can name mock data; else they name data that the program does not read.
+    refuse: plans whose steps it cannot run.
+    """
+
+    module: str
+    target: Target | None = None
+    packages: tuple[str, ...] = ()
+    mock_data: bool = True
+    refuse: tuple[Refusal, ...] = ()
+
+    @property
+    def install(self) -> str:
+        """How to install its packages."""
+        return self.target.install if self.target else "pip install 'parallel-planner[train]'"
+
+    def write(self, plan: Plan, folder: Path) -> Path:
+        """Write the program's input to a folder; return the input's path."""
+        if self.target is None:
+            path = folder / "plan.json"
+            write_plan(plan, path)
+            return path
+        target = replace(self.target, refuse=(*self.target.refuse, *self.refuse))
+        how = How(smoke=True) if self.mock_data else How(arguments=RunArguments(data=("hf:none",)))
+        for name, text in target.render(values_of(target, plan), plan, how).items():
+            (folder / name).write_text(text, encoding="utf-8")
+        return folder
+
+
+_PROGRAMS: Final = {
+    "torch": _Program(module="rehearse"),
+    "accelerate": _Program(
+        module="rehearse_accelerate",
+        target=ACCELERATE,
+        packages=("transformers", "accelerate", "datasets"),
+        refuse=(
+            only("layout.tp", 1, why="the program that is written leaves tensor parallelism to transformers' loader"),
+            only("layout.cp", 1, why="Accelerate cuts sequences inside the kernels of a GPU"),
+            *_HUGGING_FACE,
+        ),
+    ),
+    "deepspeed": _Program(
+        module="rehearse_deepspeed",
+        target=DEEPSPEED,
+        packages=("deepspeed", "transformers", "accelerate", "datasets"),
+        refuse=(
+            only("layout.pp", 1, why="the stages of DeepSpeed's pipelines tell each other shapes as values"),
+            only("layout.tp", 1, why="DeepSpeed makes the mesh of AutoTP from values, which fake tensors have not"),
+            only("layout.cp", 1, why="Accelerate alone puts Ulysses into the model, and it reads lengths as values"),
+            *_HUGGING_FACE,
+        ),
+    ),
+    "torchtitan-0.3": _Program(
+        module="rehearse_torchtitan",
+        target=TORCHTITAN,
+        packages=("torchtitan", "triton"),
+        mock_data=False,
+        refuse=(
+            only("layout.pp", 1, why="torchtitan 0.3.0 hands microbatches to pipelines as torch takes them since 2.14"),
+            only("layout.ep", 1, why="torchtitan sends tokens to experts by counts, which fake tensors have not"),
+            only("training.precision", "bf16", "fp32", why="torchao's products in 8 bits need a GPU"),
+            _NO_OFFLOAD,
+        ),
+    ),
+}
+"""Programs whose steps can be counted, under their names in engine profiles (`emits`)."""
 
 
 class RehearsalFailed(PlannerError):
@@ -102,11 +174,12 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
         EnvironmentProblem: a library of the program is missing, or there is no space for temporary files.
         RehearsalFailed: the step failed.
     """
-    program = next((each for each in plan.engine.emits if each in _COUNTED), None)
+    program = next((_PROGRAMS[each] for each in plan.engine.emits if each in _PROGRAMS), None)
     if program is None:
         raise InputError(
             f"the plan is made for {plan.engine.name}, whose steps `planner verify` cannot count",
-            hint="it counts those of --engine torch and --engine fsdp; of other engines a run alone can tell",
+            hint="it counts those of --engine torch, fsdp, deepspeed and torchtitan; Megatron-LM's need a GPU, and of "
+            "others a run alone can tell",
         )
     if rank is None:
         rank = worst_stage(plan.memory).stage * plan.layout.stride("pp")
@@ -124,23 +197,15 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
     )
 
 
-def _counted(plan: Plan, rank: int, program: str = "torch") -> dict[str, Any]:
+def _counted(plan: Plan, rank: int, program: _Program) -> dict[str, Any]:
     """The output of the program that counts the bytes."""
-    of_accelerate = program == "accelerate"
-    needs = ["torch", *(("transformers", "accelerate", "datasets") if of_accelerate else ())]
-    needs += ["peft"] if of_accelerate and plan.training.lora_rank else []
-    missing = [each for each in needs if importlib.util.find_spec(each) is None]
+    adapters = ("peft",) if program.target and plan.training.lora_rank else ()
+    missing = [each for each in ("torch", *program.packages, *adapters) if importlib.util.find_spec(each) is None]
     if missing:
-        hint = ACCELERATE.install if of_accelerate else "pip install 'parallel-planner[train]'"
-        raise EnvironmentProblem(f"not installed: {', '.join(missing)}", hint=hint)
+        raise EnvironmentProblem(f"not installed: {', '.join(missing)}", hint=program.install)
     with tempfile.TemporaryDirectory() as folder:
-        if of_accelerate:
-            module, what = "rehearse_accelerate", Path(folder)
-            _write_accelerate(plan, what)
-        else:
-            module, what = "rehearse", Path(folder) / "plan.json"
-            write_plan(plan, what)
-        words = [sys.executable, "-m", f"planner.trainer.{module}", str(what), "--rank", str(rank)]
+        path = program.write(plan, Path(folder))
+        words = [sys.executable, "-m", f"planner.trainer.{program.module}", str(path), "--rank", str(rank)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 # our own program
     if done.returncode == ExitCode.BAD_INPUT:
         raise InputError(_said(done.stderr))
@@ -151,13 +216,6 @@ def _counted(plan: Plan, rank: int, program: str = "torch") -> dict[str, Any]:
         raise RehearsalFailed(f"the step on fake tensors broke off: {last}", hint="a run may work all the same")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-def _write_accelerate(plan: Plan, folder: Path) -> None:
-    """The files of `planner emit --to accelerate --smoke`."""
-    target, how = replace(ACCELERATE, refuse=(*ACCELERATE.refuse, *_NOT_COUNTED)), How(smoke=True)
-    for name, text in target.render(values_of(target, plan), plan, how).items():
-        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _said(errors: str) -> str:

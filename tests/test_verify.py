@@ -13,7 +13,7 @@ from planner.commands import verify as verify_command
 from planner.commands.console import Console
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.plan import plan_from_file
-from planner.verify import RehearsalFailed, Verification, _counted, _write_accelerate, verify
+from planner.verify import _PROGRAMS, RehearsalFailed, Verification, _counted, verify
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ def test_what_the_trainers_program_says_is_said(console, tmp_path, monkeypatch):
 
     monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
     with pytest.raises(InputError, match=r"^no such optimizer\n    help: adamw$"):
-        _counted(found, 0)
+        _counted(found, 0, _PROGRAMS["torch"])
     Done.returncode, Done.stderr = 1, "Traceback\nValueError: what"
     with pytest.raises(RehearsalFailed, match="broke off: ValueError: what"):
-        _counted(found, 0)
+        _counted(found, 0, _PROGRAMS["torch"])
 
 
 @pytest.mark.slow
@@ -103,6 +103,61 @@ def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, r
     attention = 2 * (2 * h + 2 * keys) + 4 * model.num_heads
     a_layer = tokens * (2 * h if recompute == "full" else norms + attention + 2 * 4 * f)
     assert counted["activations"] == pytest.approx(model.num_layers * a_layer, rel=0.02)  # and sines and cosines
+    assert sum(counted.values()) == found.counted_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_steps_of_transformers_under_deepspeed_are_counted(console, tmp_path, zero):
+    for needed in ("torch", "deepspeed", "transformers", "accelerate", "datasets"):
+        pytest.importorskip(needed)
+    pins = ["mbs=1", f"zero={zero}", "recompute=none"]
+    plan = plan_from_file(make(console, tmp_path / "plan.json", engine="deepspeed", gpus=4, pin=pins))
+    found = verify(plan, rank=1)
+    counted = {name: each[1] for name, each in found.lines.items()}
+    model, tokens = plan.model, 128
+    h, f, keys = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
+    weights = model.num_layers * (2 * h * (h + keys) + 3 * h * f + 2 * h) + 2 * model.vocab_size * h + h
+    # ZeRO-3 keeps tensors of less than 1e5 elements whole, which all of this model are, beside their parts
+    assert counted["params"] == pytest.approx(2 * weights * (1.25 if zero == 3 else 1), rel=1e-3)
+    assert counted["optimizer_state"] == pytest.approx(12 * weights / 4, rel=1e-3)
+    if zero == 3:  # the part of a matrix that is another rank's is a gradient of ZeRO-1 and 2 too
+        assert counted["grads"] == pytest.approx(2 * weights / 4, rel=1e-2)  # and values that are read
+    norms = 2 * (4 * h + 2 * h + 2 * h + 4)  # in fp32, divided, times its weight; one number for each token
+    attention = 2 * (2 * h + 2 * keys) + 4 * model.num_heads
+    a_layer = tokens * (norms + attention + 2 * 4 * f)
+    assert counted["activations"] == pytest.approx(model.num_layers * a_layer, rel=0.02)  # and sines and cosines
+    buffers = 2 * 5e8 * (1 if zero == 3 else 2)  # DeepSpeed's bucket, twice where one is reduced while one fills
+    assert counted["transients"] == pytest.approx(buffers, rel=0.05)
+    assert sum(counted.values()) == found.counted_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pins", [("recompute=none",), ("recompute=full",), ("recompute=none", "tp=2"), ("cp=2",)])
+def test_steps_of_torchtitan_are_counted(console, tmp_path, pins):
+    for needed in ("torch", "torchtitan", "triton"):
+        pytest.importorskip(needed)
+    degree = 2 if pins[-1] in ("tp=2", "cp=2") else 1
+    pins = ["mbs=1", "zero=3", f"dp={4 // degree}", *pins, *([] if "recompute" in pins[0] else ["recompute=none"])]
+    options = {"gpus": 4, "global_batch": 8, "seq_len": 128, "engine": "torchtitan", "pin": pins}
+    path = tmp_path / "plan.json"
+    assert plan_command.run("tiny-llama", "dgx-a100", console=console, output=path, **options) == ExitCode.OK
+    plan = plan_from_file(path)
+    found = verify(plan, rank=1)
+    counted = {name: each[1] for name, each in found.lines.items()}
+    model, tokens, tp = plan.model, 128 / plan.layout.cp, plan.layout.tp
+    h, f, keys = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
+    weights = model.num_layers * (2 * h * (h + keys) + 3 * h * f + 2 * h) + 2 * model.vocab_size * h + h
+    positions = model.num_layers * 128 * model.head_size // 2 * 8  # complex, in each layer
+    assert counted["params"] == 0  # the loss frees the head
+    assert counted["grads"] == pytest.approx(4 * weights / 4, rel=1e-2)  # norms are whole on each rank of tp
+    assert counted["optimizer_state"] == pytest.approx(12 * weights / 4 + positions, rel=1e-2)
+    if plan.layout.cp == 1:
+        # inputs of two norms and blocks, those of the blocks gathered; queries, keys, values and output; SwiGLU's four
+        a_layer = 2 * (2 * h / tp + 2 * h + (2 * h + 2 * keys + 4 * f) / tp) + 4 * model.num_heads / tp + 2 * 4 / tp
+        a_layer += 4 * model.head_size  # rotary positions, complex
+        expected = 2 * h if plan.layout.recompute[0] == "full" else a_layer
+        assert counted["activations"] == pytest.approx(model.num_layers * tokens * expected, rel=0.02)
     assert sum(counted.values()) == found.counted_bytes
 
 
@@ -143,7 +198,27 @@ def test_steps_that_no_cpu_can_run_are_refused_one_by_one(console, tmp_path):
     settings = ["training.loss=fused", "training.optimizer=adafactor"]
     plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp", settings=settings))
     with pytest.raises(InputError, match=r"training.optimizer is adafactor(.|\n)*training.loss is fused"):
-        _write_accelerate(plan, tmp_path)
+        _PROGRAMS["accelerate"].write(plan, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "pins", "why"),
+    [
+        ("deepspeed", ("dp=2", "pp=2", "zero=1"), "tell each other shapes"),
+        ("deepspeed", ("dp=2", "tp=2", "sp=0"), "mesh of AutoTP"),
+        ("deepspeed", ("dp=2", "cp=2"), "Ulysses"),
+        ("torchtitan", ("dp=2", "pp=2"), "since 2.14"),
+    ],
+)
+def test_layouts_that_a_program_cannot_count_are_refused_with_the_reason(console, tmp_path, engine, pins, why):
+    pytest.importorskip("torch")
+    options = {"gpus": 4, "global_batch": 8, "seq_len": 128, "engine": engine, "pin": pins}
+    path = tmp_path / "plan.json"
+    assert plan_command.run("tiny-llama", "dgx-a100", console=console, output=path, **options) == ExitCode.OK
+    plan = plan_from_file(path)
+    program = next(_PROGRAMS[each] for each in plan.engine.emits if each in _PROGRAMS)
+    with pytest.raises(InputError, match=why):
+        program.write(plan, tmp_path)
 
 
 def test_what_a_count_needs_is_named(console, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ from planner.trainer.norms import RmsNorm
 from planner.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from planner.plan import Plan
 
@@ -110,6 +110,16 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
             yield
 
 
+class Unread(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
+    """Every value that a program reads is 0: no gradient overflows, and no norm is infinite."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, unless it reads a value."""
+        if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 # there is no other name
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        return func(*args, **(kwargs or {}))
+
+
 class FusedNorm(torch.autograd.Function):
     """RMSNorm with the tensors that the GPU's single kernel reads and writes; CPUs have no such kernel."""
 
@@ -139,6 +149,12 @@ class FakeCorpus:
         return (torch.empty(num_samples, self.length, dtype=torch.int64), torch.empty(num_samples, self.length).long())
 
 
+def warm_up(_: Any, stages: Any, *__: Any) -> None:
+    """`_PipelineSchedule._warmup_p2p` without a word between ranks."""
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC  # noqa: SLF001 # what the ranks would agree on
+
+
 @contextlib.contextmanager
 def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None]:
     """One rank of an imaginary world; storage of weights is fake, and no value is ever read."""
@@ -146,10 +162,6 @@ def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None
     def to_empty(part: Transformer, *, device: torch.device) -> Any:
         with mode:
             return torch.nn.Module.to_empty(part, device=device)
-
-    def warm_up(_: Any, stages: Any, *__: Any) -> None:
-        for stage in stages:
-            stage._inference_mode = InferenceMode.STATIC  # noqa: SLF001 # what the ranks would agree on
 
     def agree(*_: Any, **__: Any) -> tuple[float, float, bool, bool]:
         return 0.0, 1.0, False, False
@@ -206,25 +218,22 @@ def counted(plan: Plan, rank: int = 0, *, lines: bool = False) -> tuple[int, dic
     return peak, {**meter.peak, LineName.OPTIMIZER_STATE: states}
 
 
-def write_count(peak: int, lines: dict[LineName, int]) -> None:
-    """Print the peak of the memory and the peak of each ledger line as one JSON object."""
-    sys.stdout.write(json.dumps({"peak_bytes": peak, "lines": lines}) + "\n")
-
-
-def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Print the peak of a rank's memory and its ledger lines, as one JSON object."""
-    parser = argparse.ArgumentParser(prog="planner.trainer.rehearse", allow_abbrev=False)
-    parser.add_argument("plan", type=Path)
+def main_of(
+    name: str, count: Callable[[Path, int], tuple[int, dict[LineName, int]]], arguments: Sequence[str] | None = None
+) -> ExitCode:
+    """The program `python -m NAME PATH --rank N`: print the peak of a rank's memory and its ledger lines as JSON."""
+    parser = argparse.ArgumentParser(prog=name, allow_abbrev=False)
+    parser.add_argument("path", type=Path)
     parser.add_argument("--rank", type=int, required=True)
     options = parser.parse_args(arguments)
     try:
-        peak, lines = counted(plan_from_file(options.plan), options.rank, lines=True)
+        peak, lines = count(options.path.resolve(), options.rank)
     except PlannerError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    write_count(peak, lines)
+    sys.stdout.write(json.dumps({"peak_bytes": peak, "lines": lines}) + "\n")
     return ExitCode.OK
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of("planner.trainer.rehearse", lambda path, rank: counted(plan_from_file(path), rank, lines=True)))

@@ -7,12 +7,10 @@ transformers' Trainer does. Everything else is as in `planner.trainer.rehearse`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -29,16 +27,16 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.cost.ledger import LineName
-from planner.errors import ExitCode
 from planner.trainer.measure import MemoryMeter
 from planner.trainer.parallelize import local_tensor
-from planner.trainer.rehearse import Counter, write_count
+from planner.trainer.rehearse import Counter, main_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+    from pathlib import Path
 
 SIXTEEN_BITS: Final = 2
-_OPTIMIZERS: Final[dict[str, Any]] = {
+OPTIMIZERS: Final[dict[str, Any]] = {
     "adamw_torch_fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
 }
@@ -81,7 +79,7 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _program(folder: Path) -> Any:
+def program_of(folder: Path) -> Any:
     """The module train.py."""
     spec = importlib.util.spec_from_file_location("train", folder / "train.py")
     assert spec is not None
@@ -99,7 +97,7 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
     with _fake_world(launch["num_processes"], rank), counter.watch(), contextlib.chdir(folder):
         accelerator = _accelerator(launch)  # a mesh of devices looks at values
         with torch.device("meta"):
-            model, _ = _program(folder).model_of(settings)
+            model, _ = program_of(folder).model_of(settings)
         model.config.use_cache = False  # as the Trainer sets it
         with mode:
             model.to_empty(device="cpu")
@@ -109,7 +107,7 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
                 model = fsdp_utils.fsdp2_apply_ac(accelerator, model)
             layers = _layers(model, accelerator)
             model = fsdp_utils.fsdp2_prepare_model(accelerator, model).train()
-            optimizer = _OPTIMIZERS[settings["optim"]]([each for each in model.parameters() if each.requires_grad])
+            optimizer = OPTIMIZERS[settings["optim"]]([each for each in model.parameters() if each.requires_grad])
             _step(accelerator, model, optimizer, settings)
             states = counter.num_bytes
             counter.peak = 0  # the model was built whole, which a run does in the memory of the host
@@ -148,15 +146,5 @@ def _layers(model: torch.nn.Module, accelerator: Accelerator) -> tuple[type, ...
     return wrappers or tuple(found)
 
 
-def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Print the peak of a rank's memory and its ledger lines, as one JSON object."""
-    parser = argparse.ArgumentParser(prog="planner.trainer.rehearse_accelerate", allow_abbrev=False)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rank", type=int, required=True)
-    options = parser.parse_args(arguments)
-    write_count(*counted(options.folder.resolve(), options.rank))
-    return ExitCode.OK
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of("planner.trainer.rehearse_accelerate", counted))
