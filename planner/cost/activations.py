@@ -52,11 +52,14 @@ class ActivationTerm:
 def _norm_tensors(job: PoolJob) -> float:
     """Ratio of the bytes that a norm keeps to the bytes of its input: 1 as one kernel, 3 as separate operators.
 
-    Separate operators keep the input in fp32 and a normalized copy in 16 bits, but not the 16-bit input.
+    Separate operators keep the input in fp32 and, for the gradient of a trained weight, a normalized copy in 16 bits,
+    but not the 16-bit input.
 
     Source: transformers, LlamaRMSNorm (products keep their factors); `planner verify` counts it.
     """
-    return 1.0 if norm_is_one_kernel(job) else 3.0
+    if norm_is_one_kernel(job):
+        return 1.0
+    return 2.0 if job.training.lora_rank else 3.0
 
 
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param
+from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.stage import expert_shard_divisor, layer_kinds, layer_params, shard_degree
 from planner.layout import offloads_optimizer
 from planner.sums import sum_of
@@ -41,8 +41,7 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 also the gradients (except as in `whole_gradients`), ZeRO-3 also the
-    weights. If fp32 sums of gradients last until the update, the update needs no copies of gradients. Offloaded states
-    are excluded; `host_state_bytes_per_param` counts them.
+    weights. Offloaded states are excluded; `host_state_bytes_per_param` counts them.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for differences between engines.
     """
@@ -50,16 +49,12 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     x = expert_shard_divisor(job, layout) if experts else shard_degree(layout)
     at_home = 0.0 if offloads and job.engine.offload.optimizer_takes == "weights" else states.sharded_weights / x
     weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
-    sums = job.engine.memory.pipeline_sums
-    lasts = sums > 0 and job.training.precision == "bf16" and job.training.memory_recipe == "engine"
-    summed = np.greater(layout.pp, 1) & lasts
-    kept = states.grads + states.grad_copy + summed * sums
+    kept = states.grads + states.grad_copy + sums_last(job, layout) * job.engine.memory.pipeline_sums
     reduced = 0.0 if offloads and job.engine.offload.optimizer_takes != "states" else kept / x
     grads = np.where(whole_gradients(job, layout), kept, reduced)
     if offloads:
         return weights, grads, 0.0 * x
-    step_grads = np.where(np.less(layout.zero, 3) & ~np.asarray(summed), states.step_grads, 0.0)
-    return weights, grads, (states.master + step_grads + moment_bytes_per_param(job)) / x
+    return weights, grads, (states.master + moment_bytes_per_param(job)) / x
 
 
 def host_state_bytes_per_param(job: PoolJob) -> float:
@@ -88,6 +83,10 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     shards = np.greater_equal(layout.zero, 3)
     weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
     weights = weights + frozen.experts / np.where(shards, expert_shard_divisor(job, layout), 1)
+    if not job.state_bytes.sharded_weights:  # gathered weights are copies, and the shards of frozen ones have no master
+        copies = np.equal(layout.zero, 2) & np.greater(shard_degree(layout), 1)
+        weights = weights + copies * frozen.common / shard_degree(layout)
+        weights = weights + copies * frozen.experts / expert_shard_divisor(job, layout)
     weights = weights + low_precision_bytes(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from planner.cost.stage import Stage
     from planner.layout import Degrees
-    from planner.numbers import Number
+    from planner.numbers import Flag, Number
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 
@@ -77,19 +77,34 @@ def moment_bytes_per_param(job: PoolJob) -> float:
     return _NUM_MOMENTS[job.training.optimizer] * job.state_bytes.moment
 
 
-def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of fp32 copies that an update makes of low-precision moments; they are freed before the next forward pass.
+def sums_last(job: PoolJob, layout: Degrees) -> Flag:
+    """Whether fp32 sums of the gradients last until the update, which then makes no copies of gradients.
 
-    Dense parameters and routed experts have separate optimizers, which run one after the other.
+    Source: engine profile, pipeline_sums.
+    """
+    lasts = job.training.precision == "bf16" and job.training.memory_recipe == "engine"
+    return np.greater(layout.pp, 1) & (job.engine.memory.pipeline_sums > 0 and lasts)
+
+
+def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of copies that an update makes: of low-precision moments, and of the gradients of a device's shard.
+
+    The copies are freed before the next forward pass. Dense parameters and routed experts have separate optimizers,
+    which run one after the other. ZeRO-3 updates its shard in groups of parameters.
 
     Source: Transformer Engine, pytorch/optimizers/fused_adam.py (get_unscaled_state, for all parameters of a group);
-    Megatron-LM, core/optimizer (ChainedOptimizer).
+    Megatron-LM, core/optimizer (ChainedOptimizer); DeepSpeed, runtime/zero/stage_1_and_2.py (step) and stage3.py
+    (_prepare_fp32_grad_for_sub_group), which `planner verify` counts.
     """
-    copies = job.state_bytes.moment_copy * _NUM_MOMENTS.get(job.training.optimizer, 0)
-    if not copies:
+    states = job.state_bytes
+    moments = states.moment_copy * _NUM_MOMENTS.get(job.training.optimizer, 0)
+    gradients = np.where(sums_last(job, layout), 0.0, states.step_grads)
+    if not moments and not states.step_grads:
         return 0.0
     held = trained_params(job, layout, stage)
-    return copies * np.maximum(held.common / shard_degree(layout), held.experts / expert_shard_divisor(job, layout))
+    shard = np.maximum(held.common / shard_degree(layout), held.experts / expert_shard_divisor(job, layout))
+    at_once = np.where(np.less(layout.zero, 3), shard, np.minimum(shard, job.engine.memory.updated_params))
+    return moments * shard + gradients * at_once
 
 
 def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:

@@ -28,7 +28,7 @@ from planner.sums import sum_of
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Degrees
-    from planner.numbers import Number
+    from planner.numbers import Flag, Number
     from planner.specs.job import PoolJob
 
 
@@ -81,15 +81,21 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
+    if engine.memory.bucket_buffers:
+        reduced = 0.0 * reduced  # the head's gradient goes into a buffer, which exists from then on
+        loss = loss + _buffers_between_passes(job, layout)
     if engine.memory.gathers_head_apart:
         largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
-        largest = np.maximum(loss + gathered + reduced, layer)
-    largest = largest + _placeholder_bytes(job, layout, stage) + _bucket_bytes(job, layout, stage)
-    if offloads_optimizer(layout):  # the update is made on the host
-        return largest
-    return np.maximum(largest, update_bytes(job, layout, stage) - stored)
+        bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
+        live = _live_bytes(job, layout, stage)
+        layer = layer + np.maximum(live - _gathered_layers(job, layout, stage), 0.0)
+        largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
+    largest = largest + _placeholder_bytes(job, layout, stage)
+    if not offloads_optimizer(layout):  # else the update is made on the host
+        largest = np.maximum(largest, update_bytes(job, layout, stage) - stored)
+    return largest + _lasting_buffer_bytes(job, layout)
 
 
 def _peak_with_separate_ends(
@@ -124,7 +130,10 @@ def _peak_with_separate_ends(
         )
     else:
         head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+        # a loss in chunks sums the head's gradients in the precision of their reduction, while the head is gathered
         reduced = (waits + copied + shard) * head + gathered_layer
+        if job.loss == "chunked":
+            reduced = (gathered + 2 * copied + shard) * head
         last = (waits + copied + shard) * (ends - head)
         layer = layer + np.maximum(copied * head - copied_layer, 0.0)
         moments = (loss + gathered * head, forward + 2 * gathered * head, reduced, layer, last - stored)
@@ -167,7 +176,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/ _fsdp_param_group.py
     (forward and backward prefetch).
     """
-    states, layer = job.state_bytes, _largest_layer(job, layout, stage)
+    states = job.state_bytes
     trained: Number = 0.0
     inner: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
@@ -175,9 +184,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         inner = np.maximum(inner, np.where(np.greater(count, 0), gradient, 0.0))
         changed = trained_layer_params(job, layout, experts=experts).total
         trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
-    ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.minimum(1, stage.num_layers - 1)
-    each = frozen_bytes_per_param(job) if job.training.lora_rank else states.weights
-    gathered = np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
+    gathered = _gathered_layers(job, layout, stage)
     sizes = (trained, _largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
     waits = np.where(whole_gradients(job, layout), 0.0, states.weights * waiting + job.reduced_bytes * copied)
@@ -188,16 +195,73 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return recompute_bytes(job, layout, stage) + moved
 
 
-def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the bucket in which gradients are collected before they are reduced.
+def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the weights that ZeRO-3 gathers for the present layer, and ahead for the next one.
 
-    Source: DeepSpeed, runtime/zero/stage_1_and_2.py (ipg_buffer of reduce_bucket_size; contiguous_gradients).
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
+    """
+    layer = _largest_layer(job, layout, stage)
+    ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.minimum(1, stage.num_layers - 1)
+    each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
+    return np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
+
+
+def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the gathered weights at the end of the forward pass, in engines that keep what is soon used again.
+
+    The last layers stay gathered if both passes over the head are shorter than the distance, and while they run, the
+    engine gathers the layers before them, up to as many parameters.
+
+    Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py (__params_to_release, _fetch_sub_module_impl),
+    stage3_max_reuse_distance and stage3_max_live_parameters; `planner verify` counts it.
+    """
+    most = job.engine.memory.live_params
+    if not most:
+        return 0.0
+    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    held = sum_of(
+        count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
+    ) + end_params_on_device(job.model, job.engine, layout, stage.index)
+    each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
+    return (np.greater_equal(layout.zero, 3) & np.less(2 * head, most)) * each * np.minimum(held, most)
+
+
+def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the bucket of gradients that is being reduced, and of the buffers in which gradients are collected.
+
+    Source: DeepSpeed, runtime/zero/stage_1_and_2.py (allreduce_bucket makes a copy; setup_buckets makes two buffers of
+    reduce_bucket_size with overlap_comm, for models of any size); `planner verify` counts it.
     """
     bucket = job.engine.memory.gradient_bucket
     if not bucket:
         return 0.0
-    shards = np.equal(layout.pp, 1) & np.greater_equal(layout.zero, 1) & np.less(layout.zero, 3)
-    return shards * job.state_bytes.weights * np.minimum(trained_params(job, layout, stage).total, bucket)
+    reduced = np.minimum(trained_params(job, layout, stage).total, bucket)
+    return _shards_gradients(layout) * job.state_bytes.weights * (reduced + job.engine.memory.bucket_buffers * bucket)
+
+
+def _buffers_between_passes(job: PoolJob, layout: Degrees) -> Number:
+    """Bytes of the buffers that ZeRO-1 keeps from one microbatch to the next, because it reduces after the last one.
+
+    Source: DeepSpeed, runtime/zero/stage_1_and_2.py (setup_buckets, _release_ipg_buffers); `planner verify` counts it.
+    """
+    size = job.state_bytes.weights * job.engine.memory.bucket_buffers * job.engine.memory.gradient_bucket
+    adds_up = np.greater(job.training.global_batch_size, layout.dp * layout.mbs)
+    return size * (_shards_gradients(layout) & np.equal(layout.zero, 1) & adds_up)
+
+
+def _lasting_buffer_bytes(job: PoolJob, layout: Degrees) -> Number:
+    """Bytes of the one buffer for gradients that ZeRO-3 keeps during the whole run.
+
+    Source: DeepSpeed, runtime/zero/stage3.py (_setup_for_real_optimizer); `planner verify` counts it.
+    """
+    if not job.engine.memory.bucket_buffers:
+        return 0.0
+    return np.greater_equal(layout.zero, 3) * job.state_bytes.weights * job.engine.memory.gradient_bucket
+
+
+def _shards_gradients(layout: Degrees) -> Flag:
+    """Whether gradients are reduced in buckets: with ZeRO-1 and ZeRO-2, and no pipeline."""
+    return np.equal(layout.pp, 1) & np.greater_equal(layout.zero, 1) & np.less(layout.zero, 3)
 
 
 def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -182,11 +182,26 @@ class EngineMemory(Document):
     prefetched_params: float = Field(
         default=1e12, gt=0, description="parameters of the next layer that ZeRO-3 gathers ahead, at most"
     )
+    live_params: float = Field(
+        default=0,
+        ge=0,
+        description="gathered parameters that ZeRO-3 keeps from one pass to the next, at most, and the distance to "
+        "their next use",
+    )
     reduced_params: float = Field(
         default=1e12, gt=0, description="parameters whose gradients wait for their reduction, at most a layer's"
     )
     gradient_bucket: float = Field(
         default=0, ge=0, description="parameters of the bucket that gradients are copied to, with ZeRO and no pipeline"
+    )
+    bucket_buffers: int = Field(
+        default=0,
+        ge=0,
+        description="buffers of that size for the gradients to come, which exist from the first gradient of a "
+        "backward pass",
+    )
+    updated_params: float = Field(
+        default=1e12, gt=0, description="parameters whose gradients the update of ZeRO-3 copies at a time, at most"
     )
     fragmentation: float = Field(
         ge=0,

@@ -33,7 +33,7 @@ class StateBytes(Document):
     grads: accumulated gradients; sharded from ZeRO-2 on, if the engine can.
     grad_copy: a 16-bit gradient in addition to the fp32 sum, sharded and freed with it.
     master: the weights that the optimizer updates, if they are not the ones that compute; sharded from ZeRO-1 on.
-    step_grads: further gradients that the update makes, sharded like its state; ZeRO-3 makes them part by part.
+    step_grads: copies of gradients that the update makes while no activations are held; sharded like its state.
     moment: one running mean of the optimizer (AdamW has two, SGD one); sharded with the master weights.
     moment_copy: fp32 copy of a moment with fewer bits, which the update makes while no activations are held.
     """

@@ -57,7 +57,7 @@ def test_the_host_updates_as_fast_as_cpu_adam(make_job, billions, seconds):
     ("billions", "offload", "fits"), [(13, "optimizer", True), (1.4, "none", True), (4, "none", False)]
 )
 def test_one_v100_trains_13_billion_parameters_with_offload_and_1_4_without(make_job, billions, offload, fits):
-    sizes = (*gpt(*SIZES[billions]), "device.memory=32 GB", "cluster.host.memory=1.5 TB")
+    sizes = (*gpt(*SIZES[billions]), "device.memory=32510 MiB", "cluster.host.memory=1.5 TB")
     job = make_job("gpt2-xl", "dgx1-v100", settings=sizes, **ONE_V100)
     layout = layout_of(job, f"zero=2,recompute=full,offload={offload}")
     assert (estimate(job, layout).memory[0].total_bytes <= job.whole_memory_bytes) == fits

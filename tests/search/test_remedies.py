@@ -150,7 +150,7 @@ def test_adapters_are_named_and_train_beside_frozen_weights():
 def test_where_no_single_change_fits_pairs_do_and_the_smallest_of_each_is_solved():
     asked = job(model="llama3-8b", nodes=1, engine="deepspeed", sequence_length=4096, global_batch_size=8, headroom=0.0)
     free = Constraints.parse(["cp=1,pp=1,tp=1,zero=3,recompute=none,mbs=1"])
-    asked = within_share(asked, 0.25)
+    asked = within_share(asked, 0.28)
     assert isinstance(search(asked, free), NothingFits)
     found = [each for each in remedies(asked, free) if "hosts" not in each.change]
     assert found
