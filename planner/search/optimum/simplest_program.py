@@ -16,7 +16,8 @@ value of its key, so the least number has the lexicographically least keys.
 
     first     minimise the number of R, T, E and the keys of the chosen candidate
     second    minimise the step time, with R, T and E at most the values that the first program found, among the
-              candidates whose own keys equal the first program's
+              candidates whose own keys equal the first program's; the first program's choice is one of them, so columns
+              whose lower bound exceeds its step time are left out
 """
 
 from __future__ import annotations
@@ -158,9 +159,10 @@ _Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
 class Contenders:
     """Candidates that may have the simplest choice, reduced to the columns that this choice may use.
 
-    Three things are left out:
+    Four things are left out:
 
     - columns that no choice within the window can use, by the lower bounds of step times,
+    - columns that recompute more than a tried choice of as few idle devices,
     - columns that another column of the same stage, state and layers dominates in every price and key, and
     - candidates whose lower bound of the keys is worse than the keys of a tried choice.
     """
@@ -196,9 +198,15 @@ class Contenders:
                 self.known = found if self.known is None else min(self.known, found)
                 return
 
+    def _as_simple(self, rated: Rated) -> Rated:
+        """The candidate without columns that recompute more than the best choice tried, if no earlier key is better."""
+        if self.known is None or rated.idle != self.known[0].idle:
+            return rated
+        return rated.keep(rated.repeated <= self.known[0].recomputed * rated.candidate.num_layers)
+
     def left(self) -> list[Rated]:
         """The candidates that may still have the simplest choice, after all candidates have been added."""
-        rated = [each for least, seconds, each in self._rated if self.may_have(least, seconds)]
+        rated = [self._as_simple(each) for least, seconds, each in self._rated if self.may_have(least, seconds)]
         within = columns_within([each.candidate for each in rated], np.inf)
         return [rated[index].keep(columns) for index, columns in within.items()]
 
@@ -220,8 +228,10 @@ def solve_simplest(
     if choice is not None and status == "optimal":
         simplicity = rated[choice.candidate].simplicity(choice.columns)
         alike = [c for c, each in enumerate(rated) if _own_keys(each) == _own_keys(simplicity)]
-        choice, status = _run([rated[c] for c in alike], simplicity, solver, time_limit)
-        choice = choice and replace(choice, candidate=alike[choice.candidate])
+        columns_of = columns_within([rated[c].candidate for c in alike], choice.objective_seconds)
+        within = [rated[alike[index]].keep(columns) for index, columns in columns_of.items()]
+        choice, status = _run(within, simplicity, solver, time_limit)
+        choice = choice and _before_reduction(choice, alike, columns_of)
     return SimplestAnswer(
         status=status,
         choice=choice,
@@ -230,6 +240,12 @@ def solve_simplest(
         num_candidates=len(rated),
         num_columns=sum(each.candidate.num_columns for each in rated),
     )
+
+
+def _before_reduction(choice: Choice, alike: Sequence[int], columns_of: dict[int, IntArray]) -> Choice:
+    """A choice among the reduced candidates, by the positions of candidates and columns before the reduction."""
+    index = list(columns_of)[choice.candidate]
+    return replace(choice, candidate=alike[index], columns=tuple(columns_of[index][list(choice.columns)].tolist()))
 
 
 def _own_keys(each: Rated | Simplicity) -> tuple[int, int, int]:
