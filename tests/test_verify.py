@@ -85,8 +85,8 @@ def test_what_the_trainers_program_says_is_said(console, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, recompute):
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("full", 8), ("full:3", 3), ("every:3", 2)])
+def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, recompute, again):
     for needed in ("torch", "transformers", "accelerate", "datasets"):
         pytest.importorskip(needed)
     pins = ["mbs=1", "zero=3", f"recompute={recompute}"]
@@ -101,8 +101,8 @@ def test_steps_of_transformers_under_accelerate_are_counted(console, tmp_path, r
     assert counted["optimizer_state"] == pytest.approx(12 * weights / 4, rel=1e-2)  # and rotary frequencies
     norms = 2 * (4 * h + 2 * h + 2 * h + 4)  # in fp32, divided, times its weight; one number for each token
     attention = 2 * (2 * h + 2 * keys) + 4 * model.num_heads
-    a_layer = tokens * (2 * h if recompute == "full" else norms + attention + 2 * 4 * f)
-    assert counted["activations"] == pytest.approx(model.num_layers * a_layer, rel=0.02)  # and sines and cosines
+    kept = (model.num_layers - again) * (norms + attention + 2 * 4 * f) + again * 2 * h
+    assert counted["activations"] == pytest.approx(tokens * kept, rel=0.02)  # and sines and cosines
     assert sum(counted.values()) == found.counted_bytes
 
 

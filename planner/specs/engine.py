@@ -67,6 +67,11 @@ class EngineAbilities(Document):
     recompute_some: tuple[Literal["full", "every"], ...] = Field(
         default=(), description="some layers can be recomputed whole: `full:k`, k of each chunk; `every:n`, every n-th"
     )
+    recompute_some_by_hand: bool = Field(
+        default=False,
+        description="only a program of the user's own recomputes some layers: where a policy is left open, it is none "
+        "of these",
+    )
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
     repeats_kv_heads: bool = Field(
         default=False, description="tp may be a multiple of the key-value heads, which several ranks then have"

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from planner.emit.bundle import bundle_of
 from planner.emit.programs import PROGRAMS
+from planner.emit.programs.hugging_face import TRAIN
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read.all import READERS
@@ -35,6 +37,8 @@ LORA = ("training.lora_rank=16", "training.lora_targets=[query,key,value,output]
 FSDP = (
     ("llama3-8b", "tp=2,hsdp=2,zero=3,sp=0,recompute=full", NUMBERS),
     ("llama3-8b", "cp=4,zero=2,mbs=2", ("training.memory_recipe=pure-bf16",)),
+    ("llama3-8b", "zero=3,recompute=every:3", ()),
+    ("gpt2-xl", "zero=2,recompute=full:7", ("training.dropout=0.1",)),
     ("qwen2.5-7b", "zero=3,offload=optimizer", ("training.loss=fused-linear", "training.attention=unfused")),
     ("qwen3-30b-a3b", "zero=3,recompute=full", ("training.loss=fused", "training.optimizer=adamw-8bit")),
     ("deepseek-v2-lite", "zero=3,recompute=full", ()),
@@ -50,6 +54,8 @@ ZERO = (
     ("llama3-8b", "zero=3,recompute=full", ("training.mlp_tiles=8",)),
     ("llama3-8b", "pp=4,zero=1,recompute=full,mbs=2,layers_per_stage=9/8/8/7", NUMBERS),
     ("gpt2-xl", "pp=2,zero=1", ("training.dropout=0.1",)),
+    ("llama3-8b", "pp=4,zero=1,recompute=full:3,layers_per_stage=9/8/8/7", ()),
+    ("qwen2.5-7b", "zero=2,recompute=full:12", LORA),
     ("qwen3-30b-a3b", "pp=2,zero=0", ("training.precision=fp16", "training.attention=unfused")),
 )
 CASES = [*(("fsdp", *each) for each in FSDP), *(("deepspeed", *each) for each in ZERO)]
@@ -96,6 +102,45 @@ def test_what_is_emitted_reads_back_as_the_plan(case):
     assert {"training.precision", "training.dropout", "model.num_layers"} <= set(fields)
 
 
+SIZES = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 5}
+
+
+@pytest.mark.parametrize(("policy", "again"), [("full:2", 2), ("every:2", 2), ("every:5", 1), ("full:9", 5)])
+@pytest.mark.parametrize(
+    "config",
+    [{"model_type": "llama", "intermediate_size": 56, **SIZES}, {"model_type": "gpt2", "n_inner": 56, **SIZES}],
+    ids=["llama", "gpt2"],
+)
+def test_the_emitted_program_recomputes_some_layers(config, policy, again, tmp_path, monkeypatch):
+    """Loss and gradients are those without recompute; the layers that recompute keep no inner tensor."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    program: dict[str, Any] = {"__name__": "train"}
+    exec(TRAIN.replace("from datasets import", "# from datasets import"), program)
+
+    def step(settings):
+        torch.manual_seed(1)
+        model, _ = program["model_of"]({"dtype": "float32", "attn_implementation": "eager", **settings})
+        tokens, inner = torch.arange(2 * 48).reshape(2, 48) % 96, []
+
+        def keep(tensor):
+            inner.extend([tensor.numel()] if tensor.shape[-1:] == (56,) and tensor.numel() == 2 * 48 * 56 else [])
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model.eval()(input_ids=tokens, labels=tokens).loss
+        kept = len(inner)
+        loss.backward()
+        return loss, [each.grad for each in model.parameters()], kept
+
+    (loss, grads, kept), (same, again_grads, fewer) = step({}), step({"recompute": policy})
+    assert torch.equal(loss, same)
+    torch.testing.assert_close(again_grads, grads)
+    assert fewer * 5 == kept * (5 - again) < 5 * kept
+
+
 def test_models_are_those_of_transformers():
     """Those without a config.json are encoders, encoder-decoders, and blocks that no plain class of transformers has.
 
@@ -116,7 +161,6 @@ def test_models_are_those_of_transformers():
 @pytest.mark.parametrize(
     ("engine", "layout", "settings", "words"),
     [
-        ("fsdp", "zero=3,recompute=every:2", (), "recomputed whole"),
         ("fsdp", "zero=3,offload=both,recompute=full", (), "offload"),
         ("fsdp", "zero=3", ("training.optimizer=muon",), "optimizer"),
         ("fsdp", "zero=3", ("training.loss=chunked",), "chunks"),

@@ -52,7 +52,8 @@ def _write_layout(plan: Plan) -> Values:
     }
     # by default the Trainer reduces gradients once per step and keeps them unsharded until then
     reduced = {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
-    return {**{f"accelerate.{key}": value for key, value in found.items()}, **reduced}
+    named = {f"accelerate.{key}": value for key, value in found.items()}
+    return {**named, **reduced, **shared.write_some_layers(layout)}
 
 
 def _replicas_fault(plan: Plan) -> tuple[str, str] | None:

@@ -53,7 +53,8 @@ def _write_layout(plan: Plan) -> Values:
         found["tensor_parallel.autotp_size"] = layout.tp
     if layout.cp > 1:
         found["sequence_parallel_size"] = layout.cp
-    beside: dict[str, Value] = {"gradient_checkpointing": layout.recompute[0] == "full"}
+    checkpoints = layout.recompute[0] == "full"
+    beside: dict[str, Value] = {"gradient_checkpointing": checkpoints, **shared.write_some_layers(layout)}
     if layout.cp > 1:
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
     if layout.pp > 1:

@@ -17,11 +17,13 @@ from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.target import Refusal, Setting, follows, only
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
+from planner.specs.recompute import is_of_some_layers, policy_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from planner.emit.target import Given, How, Value, Values
+    from planner.layout import Layout
     from planner.plan import Plan
 
 DATA: Final = "DATA_PATH"
@@ -260,7 +262,8 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         "accelerate.fsdp_config.fsdp_activation_checkpointing"
     )
     given.get("gradient_checkpointing_kwargs.use_reentrant")
-    found["layout.recompute"] = "full" if recompute else "none"
+    some = given.text("recompute", "")
+    found["layout.recompute"] = "full" if recompute else some or "none"
     return found
 
 
@@ -458,13 +461,19 @@ SHARED: Final = (
 )
 
 
+def write_some_layers(layout: Layout) -> Values:
+    """A key of `train.py` and `pipeline.py` if only some layers are recomputed."""
+    policy = layout.recompute[0]
+    return {"recompute": policy} if is_of_some_layers(policy_code(policy)) else {}
+
+
 def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
     policies = sorted(set(plan.layout.recompute))
-    if policies in (["none"], ["full"]):
+    if len(policies) == 1 and (policies[0] in ("none", "full") or is_of_some_layers(policy_code(policies[0]))):
         return None
     shown = " and ".join(policies)
     return (
-        f"layout.recompute is {shown}, and layers are recomputed whole or not at all",
+        f"layout.recompute is {shown}, and the program recomputes a layer whole or not at all",
         "plan again with --pin recompute=full",
     )
 

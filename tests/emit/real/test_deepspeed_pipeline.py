@@ -58,14 +58,15 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def emitted(tmp_path):
+@pytest.fixture(params=["full", "full:2"])
+def emitted(tmp_path, request):
     """A small plan of two stages with three and five of eight layers, and the folder that it was emitted into."""
     job = load_job(
         model="tiny-llama", cluster="local-cpu", engine="deepspeed", global_batch_size=8, sequence_length=32,
         gpus=2, settings=("training.steps=30", "training.learning_rate=0.003"),
     )  # fmt: skip
-    layout = parse_layout("pp=2,zero=1,recompute=full,mbs=2,layers_per_stage=3/5", num_layers=8, num_devices=2)
+    text = f"pp=2,zero=1,recompute={request.param},mbs=2,layers_per_stage=3/5"
+    layout = parse_layout(text, num_layers=8, num_devices=2)
     plan = plan_for_layout(job, layout)
     write_bundle(plan, tmp_path, how=How(smoke=True), force_unfit=True)
     return plan, tmp_path
