@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _UNLIKE: Final = 0.6
-"""Factor on a published run's weight for each property that differs from the forecast run's.
+"""Factor on the weight of a published run, for each property in which it differs from the forecast run.
 
 The properties are device, engine, precision, experts, axes and features. The value is assumed: with whole sources held
-out, bands of equal coverage are about equally wide for values from 0.2 to 0.7.
+out, values from 0.2 to 0.7 give about equally wide bands at equal coverage.
 """
 
 _INSIDE: Final = 0.8
 _MOST: Final = 20.0
 """Maximum weight of one source, in runs, when the factors that widen bands are chosen.
 
-1, 5 and 20 were tried with whole sources held out. The median bands are 1.68, 1.64 and 1.60 wide, and hold 83, 79 and
-80 % of a source's runs.
+1, 5 and 20 were tried with whole sources held out. With these values the median bands are 1.68, 1.64 and 1.60 wide, and
+hold 83, 79 and 80 % of a source's runs.
 """
 _NINTH: Final = math.log(9)  # the logit of 0.9
 _TAILS: Final = (0.5, 3.0)
@@ -187,8 +187,8 @@ def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: 
 def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
     """Properties in `keys` that no run of the evidence has.
 
-    The properties are the device, the engine, the axes and each feature. If device and engine are known, they also
-    include the precision and the kind of layers (experts), each in combination with this device and engine.
+    The properties are the device, the engine, the axes and each feature. If device and engine are known, the properties
+    also include the precision and the kind of layers (experts), each in combination with this device and engine.
     """
     evidence = tuple(evidence)
     alone = ("device", "engine", "axes")
@@ -205,7 +205,7 @@ def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
 def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen: int = 0, **keys: Any) -> Distribution:
     """Distribution for runs like `keys`: sources have equal total weights, and runs are weighted by their likeness.
 
-    num_unseen: number of properties that no run of the evidence has; each adds a variance.
+    num_unseen: number of properties that no run of the evidence has; each adds to the variance.
 
     Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness (Tibshirani
     et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).

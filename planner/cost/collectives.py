@@ -145,7 +145,7 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 
 
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
-    """The link of cards that send through the host's memory, with the bandwidth of one card while all cards send.
+    """The link of cards that send through host memory; its bandwidth is what one card reaches while all cards send.
 
     A card writes its bytes through its root port into a buffer in host memory, from which the other card reads them
     through its own port. Each port carries both directions at once. If k cards share a port, each has 1/k of its
@@ -163,8 +163,8 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
 def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
     """Bandwidth of `inside` ranks while no other group is active, in multiples of one rank's share.
 
-    Derived here: `devices_per_adapter` neighbours share an adapter, and the ranks can use an adapter whole, including
-    the shares of idle neighbours.
+    Derived here: `devices_per_adapter` neighbours share an adapter, and the group's ranks can use the whole adapter,
+    including the shares of idle neighbours.
     """
     shared = link.devices_per_adapter
     if link.kind == "pcie":  # each card of the group sends by itself, and cards below one root port share the port
@@ -176,8 +176,8 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
     """The group of `size` ranks that are `stride` apart; the job uses `segment` hosts of each domain of the cluster.
 
     Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they use q network
-    cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
-    once, unless `alone`.
+    cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind are
+    assumed to run at the same time, unless `alone` is set.
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """
@@ -270,7 +270,7 @@ def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Numb
 
     Each step halves the bytes, so ranks exchange most bytes with near partners, inside one instance of the inner level.
     On the next level, each rank uses its own link.
-    If n is no power of two, the surplus ranks first send all bytes to a partner, and receive the result at the end.
+    If n is not a power of two, the surplus ranks first send all bytes to a partner, and receive the result at the end.
 
     Source: Rabenseifner (2004); Thakur, Rabenseifner and Gropp (2005), section 4.4.
     """
@@ -395,8 +395,9 @@ def all_to_all_seconds(
 
     copies: number of random ranks that receive the same bytes. Each of the N instances of the level below receives at
         most one copy and distributes it inside, so the share N (1 - (1 - 1/N)^copies) / copies of the bytes is sent.
-    groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one token,
-        equally many copies in each. If each instance holds one group, the copies reach as many instances as groups.
+    groups: into how many groups of consecutive ranks the ranks are divided, and how many of these groups receive the
+        copies of one token. Each chosen group receives the same number of copies. If each instance holds one group, the
+        copies reach as many instances as there are chosen groups.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.

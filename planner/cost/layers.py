@@ -45,7 +45,7 @@ attention/dot_product_attention/context_parallel.py).
 _KERNEL_KEYS: Final = 256
 """Number of keys that a fused kernel could process in the time of its start and end.
 
-The value means two tiles of 128 keys (Dao 2023, section 3.3).
+The value is two tiles of 128 keys (Dao 2023, section 3.3).
 """
 
 _BACKWARD_OPERATORS: Final = 1.6
@@ -91,7 +91,7 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, loca
     """Keys that a query of one layer attends to, on average over queries.
 
     The number is s / 2 for a causal model, and s for encoders and for kernels that execute the whole square. A window
-    of w keys in a `local` layer reduces it to w - w^2 / (2 s), and so does an indexer that chooses w keys. A decoder
+    of w keys in a `local` layer, or an indexer that chooses w keys, reduces the number to w - w^2 / (2 s). A decoder
     that follows an encoder also attends to the s positions of the encoder.
 
     Source: counting the pairs of a banded lower triangle.
@@ -263,7 +263,7 @@ def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
 def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds to add the results of each hop of ring attention: outputs, or gradients of queries, keys and values.
 
-    A hop reads the new part and the sum and writes the sum, 6 bytes per element in 16 bits. Engines that gather keys
+    A hop reads the new part and the sum, and writes the sum: 6 bytes per element in 16 bits. Engines that gather keys
     and values have only one part and nothing to add.
 
     Source: Liu et al., Ring Attention (2023), section 3; byte counts derived here from the operators' inputs and
@@ -514,8 +514,8 @@ def layer_seconds(
     `experts`: a layer with experts instead of its feed-forward block; `local`: a layer with a sliding window. In eager
     mode a small layer cannot run faster than the host launches its operators. The forward pass therefore takes at least
     the device's `layer_floor` times the engine's factor, plus the host time of a ring's hops. The backward pass takes
-    at least 1.6 times as long. `exchanges`: seconds of collectives in each pass for which the host does not wait; they
-    shorten the wait for the host. The calibration's `slowdown` multiplies the roofline times of all operators.
+    at least 1.6 times as long. `exchanges`: seconds of collectives in each pass during which the host runs ahead; the
+    device then waits less for the host. The calibration's `slowdown` multiplies the roofline times of all operators.
 
     For a model with several kinds of layers the result is the mean layer.
 
