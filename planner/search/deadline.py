@@ -72,9 +72,9 @@ def _in_time(
     answer: extracts the layout and its seconds from a result.
 
     The first search allows the longest step that any kind of layout may take. If its answer keeps the deadline, it is
-    the best layout. Otherwise the limit of the next search is the longest step of the answer's own kind. This limit may
-    rule out other kinds with smaller forecast errors. Without a distribution of step times, or without a deadline, the
-    forecast alone decides.
+    the best layout. Otherwise the limit of the next search is the longest step that the answer's own kind may take.
+    This limit may rule out other kinds with smaller forecast errors. Without a distribution of step times, or without a
+    deadline, the forecast alone decides.
     """
     objective = objective_of(job, name)
     shortest = _least_quantile(job, confidence) if math.isfinite(objective.longest_step_seconds) else None
@@ -94,7 +94,7 @@ def _in_time(
 def keeps_deadline(chance: float | None, confidence: float) -> bool:
     """Whether a chance of meeting the deadline is enough.
 
-    If the chance is unknown the answer is true, because the search has already checked the forecast.
+    If the chance is unknown, the result is true, because the search has already checked the forecast.
     """
     return chance is None or chance >= confidence
 

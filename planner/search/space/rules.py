@@ -218,7 +218,7 @@ def _axes_offered(job: Job, layout: Degrees) -> Flag:
 
 
 RULES: Final = (
-    # rules that no layout can meet are first, so that a refusal names them
+    # rules that can rule out every layout are first, so that a refusal names them
     Rule(
         name="features",
         reads=(),
@@ -486,8 +486,8 @@ def broken_rules(
 ) -> tuple[str, ...]:
     """Reasons why a layout cannot run, one sentence for each broken rule; empty when it can run.
 
-    except_for: names of rules that are not checked. The last rule is `pools`: the pools on which its stages may run.
-    searched: include reasons why the search leaves the layout out.
+    except_for: names of rules that are not checked. The last rule, `pools`, checks the pools on which the layout's
+    stages run. searched: include reasons why the search leaves the layout out.
     """
     rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.of_search)]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
