@@ -176,8 +176,8 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
     """The group of `size` ranks that are `stride` apart; the job uses `segment` hosts of each domain of the cluster.
 
     Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they use q network
-    cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind are
-    assumed to run at the same time, unless `alone` is set.
+    cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
+    the same time, unless `alone` is set.
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """

@@ -93,7 +93,7 @@ class JointProgram:
             self._meet_the_deadline(c)
 
     def columns(self, values: dict[str, float]) -> tuple[int, tuple[int, ...]]:
-        """The candidate and its columns whose variables are 1 in the solver's `values`, by variable name.
+        """The chosen candidate and its chosen columns: the variables that are 1 in the solver's `values`, by name.
 
         Raises:
             SolverTrouble: the values are not a choice.

@@ -487,7 +487,8 @@ def broken_rules(
     """Reasons why a layout cannot run, one sentence for each broken rule; empty when it can run.
 
     except_for: names of rules that are not checked. The last rule, `pools`, checks the pools on which the layout's
-    stages run. searched: include reasons why the search leaves the layout out.
+    stages run.
+    searched: include reasons why the search leaves the layout out.
     """
     rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.of_search)]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
