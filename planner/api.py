@@ -557,7 +557,7 @@ def _length(seq_len: int | str | None) -> int | None:
 
 
 def _plannable(job: Job, constraints: Constraints) -> Constraints:
-    """The user's constraints, and further ones that exclude layouts which no program of the engine can run.
+    """The user's constraints, and further constraints that exclude layouts that no program of the engine can run.
 
     Raises:
         InputError: no program of the engine can be configured for the model or the training.

@@ -124,7 +124,7 @@ def _broken(job: Job, layout: Layout) -> tuple[str, ...]:
 
 
 def _priced_now(plan: Plan, job: Job) -> Plan:
-    """The plan with the figures of this version, and the version that proved it if it was another one.
+    """The plan with the figures of this version, and with the version that proved it, if that is another version.
 
     Runners-up that can no longer run are left out.
     """

@@ -65,7 +65,7 @@ class Row:
 
 
 def score_all(runs: Iterable[Run], corrections: Calibration | None = None) -> tuple[Row, ...]:
-    """Every run with its prediction, in order; `corrections` replace the shipped ones."""
+    """Every run with its prediction, in order; `corrections` replace the shipped corrections."""
     return tuple(score(run, corrections) for run in runs)
 
 

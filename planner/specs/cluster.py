@@ -112,7 +112,7 @@ class LinkSpec(Document):
     half_peers).
     in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); without a value the switch
     cannot reduce.
-    devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is one device's share.
+    devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is the share of one.
     kind: topology of the level; `pcie` joins cards without a common switch, which exchange data through the host's
     memory.
     measured_bandwidth: bytes per second that each device got in a collective over `measured_hosts` hosts, for networks

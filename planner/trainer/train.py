@@ -46,7 +46,7 @@ def run(trainer: Trainer, options: RunOptions) -> ExitCode:
     """Train to the last step; every rank calls this function.
 
     Returns:
-        OK, PREEMPTED after a signal (the state is saved), or DIVERGED (the weights are those before the step).
+        OK, PREEMPTED after a signal (the state is saved), or DIVERGED (the weights are as before the step).
     """
     options.output.mkdir(parents=True, exist_ok=True)
     with heartbeat(options.output, dist.get_rank()):
@@ -141,7 +141,7 @@ class _Run:
     def _step(self) -> StepResult:
         by_clock = self.options.checkpoint_every is None
         save_now = by_clock and time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
-        asked = self.chief and (self.options.output / "stop").exists()  # `planner launch` asks so
+        asked = self.chief and (self.options.output / "stop").exists()  # `planner launch` asks this way
         before = time.process_time()
         with self._profiled():
             self.results.append(self.trainer.step(stop=asked or self.stop.is_set(), save=save_now))
