@@ -5,7 +5,7 @@
 The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
 device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they move
 only where runs require it. A combination without measured runs has the factors of its parts (a mixed model, as in
-Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Four further causes have
+Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four further causes have
 factors: the core of fused attention for each pair of device and engine, the innermost link and the links beyond it for
 all runs, and the host for layers with and without experts. No constant belongs to a single model. The evidence for
 error bands comes from folds that hold whole sources out.

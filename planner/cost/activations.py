@@ -401,7 +401,7 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """Number of microbatches that a stage holds, at each moment at which its memory can peak; as `held_microbatches`.
+    """Microbatches that a stage holds, at each moment at which its memory can peak; pairs as in `held_microbatches`.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
     state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with another
@@ -438,7 +438,7 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of offloaded activations still on the device: one layer that computes, and one that is being copied.
+    """Bytes of offloaded activations still on the device: one layer that computes, and one layer that is being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """

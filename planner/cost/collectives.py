@@ -25,7 +25,7 @@ _TREE_SHARE: Final = 0.92
 """Share of the bandwidth that NCCL's tree algorithm is assumed to reach (src/graph/tuning.cc)."""
 
 _CUBE_RING_LINKS: Final = np.array([[0, 0, 0], [1, 1, 1], [4, 2, 1], [6, 1, 1]])
-"""Links for the slowest ring in a hybrid cube mesh, with 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns).
+"""Links that a ring in a hybrid cube mesh can use at worst: 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns).
 
 Source: DGX-1 white paper, section 3.1, figure 4 (V100 wiring); the counts are found by search in
 tests/cost/test_collectives.py.
@@ -72,7 +72,7 @@ class Group:
 
 
 def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
-    """Number of a group's ranks that share one instance of a level with `span` devices; the fewest if groups differ.
+    """Number of a group's ranks that share one instance of a level with `span` devices; the least of all groups.
 
     Groups follow one another, so a group of extent size * stride starts at a multiple of its extent. If neither extent
     nor span divides the other, at least one group crosses from one instance to the next. The smaller part of such a
@@ -129,9 +129,9 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     """Bytes per second of one rank's part of a link in a group over `hosts` hosts.
 
-    Over two hosts the bandwidth is the line rate times the efficiency of the link. With more hosts it falls as
-    2 / hosts, but never below the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the
-    measured bandwidth is used unchanged.
+    Over two hosts the bandwidth is the line rate times the efficiency of the link. With more hosts the bandwidth falls
+    as 2 / hosts, but never below the bandwidth measured over `measured_hosts` hosts. With `measured_hosts` hosts or
+    more, the measured bandwidth is used unchanged.
 
     Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
     (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s with pipelines; 50, 33, 27, 28,
@@ -230,7 +230,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def all_gather_seconds(where: Group, num_bytes: Number) -> Number:
-    """Seconds of a ring all-gather after which each rank holds `num_bytes`; the steps equal those of a reduce-scatter.
+    """Seconds of a ring all-gather after which each rank holds `num_bytes`; as long as a reduce-scatter.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
     """

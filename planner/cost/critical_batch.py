@@ -65,7 +65,7 @@ def expected_loss(num_params: float, num_tokens: float) -> float:
 
 
 def critical_batch_tokens(loss: float) -> float:
-    """Tokens of the critical batch: it needs twice as many steps as a huge batch, and twice the tokens of a tiny one.
+    """Tokens of the critical batch: it needs twice the steps of a huge batch, and twice the tokens of a tiny batch.
 
     2e8 tokens / loss^(1 / 0.21).
 

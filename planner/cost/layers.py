@@ -80,7 +80,7 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
 
 
 def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Key-value heads of all tensor-parallel ranks together: every rank has at least one.
+    """Key-value heads of all tensor-parallel ranks together: every rank has at least one head.
 
     Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition).
     """
@@ -319,8 +319,8 @@ def _ffn_seconds(
 def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
     """Seconds of router, routed and shared experts, and of permuting tokens to their experts and back.
 
-    Each rank holds E / ep experts. It computes s b k / (c t) choices of tokens for each of the etp ranks that share an
-    expert. Permuting moves 8 h bytes per choice and direction (read and write, twice).
+    Each rank holds E / ep experts. For each of the etp ranks that share an expert, the rank computes s b k / (c t)
+    choices (pairs of token and expert). Permuting moves 8 h bytes per choice and direction (read and write, twice).
 
     Source: Lepikhin et al., GShard (2020), section 2; Megatron-LM, megatron/core/transformer/moe.
     """

@@ -91,7 +91,7 @@ class StagePrices:
         for exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; means over the microbatches).
     whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger line.
     forward: seconds of one forward pass of the stage's layers, without collectives and waits. Full recompute repeats
-        it.
+        this pass.
     ends: the embedding, or head and loss, with their collectives.
     """
 

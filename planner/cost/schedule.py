@@ -193,7 +193,7 @@ def _slowest(stage_seconds: Number) -> Number:
 
 
 def _of_others(wait: Number, stage_seconds: Number) -> Number:
-    """Sum of `wait` over all stages but the slowest one; both have shape (..., stages)."""
+    """Sum of `wait` over all stages but the slowest; both arguments have shape (..., stages)."""
     return np.sum(wait, axis=-1) - np.take_along_axis(wait, _slowest(stage_seconds), axis=-1)[..., 0]
 
 

@@ -76,7 +76,7 @@ def holds_embedding(stage: Stage) -> Flag:
 
 
 def holds_head(layout: Degrees, stage: Stage) -> Flag:
-    """Whether the stage or chunk holds the head: the last stage (of a V the first one), or the last chunk.
+    """Whether the stage or chunk holds the head: the last stage (in a V the first stage), or the last chunk.
 
     Source: `planner.layout.head_stage`.
     """

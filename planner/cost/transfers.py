@@ -223,8 +223,8 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
 
     In ring attention each rank sends keys and values c - 1 times to its neighbour, and in the backward pass their
     gradients too. Some engines instead gather keys and values before the core of attention, and reduce their gradients
-    after it. Ulysses exchanges the rank's part of the sequence for a part of the heads before the core, and back after
-    it.
+    after it. Ulysses exchanges the rank's part of the sequence for a part of the heads before the core, and reverses
+    the exchange after the core.
 
     Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
     3.3.2, for gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for exchanging.
@@ -299,7 +299,7 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 
 
 def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
-    """Sends of a stage: an activation to the next stage and a gradient to the previous one, for each of its chunks.
+    """Sends of a stage: an activation to the next stage and a gradient to the previous stage, per chunk.
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
     sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.

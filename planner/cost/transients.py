@@ -152,7 +152,7 @@ def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
-    """Elements in a collective over the parameters of the largest kind of layer: all parameters, or the `trained` ones.
+    """Elements in a collective over the parameters of the largest kind of layer: all, or only `trained` parameters.
 
     Source: `planner.cost.stage.expert_padding`.
     """
@@ -196,7 +196,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the weights that ZeRO-3 gathers for the present layer, and ahead for the next one.
+    """Bytes of the weights that ZeRO-3 gathers for the present layer, and ahead for the next layer.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
     """
@@ -241,7 +241,7 @@ def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _buffers_between_passes(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the buffers that ZeRO-1 keeps from one microbatch to the next, because it reduces after the last one.
+    """Bytes of the buffers that ZeRO-1 keeps between microbatches, because it reduces only after the last microbatch.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (setup_buckets, _release_ipg_buffers); `planner verify` counts it.
     """
@@ -298,7 +298,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     released tensor), of the layer's output, and of the last matrix. The second possible peak is at the layer's end,
     with gradients of all weights in the compute precision, after the layer's kept tensors are freed. If gradients are
     reduced layer by layer, the previous layer's gradients are being reduced in fp32 at the same time. This happens in
-    every microbatch, or only in the last one if gradients are kept whole and there is no pipeline.
+    every microbatch, or only in the last microbatch if gradients are kept whole and there is no pipeline.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """

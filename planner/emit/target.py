@@ -347,7 +347,7 @@ def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
 
 
 def only(path: str, *values: Any, why: str, pin: str = "") -> Refusal:
-    """A refusal of all values of a field except the given ones.
+    """A refusal of all values of a field except the given values.
 
     pin: option in the hint, such as `pp=1`; by default the first value.
     """

@@ -290,7 +290,7 @@ class _Search:
         return min(self._least, *map(float, places), np.inf)
 
     def price(self, waiting: list[Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
-        """Price configurations, lowest bound first, except those that the falling cutoff rules out meanwhile.
+        """Price configurations, lowest bound first; skip configurations that the falling cutoff rules out meanwhile.
 
         only_first: stop at the first layout.
         """

@@ -105,7 +105,7 @@ def _quantile(job: Job, layout: Layout, level: float) -> float:
 
 
 def _least_quantile(job: Job, level: float) -> float | None:
-    """The least quantile, over all kinds of layouts, of measured over predicted seconds; None without evidence."""
+    """The least quantile of measured / predicted seconds among all kinds of layouts; None without evidence."""
     kinds = [
         Layout(tp=tp, pp=pp, dp=2, cp=cp, ep=ep, zero=zero, recompute=("none",), layers_per_stage=(1,))
         for tp, pp, cp, ep, zero in product((1, 2), (1, 2), (1, 2), (1, 2) if job.model.moe else (1,), (0, 3))

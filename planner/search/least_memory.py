@@ -77,7 +77,7 @@ def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
 
 
 def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
-    """`least_shares` with the smallest microbatches, which need no more memory than larger ones."""
+    """`least_shares` with the smallest microbatches, which need no more memory than larger microbatches."""
     smallest, position = of_smallest_microbatches(job, degrees)
     return least_shares(job, smallest)[position] * (1 - TIE)
 

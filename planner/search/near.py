@@ -58,7 +58,7 @@ class Near:
         return len(self.seconds)
 
     def degrees(self, positions: Rows | int) -> DegreeArrays:
-        """Degrees at `positions`, for callers that read only numbers; its schedule and offload have no meaning."""
+        """Degrees at `positions`, for callers that read only numbers: schedule and offload have no meaning."""
         assert self._all is not None, "there are none"
         return self._all.take(positions)
 
@@ -80,7 +80,7 @@ class Near:
     def candidates(
         self, positions: IntArray, longest: FloatArray
     ) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
-        """The groups of `alike` as candidates, without columns that alone exceed the longest step of their position.
+        """The groups of `alike` as candidates; a column that alone exceeds its position's longest step is left out.
 
         Both methods share prices, so a configuration is priced once. A configuration is priced again if a caller allows
         longer steps than all earlier callers. So the cutoff of one method never removes columns of the other.
@@ -103,7 +103,7 @@ class Near:
 def candidates_of(
     job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
-    """Configurations of one schedule as candidates, without columns that alone exceed the cutoff.
+    """Configurations of one schedule as candidates; a column that alone exceeds the cutoff is left out.
 
     cutoff_seconds: longest step of each configuration, [n].
     """

@@ -177,7 +177,7 @@ class AnyLayout:
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """As `cutoff_seconds`; broadcasts."""
+        """The same limit as `cutoff_seconds`; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
@@ -210,7 +210,7 @@ class Staircase:
         return np.asarray(self._seconds)[place - 1]
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """As `cutoff_seconds`; broadcasts."""
+        """The same limit as `cutoff_seconds`; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:  # noqa: ARG002 - whatever they use

@@ -247,7 +247,7 @@ def fastest_layout(
 
     The layout equals the answer of `search`, but without the integer program's proof. Questions that need many searches
     use this function.
-    known: a layout near the best one, which makes better layouts faster to find. If `known` fits and no layout is
+    known: a layout near the best layout, so that better layouts are found faster. If `known` fits and no layout is
     better, the answer is None.
 
     Raises:

@@ -245,7 +245,7 @@ class ClusterSpec(Document):
 
     @property
     def scale_up_devices(self) -> int:
-        """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), at most those of the whole cluster."""
+        """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), at most the number in the whole cluster."""
         return min(self.links[0].num_devices or self.num_devices, self.num_devices)
 
     @model_validator(mode="after")

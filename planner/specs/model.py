@@ -481,7 +481,7 @@ class ModelSpec(Document):
         return tuple(([(plain, self.model_copy(update={"layers": ()}))] if plain else []) + others)
 
     def layer_has_experts(self, number: Any) -> Any:
-        """Whether layer `number` (from 0; or an array of numbers) has experts: each n-th layer after the dense ones."""
+        """Whether layer `number` (from 0; or an array of numbers) has experts: each n-th after the dense layers."""
         if self.moe is None:
             return number < 0  # none has
         behind = number - self.moe.num_dense_layers + 1

@@ -53,7 +53,7 @@ class Saver:
     """Writes checkpoints and keeps the newest ones; every rank makes a Saver and calls it at the same steps.
 
     background: copy the tensors to host memory and write them while training continues. The ranks then use a separate
-    process group, so that its collectives cannot mix with those of the training.
+    process group, so that the Saver's collectives cannot mix with the training's collectives.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, background: bool = False) -> None:

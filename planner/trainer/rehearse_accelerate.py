@@ -70,7 +70,7 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
         with (
             mock.patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": "cpu"}),
             mock.patch.object(PartialState, "_prepare_backend", return_value=("fake", kind)),
-            # it reads positions, which are those of one sequence
+            # it reads positions, which here belong to one sequence
             mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None),
         ):
             yield

@@ -120,10 +120,10 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
 
 
 class LayerBounds:
-    """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
+    """Least seconds of a layer and of the head, priced once for every tp, cp, microbatch size, ep and etp.
 
-    The axes of arrays are the partitions that differ in (tp, sp, cp, segment), the divisors of the batch as microbatch
-    sizes, and the pairs (ep, etp).
+    The arrays have three axes: the partitions that differ in (tp, sp, cp, segment), the microbatch sizes (divisors of
+    the batch), and the pairs (ep, etp).
     """
 
     def __init__(self, job: PoolJob, partitions: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:

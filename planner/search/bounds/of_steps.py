@@ -236,7 +236,7 @@ def _small_prices(
     """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
 
     The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
-    recomputes only some layers, the layers of a further kind may be among those that do not recompute.
+    recomputes only some layers, the layers of a further kind may be among the layers that do not recompute.
     """
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)

@@ -371,7 +371,7 @@ def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: in
             taken = int(units[column])
             if count > most or taken > budget:
                 continue
-            fewest = count + (most - count) % step  # layers left at the last position that leaves enough
+            fewest = count + (most - count) % step  # layers left at the last position with enough of them
             here_with = row[fewest : most + 1 : step, taken:]
             after = rest[fewest - count : most + 1 - count : step, : budget + 1 - taken]
             np.minimum(here_with, after + seconds[column], out=here_with)

@@ -76,7 +76,7 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
 
 
 def most_even(rated: Rated, standing: Standing, choice: Choice) -> Choice:
-    """A choice of the same rank whose smallest stage, or else smallest inner stage, holds as many layers as possible.
+    """A choice of the same rank whose smallest stage, or else smallest inner stage, holds the most layers possible.
 
     Many splits often take equally long, because only the slowest stage and the sum count. Of these splits, `choice` has
     the lexicographically smallest layers, so some of its stages may hold fewer layers than necessary.

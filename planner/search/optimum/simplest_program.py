@@ -153,7 +153,7 @@ def _most_tenths(rated: Rated) -> int:
 
 
 _Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
-"""A candidate with lower bounds of the keys and of the step seconds of its choices."""
+"""The lower bounds of a candidate's keys and step seconds, and the candidate."""
 
 
 class Contenders:

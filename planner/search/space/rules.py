@@ -68,7 +68,7 @@ def _tp_within(job: Job, layout: Degrees) -> Flag:
 
 
 def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
-    """Whether tensor parallelism stays inside the used devices of one domain, or spans whole domains and may do so."""
+    """Whether tensor parallelism stays inside the used devices of one domain, or (if allowed) spans whole domains."""
     domain = domain_devices(job.cluster, segment)
     inside = domain % np.minimum(tp, domain) == 0
     crossing = (np.asarray(tp) > domain) & (tp % domain == 0)

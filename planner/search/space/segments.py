@@ -27,7 +27,7 @@ def segments_to_try(
 ) -> tuple[IntArray, IntArray]:
     """Partitions of the devices with each segment that may be the best: positions of the partitions, and the segments.
 
-    inner, tp, pp: devices of a stage, tensor and pipeline parallel degree of each partition, [n]. A partition without a
+    inner, tp, pp: devices per stage, tensor and pipeline parallel degree of each partition, [n]. A partition without a
     possible segment gets the last segment, so that a rule can refuse it with a reason.
     """
     cluster, most = job.cluster, job.cluster.hosts_per_domain
@@ -58,7 +58,7 @@ def _useful(
     the extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding. A segment is therefore
     useless if a better segment meets two conditions. First, the better segment's g of two stages is a multiple of the
     worse segment's g. Second, the better segment keeps the pipeline and its ends together whenever the worse segment
-    does. If two segments make each other useless, the one with more hosts is kept.
+    does. If two segments make each other useless, the segment with more hosts is kept.
 
     Source: `planner.cost.collectives`; tested against a search over every segment.
     """
