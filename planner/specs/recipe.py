@@ -30,7 +30,7 @@ class StateBytes(Document):
 
     weights: the weights that compute; unsharded below ZeRO-3.
     sharded_weights: the part of these weights that ZeRO-3 keeps between uses; 0 if ZeRO-3 makes the weights from the
-        master weights.
+    master weights.
     grads: accumulated gradients; sharded from ZeRO-2 on, if the engine can.
     grad_copy: a 16-bit gradient in addition to the fp32 sum, sharded and freed with it.
     master: the weights that the optimizer updates, if other weights compute; sharded from ZeRO-1 on.
