@@ -34,8 +34,8 @@ _INSIDE: Final = 0.8
 _MOST: Final = 20.0
 """Maximum weight of one source, in runs, when the factors that widen bands are chosen.
 
-1, 5 and 20 were tried with whole sources held out. With these values the median bands are 1.68, 1.64 and 1.60 wide, and
-hold 83, 79 and 80 % of a source's runs.
+The values 1, 5 and 20 were tried with whole sources held out. With these values the median bands are 1.68, 1.64 and
+1.60 wide, and hold 83, 79 and 80 % of a source's runs.
 """
 _NINTH: Final = math.log(9)  # the logit of 0.9
 _TAILS: Final = (0.5, 3.0)
@@ -244,8 +244,8 @@ def spread_of(evidence: Sequence[Evidence]) -> Spread:
 
     The runs of each source are forecast from the evidence of the other sources. `tails` is chosen for runs whose kind
     also occurs in other sources: 8 of 10 of them must lie between the 10 % and the 90 % quantiles. `unseen` is chosen
-    so that 8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have
-    less weight. A factor without evidence keeps its default.
+    so that 8 of 10 runs of all other kinds lie between these quantiles. Large sources have equal weight, and sources of
+    few runs have less weight. A factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """
@@ -272,7 +272,7 @@ def _clipped(value: float, ends: tuple[float, float]) -> float:
 
 
 def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
-    """The smallest value that suffices for 8 of 10 misses; a source's misses count as at most `_MOST`."""
+    """The smallest value that suffices for 8 of 10 misses; a source counts as at most `_MOST` misses."""
     sizes: dict[str, int] = defaultdict(int)
     for miss in misses:
         sizes[miss.source] += 1

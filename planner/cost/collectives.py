@@ -372,7 +372,7 @@ def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
 
 
 def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:
-    """Average number of the `instances` that the `copies` of a token reach; see `all_to_all_seconds`."""
+    """How many of the `instances` the `copies` of a token reach on average; see `all_to_all_seconds`."""
     if groups is None or copies == 1:
         return instances * (1.0 - (1.0 - 1.0 / instances) ** copies)
     num_groups, chosen = groups

@@ -38,7 +38,7 @@ FLASH_BACKWARD: Final = 2.5
 _HOP_SHARE: Final = 1 / 3
 """Operators of one hop of ring attention, divided by the operators of a layer: about 8 / 24.
 
-The 8 are two slices, a send, a receive, the kernel, and three that correct the sum (Transformer Engine,
+The 8 are two slices, a send, a receive, the kernel, and three operators that correct the sum (Transformer Engine,
 attention/dot_product_attention/context_parallel.py).
 """
 
@@ -222,9 +222,9 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
     Fused kernels execute the causal half, or the band of a sliding window. In ring attention each hop launches its own
     kernel, and the kernel's start and end take time. A rank holds an early and a late part of the sequence, so a hop
-    computes half a square for each part. The slowest rank is the one whose queries all attend to half of the keys. The
-    unfused kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11
-    backward (softmax, mask and dropout in 16 bits).
+    computes half a square for each part. On the slowest rank, all queries attend to half of the keys. The unfused
+    kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward
+    (softmax, mask and dropout in 16 bits).
 
     Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
     counts derived here from the operators' inputs and outputs.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
-"""A plan *fits* from a chance of 1 - risk, and *does not fit* below 5 %.
+"""A plan *fits* if its chance is at least 1 - risk, and *does not fit* if its chance is below 5 %.
 
 With a plain limit, *may not fit* does not occur.
 """

@@ -68,8 +68,8 @@ def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
     """Bytes that the loss moves for each logit in the forward and in the backward pass.
 
     Separate operators pass over fp32 logits 4 times forward and 3 times backward. A single kernel reads the logits
-    twice and writes their gradient; the backward pass multiplies it by the gradient of the loss. A fused linear loss
-    skips this multiplication, because its gradients are complete.
+    twice and writes their gradient; the backward pass multiplies this gradient by the gradient of the loss. A fused
+    linear loss skips this multiplication, because its gradients are complete.
 
     Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference; Liger-Kernel,
     ops/cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.

@@ -225,7 +225,7 @@ def _delta_flops(mixer: Mixer) -> float:
     """FLOPs per token of a chunked linear recurrence over a state of K times V in each head.
 
     Within a chunk of C tokens, the correction and the output each compute the causal half of a C x C matrix of scores,
-    and the sums that these scores weight.
+    and then sums weighted by these scores.
     Between chunks the state is read and written, with a product of 2 K V FLOPs for each.
 
     Source: derived here from Yang et al., Gated DeltaNet (2024), section 3.3.

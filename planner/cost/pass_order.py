@@ -99,7 +99,7 @@ _Pass = tuple[Kind, int, bool]
 
 
 def _passes(text: str, times: int = 1) -> list[_Pass]:
-    """Read "F0 I1 W1" as the kind and chunk of each pass; "F0&B1" is an overlapped pair."""
+    """Parse "F0 I1 W1" into the kind and chunk of each pass; "F0&B1" is an overlapped pair."""
     found: list[_Pass] = []
     for word in text.split():
         parts = word.split("&")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
 
 EXECUTED: Final = ("naive", "zb-h1", "zbv", "dualpipev")
-"""Schedules that are priced by execution: `step_seconds` does not describe them, or only for equal stages."""
+"""Schedules that are priced by execution: `step_seconds` describes them only for equal stages, or not at all."""
 
 
 def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> Number:

@@ -136,7 +136,7 @@ class Pattern:
 
     @property
     def num_states(self) -> int:
-        """Number of states of positions in the pattern."""
+        """Number of different states that positions can have."""
         return self.leading + self.period
 
     def state(self, position: Number) -> Number:
@@ -206,7 +206,7 @@ def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
         (has_experts,), (is_local,) = _flags(job, 1)
         shares = int(has_experts), int(is_local), int(has_experts & is_local)
         return {name: num_layers * share for name, share in zip(names, shares, strict=True)}
-    beyond = pattern.num_states + job.model.num_layers  # bounds may ask for layers after the last one
+    beyond = pattern.num_states + job.model.num_layers  # bounds may ask for layers after the last layer
     experts, local = _flags(job, job.model.num_layers + beyond)
     begin, end = (np.asarray(each, dtype=np.int64) for each in (first, first + num_layers))
     held = {}

@@ -210,8 +210,8 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of gathered weights at the end of the forward pass, in engines that keep weights that are soon used again.
 
     The last layers stay gathered if the head's forward and backward pass together use fewer parameters than the reuse
-    distance. While the head's passes run, the engine gathers the layers before these, up to the same number of
-    parameters.
+    distance. While the head's passes run, the engine gathers the layers before these last layers, up to the same number
+    of parameters.
 
     Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py (__params_to_release, _fetch_sub_module_impl),
     stage3_max_reuse_distance and stage3_max_live_parameters; `planner verify` counts it.

@@ -226,7 +226,7 @@ def _check_layout(found: Found, window: Window, standing: Standing, assigned: As
     """Check the layout: keys, step time and window must match the solvers' answer, and no layout may be simpler.
 
     Raises:
-        Disagreement: one of these does not hold.
+        Disagreement: one of these checks fails.
     """
     layout = found.layout_of(assigned)
     seconds, simplicity = estimate(found.job, layout).step_seconds, simplicity_of(found.job, layout)

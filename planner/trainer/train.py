@@ -89,7 +89,7 @@ class _Run:
         """Run the remaining steps, then write measurements and verdict."""
         trainer, options = self.trainer, self.options
         meter = MemoryMeter(trainer.chunks, trainer.optimizer)
-        dist.barrier()  # a rank that fails until here has the last word: nothing below writes over its verdict
+        dist.barrier()  # the verdict of a rank that fails before this point is final: no code below overwrites it
         if self.chief:
             _forget_later_steps(options.output / "metrics.jsonl", trainer.step_number)
             forget_failures(options.output)
@@ -117,7 +117,7 @@ class _Run:
         if self.chief:
             for logger in self.loggers:
                 logger.close()
-            if self.results:  # otherwise the measurements of the run's own steps stay
+            if self.results:  # without new steps, the measurements of the earlier steps stay
                 (options.output / "measurements.json").write_text(json.dumps(document, indent=1) + "\n")
             self._write_verdict(code)
         dist.barrier()

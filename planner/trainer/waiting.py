@@ -80,7 +80,7 @@ class WaitSampler:
             before = now
 
     def line_of(self, frame: FrameType) -> LineName | None:
-        """The ledger line of the communication in a call stack; None while it computes."""
+        """The ledger line of the communication in a call stack; None while the thread computes."""
         if not _communicates(frame):
             return None
         around: FrameType | None = frame

@@ -194,7 +194,7 @@ class LayerBounds:
         return self._mean[row, size, pair], self._fastest[row, size, pair], head
 
     def layer_seconds_of_sequence(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """Least seconds of a layer of the fastest kind for one sequence, over all microbatch sizes."""
+        """Seconds per sequence of a layer of the fastest kind, with the microbatch size that makes them least."""
         return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._row_of(partitions)])
 
     def _row_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:

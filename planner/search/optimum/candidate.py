@@ -135,7 +135,7 @@ class Choice:
 
 
 def dominated(candidate: Candidate, *keys: IntArray) -> Mask:
-    """Columns that no optimum needs: another column of the same stage, state and layers has prices at least as good.
+    """Columns that no optimum needs: a column of equal stage, state and layers is at least as good in every price.
 
     More slack is better, except on the last stage, whose slack is the time of its last chunk. Of columns that are equal
     in all prices the first one is kept. keys: further prices to compare, [columns] each; lower is better.

@@ -5,8 +5,8 @@
 2. One integer program decides among the remaining candidates (`integer_program`). Its answer must be at least as good
    as the greedy choice.
 3. With `certify`, a dynamic program over all candidates, without any of these bounds, must find the same step time
-   (`dynamic_program`). Among choices that tie it returns the canonical one (smallest candidate index, then
-   lexicographically smallest layers), and that choice is the answer.
+   (`dynamic_program`). Of tied choices the dynamic program returns the canonical choice (smallest candidate index, then
+   lexicographically smallest layers), which is the answer.
 
 The search solves without `certify`: it has already run the dynamic program, and `decision` compares the two methods.
 """

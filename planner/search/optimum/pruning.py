@@ -148,14 +148,14 @@ def _may_hold_all(candidate: Candidate) -> bool:
 def _least_bottleneck(table: _Table) -> FloatArray:
     """For each candidate, the least seconds per stage within which its stages can hold the total load, [candidates]."""
     by_stage = np.lexsort((table.seconds, table.group))
-    step = int(table.total_load.max()) + 1  # lifts each group above the group before, for one running maximum
+    step = int(table.total_load.max()) + 1  # lifts each group above the previous group, so one maximum runs over all
     most = np.maximum.accumulate(table.load[by_stage] + step * table.group[by_stage]) - step * table.group[by_stage]
     gained = np.diff(most, prepend=0)
     gained[table.first_column] = most[table.first_column]
     by_time = np.lexsort((table.seconds[by_stage], table.owner[by_stage]))
     held = np.cumsum(gained[by_time])
     first = table.first_column[table.first_group]
-    before = held[first] - gained[by_time][first]  # load of the candidates before
+    before = held[first] - gained[by_time][first]  # load of all earlier candidates
     enough = held - before[table.owner] >= table.total_load[table.owner]  # `owner` is the same in both orders
     sorted_seconds = table.seconds[by_stage][by_time]
     in_time = np.minimum.reduceat(np.where(enough, sorted_seconds, np.inf), first)
