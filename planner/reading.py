@@ -56,7 +56,7 @@ def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str],
     """Read a plan, from standard input for `-`, and check it; `planner.plan.plan_from_file` makes fewer checks.
 
     source: a stream to read instead of standard input.
-    tell: receives one sentence if another version made the plan, with that version's figure and this version's.
+    tell: receives one sentence if another version made the plan, with the figures of both versions.
 
     The returned plan has this version's figures.
 
