@@ -220,8 +220,8 @@ def compare_sizes(
 
     nodes: the numbers of hosts, as in `range(1, 9)`, or the numbers of hosts of each pool. One pass over all sizes
     finds the same layouts as a search for each size would. The result gives the smallest number of devices for any
-    deadline, and the sizes that meet the deadline of the training document with the required confidence. Other keywords
-    are those of `plan_job`.
+    deadline, and the sizes that meet the deadline of the training document with the required confidence. `plan_job`
+    explains the other keywords.
 
     Raises:
         InputError: as `plan_job`.
@@ -261,7 +261,7 @@ def compare_clusters(
     clusters: shipped names or paths of files.
     nodes: hosts of each cluster, or several numbers of hosts.
 
-    A cluster on which the job cannot be planned is listed with the reason. Other keywords are those of `plan_job`.
+    A cluster on which the job cannot be planned is listed with the reason. `plan_job` explains the other keywords.
 
     Raises:
         NothingFitsError: the job fits on none of the clusters.
@@ -302,7 +302,7 @@ def estimate_layout(
 
     The rules of `planner.search.given` fill missing values; `plan.assumed` lists them.
 
-    Other keywords are those of `plan_job`.
+    `plan_job` explains the other keywords.
 
     Raises:
         InputError: documents or keywords have mistakes, or the layout breaks rules; all of them are listed.
@@ -337,10 +337,10 @@ def estimate_file(
     `plan.assumed` lists the values that the file leaves open, and the file's keys that have no price.
     path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows.
     model: replaces the model that the file describes.
-    layout: values that replace those of the file's layout.
+    layout: values that replace values of the file's layout.
     define: `NAME=VALUE` of variables that a script leaves open.
 
-    The other keywords are those of `plan_job`; they override the training and the machines of the file.
+    `plan_job` explains the other keywords; they override the training and the machines of the file.
 
     Raises:
         InputError: the file cannot be read, its layout cannot run, or a value is missing that a keyword has to give.
@@ -384,7 +384,7 @@ def plan_file(
 ) -> Plan:
     """Find the best layout for the model and training that a file of another program sets: `planner plan --from`.
 
-    Keywords and errors are those of `estimate_file` and `plan_job`.
+    `estimate_file` and `plan_job` explain the keywords and the errors.
     """
     from planner.emit.read.front import layout_text
 
@@ -557,7 +557,7 @@ def _length(seq_len: int | str | None) -> int | None:
 
 
 def _plannable(job: Job, constraints: Constraints) -> Constraints:
-    """The user's constraints, and further ones that exclude layouts which no program of the engine can run.
+    """The user's constraints, and further constraints that exclude layouts that no program of the engine can run.
 
     Raises:
         InputError: no program of the engine can be configured for the model or the training.

@@ -1,7 +1,8 @@
 """Elementary functions that are equal to the last digit under every NumPy and on every processor.
 
-NumPy has implementations of its own for processors with AVX-512. They round differently from those of other processors,
-and differently before NumPy 2. Sums, products, square roots, and log2 of whole numbers are alike everywhere.
+NumPy has implementations of its own for processors with AVX-512. These implementations round differently from the
+implementations for other processors, and differently again before NumPy 2. Sums, products, square roots, and log2 of
+whole numbers are alike everywhere.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class PlannerError(Exception):
         super().__init__("\n".join(mistake.text() for mistake in self.mistakes))
 
     def at(self, where: str, place: str) -> Self:
-        """The same mistakes; those at `where` are at `place` instead."""
+        """The same mistakes, with every mistake at `where` moved to `place`."""
         return type(self)(*(replace(each, where=place) if each.where == where else each for each in self.mistakes))
 
 

@@ -1,4 +1,4 @@
-"""States in words whether a plan fits into memory, and checks it before anything is written or started."""
+"""State in words whether a plan fits into memory, and check this before anything is written or started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_fits(plan: Plan, *, force_unfit: bool = False, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Accept a plan that fits, warn about one that may not fit, refuse one that does not fit.
+    """Accept a plan that fits, warn about a plan that may not fit, and refuse a plan that does not fit.
 
     force_unfit: only warn about a plan that does not fit.
     tell: a function that receives the warning, one sentence.

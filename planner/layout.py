@@ -46,7 +46,7 @@ _KEY_OF: Final = {
     **dict.fromkeys(("sequence_parallel", "sequence"), "sp"),
     **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "checkpointing"), "recompute"),
 }
-"""Other programs' names of a layout's keys, without `_size` at the end, with our key."""
+"""Other programs' names for a layout's keys (without `_size` at the end) -> our key."""
 _ACCUMULATION: Final = ("gas", "ga", "grad_accum", "gradient_accumulation_steps", "accumulation")
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
@@ -214,7 +214,7 @@ def stage_of_chunk(schedule: Schedule, pp: Number, chunk: Number) -> Number:
 
 
 def head_stage(layout: Degrees) -> Number:
-    """The stage that holds the end of the model: the first one of a V-shaped schedule, else the last one."""
+    """The stage that holds the end of the model: the first stage of a V-shaped schedule, else the last stage."""
     return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
 
 

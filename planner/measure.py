@@ -144,7 +144,7 @@ def _device(found: DeviceSpec, curves: Curves) -> DeviceSpec:
         "launch": curves["launch_seconds"],
         "layer_floor": curves["layer_floor_seconds"],
     }
-    if attention := curves["attention"]:  # both passes, as the forecast derives the backward pass from the forward one
+    if attention := curves["attention"]:  # both, because the forecast derives the backward pass from the forward pass
         seconds = _total(attention, "forward_seconds") + _total(attention, "backward_seconds")
         reached = (1 + FLASH_BACKWARD) * _total(attention, "flops") / seconds
         older = found.efficiency.attention_flash_2 is not None  # the kernel that torch has for every generation

@@ -112,7 +112,7 @@ def _settings(model: dict[str, Any], cluster: dict[str, Any], training: dict[str
     yield from _changes("training", {key: training.get(key) for key in usual if key not in options}, usual)
     if model.get("name") in model_names():
         yield from _changes("model", model, load_model(model["name"]).model_dump(mode="json"))
-    if cluster.get("name") in cluster_names():  # other shipped figures may be newer than those of the plan
+    if cluster.get("name") in cluster_names():  # other shipped figures may be newer than the plan's
         shipped = load_cluster(cluster["name"]).model_dump(mode="json")
         yield from _changes("cluster", cluster, {"price": shipped.get("price")})
 

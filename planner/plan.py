@@ -67,7 +67,7 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """The proven minimum of the objective, which is the plan's own layout or a less simple one.
+    """The proven minimum of the objective, which is the plan's own layout or a less simple layout.
 
     above: share by which the plan is worse than this minimum, by the objective.
     reason: what the plan gains in exchange, in words; empty if the plan is the minimum.

@@ -27,7 +27,7 @@ class MadeBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLabel:
-    """Difference between a forecast with the engine's own corrections and one with the corrections of all engines.
+    """Difference between two forecasts: with the engine's own corrections, and with the corrections of all engines.
 
     share: how much longer the step is with the engine's own corrections; negative if it is shorter.
     num_runs: published runs of the engine on the device, to which its corrections were fitted.
@@ -103,13 +103,13 @@ class SimplestProof:
 class Certificate:
     """Proof of a plan, in seconds of a step for every objective, and counts of what the search examined.
 
-    gap: no layout is better than the optimum found by more than this share.
+    gap: share by which an unknown layout could at most be better than the optimum found.
     dynamic_program_seconds: the optimum found by the second method; None if the second method did not run.
     num_refused_by_rule: configurations of degrees that a rule forbids, by rule.
     num_pruned: legal configurations that were ruled out, by reason.
-    num_decided: configurations in the integer program: all whose lower bounds do not exceed its optimum.
+    num_decided: configurations in the integer program, that is, all whose lower bounds do not exceed its optimum.
     num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds.
-    simplest: proof that the plan is the simplest layout within a share of that optimum; None if only the optimum was
+    simplest: proof that the plan is the simplest layout within a share of the optimum; None if only the optimum was
         asked for.
     """
 

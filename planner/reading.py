@@ -56,7 +56,7 @@ def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str],
     """Read a plan, from standard input for `-`, and check it; `planner.plan.plan_from_file` makes fewer checks.
 
     source: a stream to read instead of standard input.
-    tell: receives one sentence if another version made the plan, with that version's figure and this version's.
+    tell: receives one sentence if another version made the plan, with the figures of both versions.
 
     The returned plan has this version's figures.
 
@@ -124,7 +124,7 @@ def _broken(job: Job, layout: Layout) -> tuple[str, ...]:
 
 
 def _priced_now(plan: Plan, job: Job) -> Plan:
-    """The plan with the figures of this version, and the version that proved it if it was another one.
+    """The plan with the figures of this version, and with the version that proved it, if that is another version.
 
     Runners-up that can no longer run are left out.
     """

@@ -5,7 +5,7 @@
 The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
 device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they move
 only where runs require it. A combination without measured runs has the factors of its parts (a mixed model, as in
-Gelman and Hill 2007, chapter 12; the penalties are those that forecast whole sources best). Four causes besides have
+Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four further causes have
 factors: the core of fused attention for each pair of device and engine, the innermost link and the links beyond it for
 all runs, and the host for layers with and without experts. No constant belongs to a single model. The evidence for
 error bands comes from folds that hold whole sources out.
@@ -88,7 +88,7 @@ _TERMS: Final = (
 """From the most to the least specific."""
 
 _NOISE: Final = 0.05
-"""Limit of log errors: above it they count by absolute value, not square, because published runs have outliers."""
+"""Limit of log errors; larger errors count by absolute value, not by square, because published runs have outliers."""
 
 _SWEEPS: Final = 40
 _LARGEST_STEP: Final = 0.3
@@ -101,7 +101,7 @@ _FOLDS: Final = 5
 class Sample:
     """A measured run in the form that the fit reads: step seconds at a few values of each factor.
 
-    seconds: shape (factors, points). Only one factor differs from its usual value in each.
+    seconds: shape (factors, points). At each point, only one factor differs from its usual value.
     """
 
     run: str
@@ -136,8 +136,8 @@ class _Prices:
     def at(self, logs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds, (samples,), and their slopes by each log factor, (samples, factors), at logs: (samples, factors).
 
-        What one factor adds is independent of the others, except that attention's core is also slowed down. Engines
-        without a fitted factor have no slowdown, and all other factors are 1.
+        The seconds that one factor adds do not depend on the other factors, except that attention's core is also slowed
+        down. Engines without a fitted factor have no slowdown, and all other factors are 1.
         """
         unmoved = np.where(np.array(_FACTORS) == "slowdown", -math.log(_USUAL_SLOWDOWN), 0.0)
         factors = np.exp(np.where(self._is_moved[:, None], np.clip(logs, -_LARGEST_LOG, _LARGEST_LOG), unmoved))

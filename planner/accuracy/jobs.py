@@ -53,8 +53,8 @@ class Question:
     """A row as command-line input: two documents, options of a workload, and a layout.
 
     options: keywords of `planner.specs.load.load_job`, each an option of the command line.
-    share: the row's batch divided by the priced batch, which is larger if microbatches were rounded up to whole ones.
-    The row's step takes this share of the priced step.
+    share: the row's batch divided by the priced batch, which is larger if its microbatches were rounded up to a whole
+    number. The row's step takes this share of the priced step.
     assumed: values (except keys of the layout) that the row leaves out or states only approximately.
     unknown_framework: no engine profile describes the row's program.
     """
@@ -179,10 +179,9 @@ def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[E
     """The engine profile for a row's framework, and whether the framework is unknown.
 
     An unknown framework is priced with the nearest profile: FSDP's if weights are sharded, else Megatron's. A framework
-    described only as similar to Megatron is also unknown. Megatron-LM without fused attention means the code of 2021.
-    If the source is the paper of 2022, or the run has sequence parallelism, which was added in 2022, it means the code
-    of that year. Plain FSDP has no tensor, pipeline or context parallelism, so rows with these axes use torch's
-    composition.
+    described only as similar to Megatron is also unknown. Megatron-LM without fused attention means the code of 2021,
+    or the code of 2022 if the source is the paper of 2022 or the run has sequence parallelism, which was added in 2022.
+    Plain FSDP has no tensor, pipeline or context parallelism, so rows with these axes use torch's composition.
     """
     words, entry = run.framework.lower(), _framework(run)
     is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
@@ -290,7 +289,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
 
 
 def _kernels(words: str, engine: EngineSpec) -> dict[str, str]:
-    """Kernels of norms and of attention that the words of a row name, where the engine has others by default."""
+    """Kernels of norms and of attention that the words of a row name, if they differ from the engine's defaults."""
     found = {}
     if engine.memory.norm_kernel:
         if "eager" in words.split():

@@ -38,7 +38,7 @@ FACTORS: Final = ("slowdown", "scale_up", "network", "memory", "host", "core_att
 """The learnt factors of time: fields of a calibration entry."""
 
 _SHARES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""Possible shares of the variance between published clusters for the user's cluster; all are equally likely."""
+"""Possible shares of the published clusters' variance that apply to the user's cluster; all are equally likely."""
 
 _SCATTERS: Final = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 """Possible ratios of the scatter of this cluster's runs to the scatter in published clusters.
@@ -254,7 +254,7 @@ def learn(observations: Sequence[Observation]) -> tuple[Learnt, ...]:
 
 
 def learn_calibration(observations: Sequence[Observation]) -> tuple[Calibration, tuple[Learnt, ...]]:
-    """The shipped calibration with the learnt entries in front; they are found first, and multiply the shipped ones.
+    """The shipped calibration with the learnt entries in front; they are found first, and multiply the shipped entries.
 
     Raises:
         InputError: `observations` is empty.

@@ -99,9 +99,9 @@ def assumes_recompute(row: Row) -> bool:
 def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
     """Location and scale of each measured counter: of each engine, then of all engines.
 
-    The values of an engine are shrunk towards those of all engines. Whether a run ran out of memory gives a bound of
-    its need (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until the bands and the chances
-    of fitting are right for sources outside the fit.
+    The values of an engine are shrunk towards the values of all engines together. Whether a run ran out of memory gives
+    a bound of its need (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until the bands and
+    the chances of fitting are right for sources outside the fit.
     """
     wider, wider_chances = _wider_bands(runs), _wider_chances(runs)
     return tuple(
@@ -174,7 +174,7 @@ def _fitted(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
         location, scale = _best(own, unbiased)
         prior = ((_LOCATIONS - location) / _SCATTER[0])[:, None] ** 2 / 2
         prior = prior + (np.log(_SCALES / scale) / _SCATTER[1])[None, :] ** 2 / 2
-        engines = sorted({run.engine for run in own if run.kind != "below"})  # runs that ran are one-sided bounds
+        engines = sorted({run.engine for run in own if run.kind != "below"})  # runs that fitted are one-sided bounds
         for engine in engines:
             members = [run for run in own if run.engine == engine]
             found.append(_spread(counter, engine, _best(members, prior), len(members)))

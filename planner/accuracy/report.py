@@ -36,7 +36,7 @@ class Report:
 def report_of(path: Path, calibration: Path | None = None) -> Report:
     """Read, price and compare every run of a table.
 
-    calibration: a file of corrections to use instead of the shipped ones.
+    calibration: a file of corrections to use instead of the shipped corrections.
 
     Raises:
         InputError: the file is not a table of runs, or the calibration has mistakes.

@@ -65,14 +65,15 @@ class Row:
 
 
 def score_all(runs: Iterable[Run], corrections: Calibration | None = None) -> tuple[Row, ...]:
-    """Every run with its prediction, in order; `corrections` replace the shipped ones."""
+    """Every run with its prediction, in order; `corrections` replace the shipped corrections."""
     return tuple(score(run, corrections) for run in runs)
 
 
 def score(run: Run, corrections: Calibration | None = None) -> Row:
     """One run with its prediction, or with the reason why it cannot be priced.
 
-    The forecast equals that of `planner explain` for the row's question (`jobs.question_of`), from the same functions.
+    The forecast equals the output of `planner explain` for the row's question (`jobs.question_of`): both call the same
+    functions.
     """
     measured = run.measured_step_seconds
     memory = run.mem_bytes or None

@@ -1,4 +1,4 @@
-"""Streams that a command reads and writes: those of this process, or buffers in a test."""
+"""Streams that a command reads and writes: this process's streams, or buffers in a test."""
 
 from __future__ import annotations
 

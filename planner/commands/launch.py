@@ -38,7 +38,7 @@ def run(
 
     output: folder of the run.
     dry_run: print the command of each host and start nothing.
-    calibration: a file of corrections that replaces the plan's own in the comparison.
+    calibration: a file of corrections that replace the plan's own corrections in the comparison.
     place: as `planner.launch.launch`.
 
     Raises:

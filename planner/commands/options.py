@@ -276,7 +276,7 @@ def place_options(command: Any) -> Any:
 
 
 def question_options(command: Any) -> Any:
-    """Add the options that ask about a plan; their names are those of `planner.explain.report.Questions`."""
+    """Add the options that ask about a plan, with the names that `planner.explain.report.Questions` has."""
     return _with(command, _QUESTIONS)
 
 

@@ -34,11 +34,11 @@ class ActivationTerm:
     """One tensor that a layer keeps for its backward pass.
 
     num_bytes: bytes for one microbatch on one device.
-    is_of_tile: the tensor is of one tile (`training.mlp_tiles`), and the tile's backward pass computes it again.
+    is_of_tile: whether the tensor belongs to one tile (`training.mlp_tiles`), whose backward pass computes it again.
     saved: share of the tensor that operator-level selective recompute keeps (outputs of attention and of every second
         product).
     dropped: for each part of a layer that can be recomputed (`planner.specs.recompute.MODULES` and `ACTIVATION`), the
-        share of the tensor that its recompute drops.
+        share of the tensor that recompute of this part drops.
     """
 
     name: str
@@ -152,7 +152,7 @@ _INPUTS: Final = ("query", "key", "value")
 
 
 def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
-    """1.0 if one of these matrices, or its adapter, needs their input for its gradient; 0.0 if all are frozen.
+    """1.0 if the gradient of one of these matrices, or of its adapter, needs their common input; else 0.0.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
@@ -163,7 +163,8 @@ def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
 def _inner_tensors(job: PoolJob) -> float:
     """Tensors of the feed-forward width that are kept: input and output of GELU; gate, up and product of SwiGLU.
 
-    The last of these tensors is the input of the second product. It is not kept if that product is frozen.
+    The last of these tensors is the input of the second matrix. If this matrix is frozen without an adapter, the tensor
+    is not kept.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
@@ -257,9 +258,10 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
 
 
 def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """Kept tensors of a mixer, of attention's gate, and of the matrices that no other field covers (their outputs).
+    """Kept tensors of a mixer and of attention's gate, and kept outputs of the matrices that no other field covers.
 
-    The mixer's kernels also keep states at the borders of chunks; these are smaller than the tensors counted here.
+    The mixer's kernels also keep states at the borders of chunks; these states are smaller than the tensors counted
+    here.
     """
     model, element = job.model, job.compute_bytes * tokens_per_microbatch(job, layout)
     kept = mixer_shape(model).kept + gate_params(model) / model.hidden_size
@@ -353,7 +355,7 @@ def kept_bytes_of_layer(
 ) -> tuple[Number, Number]:
     """Bytes that one layer keeps for one microbatch under the policy of its stage, and without recompute.
 
-    recomputing: price only a recomputing layer, if the stage also has layers that do not recompute.
+    recomputing: if only some of the stage's layers recompute, return the bytes of a layer that does.
 
     Source: `activation_terms`, each with its `kept_share`.
     """
@@ -399,7 +401,7 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """The number of microbatches that all layers of a stage hold, at each moment at which the stage's memory can peak.
+    """Microbatches that a stage holds, at each moment at which its memory can peak; pairs as in `held_microbatches`.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
     state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with another
@@ -436,7 +438,7 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of offloaded activations on the device: of the layer that computes, and of the layer that is being copied.
+    """Bytes of offloaded activations still on the device: one layer that computes, and one layer that is being copied.
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """

@@ -49,7 +49,7 @@ def adapter_params(model: ModelSpec, training: TrainingSpec) -> int:
 
 
 def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
-    """Parameters that the training changes: the adapters' parameters, or all.
+    """Parameters that the training changes: the adapters' parameters, or all parameters.
 
     Source: Hu et al., LoRA (2021), section 4.1.
     """

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _UNLIKE: Final = 0.6
-"""Factor on a published run's weight for each property that differs from the forecast run's.
+"""Factor on the weight of a published run, for each property in which it differs from the forecast run.
 
 The properties are device, engine, precision, experts, axes and features. The value is assumed: with whole sources held
-out, bands of equal coverage are about equally wide for values from 0.2 to 0.7.
+out, values from 0.2 to 0.7 give about equally wide bands at equal coverage.
 """
 
 _INSIDE: Final = 0.8
 _MOST: Final = 20.0
 """Maximum weight of one source, in runs, when the factors that widen bands are chosen.
 
-1, 5 and 20 were tried with whole sources held out. The median bands are 1.68, 1.64 and 1.60 wide, and hold 83, 79 and
-80 % of a source's runs.
+The values 1, 5 and 20 were tried with whole sources held out. With these values the median bands are 1.68, 1.64 and
+1.60 wide, and hold 83, 79 and 80 % of a source's runs.
 """
 _NINTH: Final = math.log(9)  # the logit of 0.9
 _TAILS: Final = (0.5, 3.0)
@@ -187,8 +187,8 @@ def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: 
 def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
     """Properties in `keys` that no run of the evidence has.
 
-    The properties are the device, the engine, the axes and each feature. If device and engine are known, they also
-    include the precision and the kind of layers (experts), each in combination with this device and engine.
+    The properties are the device, the engine, the axes and each feature. If device and engine are known, the properties
+    also include the precision and the kind of layers (experts), each in combination with this device and engine.
     """
     evidence = tuple(evidence)
     alone = ("device", "engine", "axes")
@@ -205,7 +205,7 @@ def unseen_of(evidence: Iterable[Evidence], **keys: Any) -> tuple[str, ...]:
 def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen: int = 0, **keys: Any) -> Distribution:
     """Distribution for runs like `keys`: sources have equal total weights, and runs are weighted by their likeness.
 
-    num_unseen: number of properties that no run of the evidence has; each adds a variance.
+    num_unseen: number of properties that no run of the evidence has; each adds to the variance.
 
     Source: weighted quantiles of log(measured / predicted); conformal prediction with weights for likeness (Tibshirani
     et al., NeurIPS 2019), by clusters (Dunn, Wasserman and Ramdas, JASA 2023).
@@ -244,8 +244,8 @@ def spread_of(evidence: Sequence[Evidence]) -> Spread:
 
     The runs of each source are forecast from the evidence of the other sources. `tails` is chosen for runs whose kind
     also occurs in other sources: 8 of 10 of them must lie between the 10 % and the 90 % quantiles. `unseen` is chosen
-    so that 8 of 10 runs of all other kinds lie there. Large sources have equal weight, and sources of few runs have
-    less weight. A factor without evidence keeps its default.
+    so that 8 of 10 runs of all other kinds lie between these quantiles. Large sources have equal weight, and sources of
+    few runs have less weight. A factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """
@@ -272,7 +272,7 @@ def _clipped(value: float, ends: tuple[float, float]) -> float:
 
 
 def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
-    """The smallest value that suffices for 8 of 10 misses; a source's misses count as at most `_MOST`."""
+    """The smallest value that suffices for 8 of 10 misses; a source counts as at most `_MOST` misses."""
     sizes: dict[str, int] = defaultdict(int)
     for miss in misses:
         sizes[miss.source] += 1

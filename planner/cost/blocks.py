@@ -171,7 +171,7 @@ def ffn_params(model: ModelSpec) -> int:
 
 
 def expert_input_width(model: ModelSpec) -> int:
-    """Width of the inputs and outputs of routed experts: the model's width, or a latent's.
+    """Width of the inputs and outputs of routed experts: the model's width, or the width of a latent.
 
     Source: Nemotron 3 (NVIDIA, 2025), LatentMoE; transformers, models/nemotron_h.
     """

@@ -65,7 +65,8 @@ def spread_for(job: Job) -> Spread:
 def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
     """The largest predicted peak with which a layout fits, for one layout or many.
 
-    The chance 1 - risk sets the limit, or the headroom if the user asks for one.
+    If the user asks for headroom, the headroom sets the limit. Otherwise the chance of fitting, 1 - risk, sets the
+    limit.
 
     Source: `largest_peak_bytes`.
     """

@@ -25,7 +25,7 @@ _TREE_SHARE: Final = 0.92
 """Share of the bandwidth that NCCL's tree algorithm is assumed to reach (src/graph/tuning.cc)."""
 
 _CUBE_RING_LINKS: Final = np.array([[0, 0, 0], [1, 1, 1], [4, 2, 1], [6, 1, 1]])
-"""Links for the slowest ring in a hybrid cube mesh, with 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns).
+"""Links that a ring in a hybrid cube mesh can use at worst: 1, 2, 4, 8 ranks (rows) at stride 1, 2, 4 (columns).
 
 Source: DGX-1 white paper, section 3.1, figure 4 (V100 wiring); the counts are found by search in
 tests/cost/test_collectives.py.
@@ -72,7 +72,7 @@ class Group:
 
 
 def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
-    """Number of a group's ranks that share one instance of a level with `span` devices; the fewest if groups differ.
+    """Number of a group's ranks that share one instance of a level with `span` devices; the least of all groups.
 
     Groups follow one another, so a group of extent size * stride starts at a multiple of its extent. If neither extent
     nor span divides the other, at least one group crosses from one instance to the next. The smaller part of such a
@@ -129,9 +129,9 @@ def _bandwidth(link: LinkSpec, joined: Number, members: Number, stride: Number) 
 def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     """Bytes per second of one rank's part of a link in a group over `hosts` hosts.
 
-    Over two hosts the bandwidth is the line rate times the efficiency of the link. With more hosts it falls as
-    2 / hosts, but never below the bandwidth measured over `measured_hosts` hosts. From `measured_hosts` on, the
-    measured bandwidth is used unchanged.
+    Over two hosts the bandwidth is the line rate times the efficiency of the link. With more hosts the bandwidth falls
+    as 2 / hosts, but never below the bandwidth measured over `measured_hosts` hosts. With `measured_hosts` hosts or
+    more, the measured bandwidth is used unchanged.
 
     Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
     (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s with pipelines; 50, 33, 27, 28,
@@ -145,7 +145,7 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 
 
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
-    """The link of cards that send through the host's memory, with the bandwidth of one card while all cards send.
+    """The link of cards that send through host memory; its bandwidth is what one card reaches while all cards send.
 
     A card writes its bytes through its root port into a buffer in host memory, from which the other card reads them
     through its own port. Each port carries both directions at once. If k cards share a port, each has 1/k of its
@@ -163,8 +163,8 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
 def _adapters(link: LinkSpec, inside: Number, size: Number, stride: Number) -> Number:
     """Bandwidth of `inside` ranks while no other group is active, in multiples of one rank's share.
 
-    Derived here: `devices_per_adapter` neighbours share an adapter, and the ranks can use an adapter whole, including
-    the shares of idle neighbours.
+    Derived here: `devices_per_adapter` neighbours share an adapter, and the group's ranks can use the whole adapter,
+    including the shares of idle neighbours.
     """
     shared = link.devices_per_adapter
     if link.kind == "pcie":  # each card of the group sends by itself, and cards below one root port share the port
@@ -177,7 +177,7 @@ def group(cluster: ClusterSpec, size: Number, stride: Number, *, segment: Number
 
     Inside one level a ring runs at the level's bandwidth. If q ranks share an instance of a level, they use q network
     cards together, so a ring between instances runs at q times a card's bandwidth. All groups of the same kind run at
-    once, unless `alone`.
+    the same time, unless `alone` is set.
 
     Source: NCCL, graph search: one ring for each network card of the host; SimuMax shares cards the same way.
     """
@@ -230,7 +230,7 @@ def reduce_scatter_seconds(where: Group, num_bytes: Number) -> Number:
 
 
 def all_gather_seconds(where: Group, num_bytes: Number) -> Number:
-    """Seconds of a ring all-gather after which each rank holds `num_bytes`; the steps equal those of a reduce-scatter.
+    """Seconds of a ring all-gather after which each rank holds `num_bytes`; as long as a reduce-scatter.
 
     Source: Patarasuk and Yuan (JPDC 2009); nccl-tests, bus bandwidth factor (n - 1) / n.
     """
@@ -270,7 +270,7 @@ def halving_doubling_all_reduce_seconds(where: Group, num_bytes: Number) -> Numb
 
     Each step halves the bytes, so ranks exchange most bytes with near partners, inside one instance of the inner level.
     On the next level, each rank uses its own link.
-    If n is no power of two, the surplus ranks first send all bytes to a partner, and receive the result at the end.
+    If n is not a power of two, the surplus ranks first send all bytes to a partner, and receive the result at the end.
 
     Source: Rabenseifner (2004); Thakur, Rabenseifner and Gropp (2005), section 4.4.
     """
@@ -372,7 +372,7 @@ def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
 
 
 def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:
-    """Average number of the `instances` that the `copies` of a token reach; see `all_to_all_seconds`."""
+    """How many of the `instances` the `copies` of a token reach on average; see `all_to_all_seconds`."""
     if groups is None or copies == 1:
         return instances * (1.0 - (1.0 - 1.0 / instances) ** copies)
     num_groups, chosen = groups
@@ -395,8 +395,9 @@ def all_to_all_seconds(
 
     copies: number of random ranks that receive the same bytes. Each of the N instances of the level below receives at
         most one copy and distributes it inside, so the share N (1 - (1 - 1/N)^copies) / copies of the bytes is sent.
-    groups: number of groups that consecutive ranks form, and number of groups that receive the copies of one token,
-        equally many copies in each. If each instance holds one group, the copies reach as many instances as groups.
+    groups: into how many groups of consecutive ranks the ranks are divided, and how many of these groups receive the
+        copies of one token. Each chosen group receives the same number of copies. If each instance holds one group, the
+        copies reach as many instances as there are chosen groups.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.

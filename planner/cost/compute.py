@@ -26,7 +26,7 @@ _ALIGNMENT: Final = 64
 background user's guide, section 3)."""
 
 _UNALIGNED_SHARE: Final = 0.75
-"""Relative speed of widths without this alignment.
+"""Speed of products whose widths lack this alignment, relative to aligned products.
 
 BLOOM's tuning runs with hidden size 14400 (1800 for each of 8 ranks) took 1.3 times as long as similar runs with 14336.
 """
@@ -37,8 +37,8 @@ class PassSeconds:
     """Seconds of one microbatch in each pass; every field broadcasts.
 
     The backward pass has two parts: the gradients of the inputs, for which the previous layer waits, and the gradients
-    of the weights, for which no layer waits. Only the weight gradients of linear layers count as gradients of the
-    weights.
+    of the weights, for which no layer waits. Of a transformer layer's operators, only linear layers have seconds in
+    `backward_weight`.
     """
 
     forward: Number = 0.0
@@ -80,7 +80,7 @@ class PassSeconds:
 def _kernel_share(
     device: DeviceSpec, precision: Precision, m: Number, n: Number, k: Number, batch: Number, aligned: Flag
 ) -> Number:
-    """Share of peak that a product (m x k) (k x n) reaches: wave quantisation of the best tile, and the depth ramp.
+    """Share of peak that a product (m x k) (k x n) reaches, from wave quantisation of the best tile and a ramp in k.
 
     Source: derived here from waves of tiles over the device's processors, as in Calculon's and SimuMax's measured
     curves. The ramp K / (K + K0) models the start of a tile's inner loop, which takes the same seconds in all
@@ -113,10 +113,10 @@ def matmul_seconds(
     precision: Precision | None = None,
     aligned: Flag | None = None,
 ) -> Number:
-    """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, and the launch.
+    """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, plus the launch.
 
-    `precision` defaults to the training's. `aligned`: whether the two widths are aligned; by default the widths of the
-    right factor are tested. The number of tokens is not tested, because it is no property of the model.
+    `precision` defaults to the training precision. `aligned`: whether the two widths are aligned; by default the widths
+    of the right factor are tested. The number of tokens is not tested, because it is not a property of the model.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
@@ -172,8 +172,8 @@ def linear_seconds(
 def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
 
-    A frozen head has no gradient. A loss in parts runs the head's backward pass during the forward pass, and
-    accumulates the head's gradient part by part.
+    A frozen head has no gradient. A chunked or fused linear loss runs the head's backward pass during the forward pass,
+    and accumulates the head's gradient part by part.
 
     Source: cost/loss.py; torchtitan, components/loss.py (ChunkedLossWrapper).
     """

@@ -37,11 +37,11 @@ class BatchEstimate:
 class BatchAdvice:
     """Published estimates for a batch of `batch_tokens` in a run of `run_tokens`.
 
-    run_tokens_assumed: the training document has no budget, so 20 tokens per parameter are assumed.
+    run_tokens_assumed: whether `run_tokens` is assumed (20 per parameter), because the training document has no budget.
     extra_tokens: tokens for a given loss, divided by the tokens that a very small batch needs.
     extra_steps: steps for a given loss, divided by the steps that a very large batch needs.
 
-    Both ratios use the critical batch of Kaplan et al., and are 2 if the batch is critical.
+    Both ratios use the critical batch of Kaplan et al. For a batch of this size both are 2.
     """
 
     batch_tokens: float
@@ -65,7 +65,7 @@ def expected_loss(num_params: float, num_tokens: float) -> float:
 
 
 def critical_batch_tokens(loss: float) -> float:
-    """Tokens of the critical batch: it needs twice as many steps as a huge batch, and twice the tokens of a tiny one.
+    """Tokens of the critical batch: it needs twice the steps of a huge batch, and twice the tokens of a tiny batch.
 
     2e8 tokens / loss^(1 / 0.21).
 
@@ -123,7 +123,7 @@ def square_root_learning_rate(learning_rate: float, batch: float, other_batch: f
 
 
 def batch_advice(model: ModelSpec, training: TrainingSpec) -> BatchAdvice:
-    """The published fits for this model and token budget, and the cost of the training document's batch by these fits.
+    """Published batch sizes for this model and token budget, and the extra tokens and steps of the chosen batch.
 
     Source: the functions of this module.
     """

@@ -83,7 +83,7 @@ class Estimate:
     pipeline_seconds: the part of the step in which microbatches pass through the pipeline, bubble included; the tail
         follows it.
     mfu: model FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION).
-    hfu: as mfu, with the recomputed forward passes counted as work.
+    hfu: the same ratio, with the recomputed forward passes counted as useful.
     """
 
     memory: tuple[StageMemory, ...]
@@ -156,8 +156,8 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). The ledger of
     the step has lines of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved
     stages the bubble is the closed form, which the search minimises. An interleaved schedule is executed instead if the
-    search would not make its chunks: if the chunks of a stage differ by more than one layer, if smaller chunks come
-    first, or if chunks differ in their kinds of layers.
+    search never builds such chunks, that is, if the chunks of a stage differ by more than one layer, if smaller chunks
+    come first, or if chunks differ in their kinds of layers.
 
     Source: schedule.py.
     """
@@ -221,7 +221,7 @@ def _recomputed_share(job: Job, layout: Layout) -> float:
 
 
 def timeline(job: Job, layout: Layout) -> Timeline:
-    """The passes of one step, executed with the seconds of each chunk: the start and end of each pass on each stage.
+    """Start and end of each pass of one step on each stage, from executing the schedule with the seconds of each chunk.
 
     `seconds` is the end of the last pass; gradient reduction and optimizer (`Estimate.tail_seconds`) follow after it.
 

@@ -44,7 +44,7 @@ def flops_convention(training: TrainingSpec) -> str:
 def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
 
-    The full square has 4 s a d, its causal part half as many, and the sliding window of a `local` layer fewer. In
+    The full square has 4 s a d FLOPs, its causal part half as many, and the sliding window of a `local` layer fewer. In
     latent attention keys and values have different widths. The count includes an indexer's scores and a mixer's core.
     For several kinds of layers the result is the mean.
 
@@ -112,8 +112,9 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     """Model FLOPs of one microbatch in each chunk, by pass, over all ranks of the replica; shape (chunks,) each.
 
-    forward, backward_input, backward_weight: FLOPs of the three passes. Matrix products have the same number in each,
-    and a vision tower is assumed to. Both backward products of the attention core count as gradients of inputs.
+    forward, backward_input, backward_weight: FLOPs of the three passes. Matrix products have the same number of FLOPs
+    in each pass, and a vision tower is assumed to have the same, too. Both backward products of the attention core
+    count as gradients of inputs.
     layers: the forward pass without the model's ends.
     repeated: the part of `layers` that recompute repeats (0 for recompute by operators).
 

@@ -1,6 +1,6 @@
 """Share of a run's time that remains for training after failures and checkpoints.
 
-Failures strike the run at random, with a mean time M between them (exponential), also while the run restarts. A
+Failures strike the run at random, even while the run restarts. The time between failures is exponential with mean M. A
 checkpoint blocks training for d seconds after every t seconds of training, and can be read w seconds later (w is 0 if
 the writing itself blocks). After a failure the run restarts in R seconds from the last checkpoint that can be read.
 
@@ -163,7 +163,7 @@ def interruptions_of(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) ->
 
 
 def kept_share(job: Job, in_use: Sequence[tuple[ClusterSpec, int]]) -> float:
-    """Effective share of the time if the training document counts failures, else 1.
+    """Effective share of a run's time if the training document counts failures, else 1.
 
     Source: `goodput`.
     """

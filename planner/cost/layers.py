@@ -38,14 +38,14 @@ FLASH_BACKWARD: Final = 2.5
 _HOP_SHARE: Final = 1 / 3
 """Operators of one hop of ring attention, divided by the operators of a layer: about 8 / 24.
 
-The 8 are two slices, a send, a receive, the kernel, and three that correct the sum (Transformer Engine,
+The 8 are two slices, a send, a receive, the kernel, and three operators that correct the sum (Transformer Engine,
 attention/dot_product_attention/context_parallel.py).
 """
 
 _KERNEL_KEYS: Final = 256
 """Number of keys that a fused kernel could process in the time of its start and end.
 
-The value means two tiles of 128 keys (Dao 2023, section 3.3).
+The value is two tiles of 128 keys (Dao 2023, section 3.3).
 """
 
 _BACKWARD_OPERATORS: Final = 1.6
@@ -80,7 +80,7 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
 
 
 def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Key-value heads of all tensor-parallel ranks together: every rank has at least one.
+    """Key-value heads of all tensor-parallel ranks together: every rank has at least one head.
 
     Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition).
     """
@@ -91,7 +91,7 @@ def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, loca
     """Keys that a query of one layer attends to, on average over queries.
 
     The number is s / 2 for a causal model, and s for encoders and for kernels that execute the whole square. A window
-    of w keys in a `local` layer reduces it to w - w^2 / (2 s), and so does an indexer that chooses w keys. A decoder
+    of w keys in a `local` layer, or an indexer that chooses w keys, reduces the number to w - w^2 / (2 s). A decoder
     that follows an encoder also attends to the s positions of the encoder.
 
     Source: counting the pairs of a banded lower triangle.
@@ -222,9 +222,9 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
     Fused kernels execute the causal half, or the band of a sliding window. In ring attention each hop launches its own
     kernel, and the kernel's start and end take time. A rank holds an early and a late part of the sequence, so a hop
-    computes half a square for each part. The slowest rank is the one whose queries all attend to half of the keys. The
-    unfused kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11
-    backward (softmax, mask and dropout in 16 bits).
+    computes half a square for each part. On the slowest rank, all queries attend to half of the keys. The unfused
+    kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward
+    (softmax, mask and dropout in 16 bits).
 
     Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
     counts derived here from the operators' inputs and outputs.
@@ -263,7 +263,7 @@ def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
 def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds to add the results of each hop of ring attention: outputs, or gradients of queries, keys and values.
 
-    A hop reads the new part and the sum and writes the sum, 6 bytes per element in 16 bits. Engines that gather keys
+    A hop reads the new part and the sum, and writes the sum: 6 bytes per element in 16 bits. Engines that gather keys
     and values have only one part and nothing to add.
 
     Source: Liu et al., Ring Attention (2023), section 3; byte counts derived here from the operators' inputs and
@@ -319,8 +319,8 @@ def _ffn_seconds(
 def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
     """Seconds of router, routed and shared experts, and of permuting tokens to their experts and back.
 
-    Each rank holds E / ep experts. It computes s b k / (c t) choices of tokens for each of the etp ranks that share an
-    expert. Permuting moves 8 h bytes per choice and direction (read and write, twice).
+    Each rank holds E / ep experts. For each of the etp ranks that share an expert, the rank computes s b k / (c t)
+    choices (pairs of token and expert). Permuting moves 8 h bytes per choice and direction (read and write, twice).
 
     Source: Lepikhin et al., GShard (2020), section 2; Megatron-LM, megatron/core/transformer/moe.
     """
@@ -514,8 +514,8 @@ def layer_seconds(
     `experts`: a layer with experts instead of its feed-forward block; `local`: a layer with a sliding window. In eager
     mode a small layer cannot run faster than the host launches its operators. The forward pass therefore takes at least
     the device's `layer_floor` times the engine's factor, plus the host time of a ring's hops. The backward pass takes
-    at least 1.6 times as long. `exchanges`: seconds of collectives in each pass for which the host does not wait; they
-    shorten the wait for the host. The calibration's `slowdown` multiplies the roofline times of all operators.
+    at least 1.6 times as long. `exchanges`: seconds of collectives in each pass during which the host runs ahead; the
+    device then waits less for the host. The calibration's `slowdown` multiplies the roofline times of all operators.
 
     For a model with several kinds of layers the result is the mean layer.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
-"""A plan *fits* from a chance of 1 - risk, and *does not fit* below 5 %.
+"""A plan *fits* if its chance is at least 1 - risk, and *does not fit* if its chance is below 5 %.
 
 With a plain limit, *may not fit* does not occur.
 """
@@ -66,7 +66,7 @@ class MemoryLine:
 class TimeLine:
     """Seconds of one kind in an optimizer step: `busy` is the total, and `hidden` the part that runs during other work.
 
-    stage: the pipeline stage of the line (the slowest stage, or the one that ends last).
+    stage: the pipeline stage of the line (the slowest stage, or the stage that ends last).
     bound: the unit or link that limits the line, for example `bf16`, `nvlink` or `infiniband`.
     """
 
@@ -86,7 +86,7 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Memory that one device of a stage uses on its host, and the device's share of the host's memory as limit."""
+    """Memory that one device of a stage uses on its host; the limit is the device's share of the host's memory."""
 
     limit_bytes: float
     lines: tuple[MemoryLine, ...]
@@ -152,7 +152,7 @@ class StageMemory:
 
 
 def worst_stage(memory: Sequence[StageMemory]) -> StageMemory:
-    """The stage that decides whether a plan fits: the one with the least chance, then the one nearest to its limit.
+    """The stage that decides whether a plan fits: the lowest chance; of equals, the nearest to its limit.
 
     Stages share their forecast error, so a plan fits if this stage fits (`planner.cost.chance`).
     """

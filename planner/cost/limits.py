@@ -1,4 +1,4 @@
-"""Cases without a price: the cost model reports them, because it would price them wrongly."""
+"""Layouts that the cost model does not price, because it would price them wrongly."""
 
 from __future__ import annotations
 

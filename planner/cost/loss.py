@@ -45,9 +45,9 @@ def num_logits(job: PoolJob, layout: LayerDegrees) -> Number:
 def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     """Peak bytes of the logits and further tensors of the loss, for one microbatch.
 
-    A single kernel writes the gradient over the logits. A loss in parts holds the gradient of the hidden states before
-    the backward pass begins: in torchtitan in fp32, together with copies of the parts; in Liger-Kernel in the compute
-    precision.
+    A single kernel writes the gradient over the logits. A chunked or fused linear loss holds the gradient of the hidden
+    states before the backward pass begins. torchtitan keeps this gradient in fp32, together with copies of the parts,
+    and Liger-Kernel keeps it in the compute precision.
 
     Source: engine profile, bytes per logit; torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
     ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
@@ -68,8 +68,8 @@ def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
     """Bytes that the loss moves for each logit in the forward and in the backward pass.
 
     Separate operators pass over fp32 logits 4 times forward and 3 times backward. A single kernel reads the logits
-    twice and writes their gradient; the backward pass multiplies it by the gradient of the loss. A fused linear loss
-    skips this multiplication, because its gradients are complete.
+    twice and writes their gradient; the backward pass multiplies this gradient by the gradient of the loss. A fused
+    linear loss skips this multiplication, because its gradients are complete.
 
     Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference; Liger-Kernel,
     ops/cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.

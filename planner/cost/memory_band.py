@@ -40,7 +40,7 @@ class MemoryDistribution:
         return exp(self.location + self.scale * np.copysign(value, level - 0.5))
 
     def chance(self, ratio: Number) -> Number:
-        """Probability that the peak is at most `ratio` times the predicted one; the inverse of `quantile`."""
+        """Probability that the peak is at most `ratio` times the predicted peak; the inverse of `quantile`."""
         return t_below((log(ratio) - self.location) / self.scale)[()]
 
 

@@ -27,8 +27,8 @@ class MixerShape:
     whole: matrices that every rank holds whole (low-rank inputs).
     vectors: parameters in vectors, convolutions and norms.
     core_flops: forward FLOPs per token outside the projections.
-    kept: elements per token that the backward pass reads beside the layer's input: outputs of projections, of the
-        convolution and of the core.
+    kept: elements per token that the backward pass reads in addition to the layer's input: outputs of projections, of
+        the convolution and of the core.
     """
 
     maps: tuple[tuple[int, int], ...]
@@ -44,7 +44,7 @@ class MixerShape:
 
     @property
     def matmul_params(self) -> int:
-        """Parameters that each token is multiplied with."""
+        """Parameters of the matrices that multiply each token."""
         return self.whole_params + sum(inputs * outputs for inputs, outputs in self.maps)
 
 
@@ -225,7 +225,7 @@ def _delta_flops(mixer: Mixer) -> float:
     """FLOPs per token of a chunked linear recurrence over a state of K times V in each head.
 
     Within a chunk of C tokens, the correction and the output each compute the causal half of a C x C matrix of scores,
-    and the sums that these scores weight.
+    and then sums weighted by these scores.
     Between chunks the state is read and written, with a product of 2 K V FLOPs for each.
 
     Source: derived here from Yang et al., Gated DeltaNet (2024), section 3.3.

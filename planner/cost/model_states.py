@@ -83,7 +83,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     shards = np.greater_equal(layout.zero, 3)
     weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
     weights = weights + frozen.experts / np.where(shards, expert_shard_divisor(job, layout), 1)
-    if not job.state_bytes.sharded_weights:  # gathered weights are copies, and the shards of frozen ones have no master
+    if not job.state_bytes.sharded_weights:  # gathered weights are copies, and shards of frozen weights have no master
         copies = np.equal(layout.zero, 2) & np.greater(shard_degree(layout), 1)
         weights = weights + copies * frozen.common / shard_degree(layout)
         weights = weights + copies * frozen.experts / expert_shard_divisor(job, layout)

@@ -31,7 +31,7 @@ def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
 
 
 def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
-    """Seconds of the host's update of a shard of `num_params` parameters, while it also updates other devices' shards.
+    """Seconds in which a host updates one device's shard of `num_params` parameters, beside the other devices' shards.
 
     The update reads gradients, reads and writes weights and moments, and writes the weights for computing. For AdamW in
     mixed precision this moves 30 bytes per parameter, at the device's part of the host's memory bandwidth.
@@ -51,7 +51,7 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: Stage
 
     Activations are copied to the host in the forward pass and back in the backward pass. Gradients of the shard are
     copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or for each
-    all-gather if the host holds the shards themselves. If copies overlap with computing, only the part that takes
+    all-gather if the host also holds the weight shards. If copies overlap with computing, only the part that takes
     longer than the stage's layers is exposed.
 
     Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/

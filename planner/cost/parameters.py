@@ -1,4 +1,4 @@
-"""Number of parameters of a model, and number that one device holds.
+"""Number of parameters of a model, and of the part that one device holds.
 
 A model is a stack of equal layers, with two exceptions: dense layers may precede the layers with experts, and the
 encoder's layers precede the decoder's, which also have cross-attention. `layer_params` counts a layer of the most

@@ -19,8 +19,8 @@ Kind = Literal["F", "B", "I", "W"]
 class Operation(NamedTuple):
     """One pass of one microbatch through one model chunk; `chunk` counts in model order.
 
-    overlapped: whether the operation runs in a pair with the next or previous one: a forward and a backward pass that
-    hide each other's communication (F&B of DualPipe).
+    overlapped: whether the operation runs in a pair with the next or previous operation: a forward and a backward pass
+    that hide each other's communication (F&B of DualPipe).
     """
 
     kind: Kind
@@ -99,7 +99,7 @@ _Pass = tuple[Kind, int, bool]
 
 
 def _passes(text: str, times: int = 1) -> list[_Pass]:
-    """Read "F0 I1 W1" as the kind and chunk of each pass; "F0&B1" is an overlapped pair."""
+    """Parse "F0 I1 W1" into the kind and chunk of each pass; "F0&B1" is an overlapped pair."""
     found: list[_Pass] = []
     for word in text.split():
         parts = word.split("&")
@@ -136,7 +136,7 @@ def _dualpipev_passes(pp: int, stage: int, m: int) -> list[_Pass]:
         steady = _passes("F0 B1 F1&B0") + steady[4:]
     last = [1, 0] * (stage + 1)  # chunks of the last backward passes; the second half is split to fill the drain
     whole, split = last[: stage + 1], last[stage + 1 :]
-    late = split + [0] * behind  # chunks whose weights are still to do, oldest first
+    late = split + [0] * behind  # chunks whose weight gradients are still to be computed, oldest first
     return [
         *_passes("F0", 2 * behind),
         *_passes("F0 F1", stage + 1),

@@ -90,7 +90,8 @@ class StagePrices:
     passes: the same seconds of one microbatch, split by pass instead of cause. Both splits have the same sum, except
         for exchanges that only pairs of passes hide (ep_hidden, and a part of pp_hidden; means over the microbatches).
     whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger line.
-    forward: one forward pass of the stage's layers without collectives and waits, which full recompute repeats.
+    forward: seconds of one forward pass of the stage's layers, without collectives and waits. Full recompute repeats
+        this pass.
     ends: the embedding, or head and loss, with their collectives.
     """
 
@@ -274,7 +275,7 @@ class StageParts:
 
 
 def stage_parts(job: PoolJob, layout: Degrees) -> StageParts:
-    """The parts of the stages of these configurations, priced once for each different shape of a layer.
+    """Prices of the parts of a stage in each configuration, computed once for each distinct shape of a layer.
 
     Source: layers.py, compute.py and traffic.py.
     """
@@ -329,8 +330,8 @@ def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) ->
 def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
     """Share of the microbatches whose passes run in pairs; passes that fill or drain the pipeline have no partner.
 
-    In the formula of the step, (m - 1/v) t_max has pairs, and the single pass through all chunks (1/v of each stage)
-    has none.
+    In the formula of the step, the passes in (m - 1/v) t_max run in pairs, and the single pass through all chunks (1/v
+    of each stage) runs alone.
 
     Source: derived here from `planner.cost.schedule.step_seconds`, for equal stages.
     """
@@ -512,7 +513,7 @@ def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePri
 
 
 def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
-    """Seconds in which the optimizer updates a shard, on the device or the host, and the host's fixed work in a step.
+    """Seconds in which the optimizer updates a shard, on the device or the host, plus the host's fixed work per step.
 
     Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
     """

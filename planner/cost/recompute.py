@@ -66,7 +66,7 @@ def idle_modules(job: Job) -> frozenset[str]:
 def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[str]]:
     """Modules whose recompute repeats the norm before attention, and modules that repeat the second norm.
 
-    The second norm is the one before the feed-forward block or the experts.
+    The second norm comes before the feed-forward block or the experts.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py: a norm is fused with the product after it, except
     before latent attention and experts; transformer_layer.py: `layernorm` covers norms that stand alone.
@@ -77,7 +77,7 @@ def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[
 
 
 def recomputing_share(policy: Number, num_layers: Number, num_chunks: Number) -> Number:
-    """Share of a stage's layers that recompute under policies of some layers: k of each chunk, or every n-th.
+    """Share of a stage's layers that recompute, if only some do: k layers of each chunk, or every n-th layer.
 
     Source: Megatron-LM, megatron/core/recompute.py (block); torchtitan up to 2025, selective_ac_option (every n-th).
     """
@@ -107,8 +107,8 @@ def repeated_transfers(job: PoolJob, policy: int, line: LineName, *, experts: bo
     """Share of a layer's forward transfers of one ledger line that a policy repeats.
 
     Full recompute repeats all transfers. Recompute of parts repeats the transfers inside them: the core of attention
-    has the context-parallel exchange, the feed-forward block half of the tensor-parallel collectives, and the experts
-    their exchanges.
+    contains the context-parallel exchange, the feed-forward block contains half of the tensor-parallel collectives, and
+    the experts contain the expert exchanges.
 
     Source: Chen et al., sublinear memory (2016): one more forward pass before the backward pass; Megatron-LM,
     transformer_layer.py and moe/moe_layer.py (transfers inside a checkpoint).

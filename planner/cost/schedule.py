@@ -1,6 +1,7 @@
 """Dependencies between the stages of a pipeline: step time, bubble, and microbatches in flight.
 
-Closed forms give the results. If a form is only a bound, `simulate.py` executes the schedule operation by operation.
+Closed forms give the results. If a closed form is only a bound, `simulate.py` executes the schedule operation by
+operation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from planner.specs.engine import Schedule
 
 EXECUTED: Final = ("naive", "zb-h1", "zbv", "dualpipev")
-"""Schedules that are priced by execution: their closed forms have another shape, or hold only for equal stages."""
+"""Schedules that are priced by execution: `step_seconds` describes them only for equal stages, or not at all."""
 
 
 def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> Number:
@@ -44,7 +45,7 @@ def step_seconds(
 ) -> Number:
     """Seconds of a step: (m - 1/v) slowest + work / v + tail; one microbatch takes `work_seconds` in all stages.
 
-    From lower bounds of these values the result is a lower bound of the step, because the step grows with each value.
+    If the arguments are lower bounds, the result is a lower bound of the step, because it grows with each argument.
 
     Source: `steady_count`; the tail is the reduction of gradients and the optimizer after the last microbatch.
     """
@@ -84,7 +85,7 @@ def chunk_terms(
 
     stage_seconds: t_r.
     layer_seconds: w_r, for one layer of the stage.
-    largest_chunk: q_r, its layers; each other chunk has as many layers or one less.
+    largest_chunk: q_r, the layers of the stage's largest chunk; every other chunk has as many layers or one less.
     end_seconds: seconds of the model's last chunk besides its layers.
     num_layers: k_r.
     interleave: v.
@@ -95,8 +96,8 @@ def chunk_terms(
            chunks, the lag between first and last stage shrinks by the sum of the differences. If this sum exceeds a
            chunk, stages wait for the excess in each round but the first; each stage with unequal chunks has a share of
            this wait, max(0, w_r - q_r w_r / p).
-    slack  longest time of the model's last chunk without a wait of this stage in every microbatch: the time of the
-           stage's own last chunk plus 1/p of its largest chunk, because between two rounds one chunk is already
+    slack  longest time that the model's last chunk may take before this stage waits in every microbatch: the time of
+           the stage's own last chunk plus 1/p of its largest chunk, because between two rounds one chunk is already
            waiting. For the last stage, the time of the model's last chunk.
 
     Source: derived here; tested against executed schedules, as `interleaved_bubble_seconds` says.
@@ -125,9 +126,9 @@ def interleaved_bubble_seconds(
 
     m (b - t_max) + (sum_r fill_r - b) / v, where b is the bottleneck, the longest of `cycle_seconds`. If chunks are
     equal and no stage waits for the head, this is (sum_r t_r - t_max) / v. The form was compared with executed
-    schedules in 6,000 random shapes with chunks that differ by a layer. In nine of ten shapes its step was between 1 %
-    shorter and 7 % longer than the executed step, and always between 9 % shorter and 20 % longer. The largest errors
-    are for chunks of one or two layers beside a large head.
+    schedules in 6,000 random shapes with chunks that differ by a layer. Compared with the executed step, the step by
+    this form was between 1 % shorter and 7 % longer in nine of ten shapes, and always between 9 % shorter and 20 %
+    longer. The largest errors are for chunks of one or two layers beside a large head.
 
     Source: derived here; tested against executed schedules.
     """
@@ -149,8 +150,8 @@ def bubble_of(
 
     forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a stage,
     with recomputed forward passes in I; shape (..., stages). A step ends with its last operation, because the norm of
-    the gradients synchronizes all stages. The paper of ZB-V has a bubble of zero, because it counts from a stage's own
-    first operation.
+    the gradients synchronizes all stages. The ZB-V paper reports a bubble of zero, because it measures each stage from
+    the stage's own first operation.
 
     Forms for equal stages, for which they are exact:
     naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle; exact for unequal stages too
@@ -162,8 +163,8 @@ def bubble_of(
                (PP / 2 - 1) (F&B + B - 3 W) of PP = 2 p chunks, less what it overstates where I > F; F&B = F + B
     pipedream  0: the pipeline is filled once and never drained
 
-    With unequal stages the factor p - 1 becomes a sum over the other stages: an estimate; `simulate` gives the exact
-    value.
+    With unequal stages the factor p - 1 becomes a sum over the other stages. The result is then an estimate; `simulate`
+    gives the exact value.
 
     Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Qi et al., Zero Bubble (2023), table 2,
     and DeepSeek, DualPipe (README), both generalised by execution; Narayanan et al., PipeDream (SOSP 2019).
@@ -192,7 +193,7 @@ def _slowest(stage_seconds: Number) -> Number:
 
 
 def _of_others(wait: Number, stage_seconds: Number) -> Number:
-    """Sum of `wait` over all stages but the slowest one; both have shape (..., stages)."""
+    """Sum of `wait` over all stages but the slowest; both arguments have shape (..., stages)."""
     return np.sum(wait, axis=-1) - np.take_along_axis(wait, _slowest(stage_seconds), axis=-1)[..., 0]
 
 
@@ -209,9 +210,9 @@ def pipeline_seconds(num_microbatches: Number, stage_seconds: Number, interleave
 def round_size(pp: Number, num_microbatches: Number) -> Number:
     """Microbatches that pass one chunk of an interleaved stage before the stage changes to its next chunk.
 
-    The microbatches are divided into max(1, m // p) equal rounds; a round is p if m is a multiple of p, which
-    Megatron-LM requires. If the microbatches do not divide into equal rounds, no engine runs the schedule (a short last
-    round can deadlock), and the result is p.
+    The microbatches are divided into max(1, m // p) equal rounds. A round has p microbatches if m is a multiple of p,
+    which Megatron-LM requires. If the microbatches do not divide into equal rounds, no engine runs the schedule (a
+    short last round can deadlock), and the result is p.
 
     Source: torch.distributed.pipelining, ScheduleInterleaved1F1B; Narayanan et al. (SC 2021), section 2.2.2.
     """

@@ -56,7 +56,7 @@ def num_domains(cluster: ClusterSpec, world_size: Number, segment: Number) -> Nu
 def is_possible(cluster: ClusterSpec, world_size: Number, segment: Number) -> Number:
     """Whether a scheduler can give a layout of `world_size` devices this segment; broadcasts.
 
-    A layout uses either all hosts of each domain, with any number in the last domain, or equal parts of the domains.
+    A layout uses either all hosts of each domain (any number in the last), or the same number of hosts in every domain.
     The cluster must have enough domains, if its document states their number.
 
     Source: Slurm, topology guide, --segment: a number of nodes larger than the segment has to be a multiple of it.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FEW: Final = 128  # fewer configurations are priced one by one: finding equal ones would take as long
+_FEW: Final = 128  # fewer configurations are priced directly: finding equal shapes would take as long
 _LARGEST: Final = int(np.iinfo(np.int64).max)
 
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules executed operation by operation, which checks the closed forms and is exact for unequal stages.
+"""Execute pipeline schedules operation by operation, to check the closed forms and to price unequal stages exactly.
 
 A schedule is the order in which each stage runs its operations; times do not change this order. The order is therefore
 computed first. Then every operation starts as soon as the previous operation on its stage has ended and its input from
@@ -83,7 +83,7 @@ class Timeline:
 
         per_chunk: amount that one microbatch holds in each chunk, such as bytes of activations; shape (chunks,).
         share_until_weight: the share of this amount that a split backward pass holds until its weight gradients are
-        done.
+        computed.
         """
         size = np.broadcast_to(np.asarray(per_chunk, dtype=float), (self.pp * self.interleave,))
         return _peaks(self._changes(share_until_weight) * size[self.chunk], self.stage)
@@ -141,8 +141,8 @@ def simulate(
     send_seconds: seconds from the end of a pass to the start of the next chunk's pass, in each direction; one number,
         or one for each boundary between chunks. A send delays only the receiver; if sends keep a stage busy, its passes
         must include them.
-    overlapped_share: ratio of the seconds of an overlapped pair to those of its two passes; 1 in torch, which runs them
-        one after the other.
+    overlapped_share: seconds of an overlapped pair, divided by the sum of the two passes' seconds; 1 in torch, which
+        runs the two passes one after the other.
     exchange_share: share of the device that communication takes from computing while both run.
     """
     num_chunks = len(seconds.forward)
@@ -214,7 +214,7 @@ class _Flow:
 
     The table first holds forward inputs, of shape (chunks, microbatches), and then gradients of outputs, of the same
     shape. Two further positions follow: one is filled from the start, and one is never read. A backward pass for the
-    weights needs no further input, because the order of its stage is enough.
+    weights needs no further input, because the order of operations on its stage is enough.
     """
 
     takes: NDArray[np.int64]

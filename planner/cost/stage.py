@@ -39,7 +39,7 @@ class Stage:
     num_layers: layers of the stage.
     num_expert_layers: layers with experts.
     num_local_layers: layers with a sliding window.
-    num_local_expert_layers: layers with both.
+    num_local_expert_layers: layers with experts and a sliding window.
     policy: code of the recompute policy (`planner.specs.recompute`).
     chunk: position in model order; None for a stage.
     largest_chunk: layers of the largest chunk of an interleaved stage; None if its chunks are equal.
@@ -76,7 +76,7 @@ def holds_embedding(stage: Stage) -> Flag:
 
 
 def holds_head(layout: Degrees, stage: Stage) -> Flag:
-    """Whether the stage or chunk holds the head: the last stage (of a V the first one), or the last chunk.
+    """Whether the stage or chunk holds the head: the last stage (in a V the first stage), or the last chunk.
 
     Source: `planner.layout.head_stage`.
     """
@@ -136,7 +136,7 @@ class Pattern:
 
     @property
     def num_states(self) -> int:
-        """Number of states of positions in the pattern."""
+        """Number of different states that positions can have."""
         return self.leading + self.period
 
     def state(self, position: Number) -> Number:
@@ -206,7 +206,7 @@ def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
         (has_experts,), (is_local,) = _flags(job, 1)
         shares = int(has_experts), int(is_local), int(has_experts & is_local)
         return {name: num_layers * share for name, share in zip(names, shares, strict=True)}
-    beyond = pattern.num_states + job.model.num_layers  # bounds may ask for layers after the last one
+    beyond = pattern.num_states + job.model.num_layers  # bounds may ask for layers after the last layer
     experts, local = _flags(job, job.model.num_layers + beyond)
     begin, end = (np.asarray(each, dtype=np.int64) for each in (first, first + num_layers))
     held = {}
@@ -239,7 +239,7 @@ def stage_of(
 
 
 def _held_of_even_split(job: Job, layout: Degrees, index: Number) -> dict[str, Number]:
-    """As `_held`, for all chunks of a stage of the even split."""
+    """The result of `_held` for all chunks of a stage, if the model's layers are split evenly."""
     pp, interleave, index = np.broadcast_arrays(layout.pp, layout.interleave, index)
     held: dict[str, Number] = {}
     for stages, chunks in set(zip(pp.ravel().tolist(), interleave.ravel().tolist(), strict=True)):
@@ -254,7 +254,7 @@ def _held_of_even_split(job: Job, layout: Degrees, index: Number) -> dict[str, N
 
 
 def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Number], Number]) -> Stage:
-    """The stages with the number of their sends to other pools; `pool_of` returns the pool of each stage index.
+    """The stages with `num_crossings` and `ends_apart` filled in; `pool_of` returns the pool of each stage index.
 
     Interleaved stages also send from the end of the pipeline to its beginning.
     """
@@ -441,10 +441,11 @@ def expert_shard_degree(layout: Degrees) -> Number:
 
 
 def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
-    """Routed experts of a device before ZeRO, divided by the fullest shard's; `expert_shard_degree` for equal shards.
+    """Routed experts of a device before ZeRO, divided by the routed experts in its fullest shard.
 
-    If an engine stacks experts in one tensor and cuts it along its first dimension, a shard contains whole experts.
-    With more ranks than experts, some ranks hold one expert and others none.
+    For equal shards this is `expert_shard_degree`. If an engine stacks experts in one tensor and cuts the tensor along
+    its first dimension, a shard contains whole experts. With more ranks than experts, some ranks hold one expert and
+    others none.
 
     Source: transformers 5.23, models/mixtral/modeling_mixtral.py (MixtralExperts, one parameter); torch FSDP2,
     torch/distributed/fsdp/_fully_shard/_fsdp_param.py (Shard(0) by default, uneven).

@@ -148,7 +148,7 @@ class StageWindow:
 class BesideSeconds:
     """Seconds of a stage's background transfers: data-parallel reductions and gathers, and copies to the host.
 
-    Seconds named per_microbatch count m times in a step, those named per_step once; busy seconds include hidden
+    Seconds named per_microbatch count m times in a step, and seconds named per_step once. Busy seconds include hidden
     seconds. The exposed seconds of a microbatch are given for the forward and the backward pass separately.
     """
 

@@ -223,8 +223,8 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
 
     In ring attention each rank sends keys and values c - 1 times to its neighbour, and in the backward pass their
     gradients too. Some engines instead gather keys and values before the core of attention, and reduce their gradients
-    after it. Ulysses exchanges the rank's part of the sequence for a part of the heads before the core, and back after
-    it.
+    after it. Ulysses exchanges the rank's part of the sequence for a part of the heads before the core, and reverses
+    the exchange after the core.
 
     Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
     3.3.2, for gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for exchanging.
@@ -270,9 +270,8 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 
     Each rank sends its tokens' choices to the ranks of their experts and receives the results: two exchanges of (ep -
     1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) also gather and reduce tokens. If the engine
-    sends a token to each host only once, choices of a token on the same host share one copy. A router that chooses
-    among few groups of experts makes more choices share a copy. Tokens in 8 bits carry an fp32 scale for each 128
-    elements.
+    sends a token to each host only once, choices of a token on the same host share one copy. If the router chooses
+    among few groups of experts, more choices share a copy. Tokens in 8 bits carry an fp32 scale for each 128 elements.
 
     Source: Lepikhin et al., GShard (2020), section 3.2; Megatron-LM, moe/token_dispatcher.py (alltoall); DeepSeek-V3
     (2024), sections 3.2.2 and 3.3.2, for groups and 8-bit dispatch.
@@ -300,7 +299,7 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 
 
 def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
-    """Sends of a stage: an activation to the next stage and a gradient to the previous one, for each of its chunks.
+    """Sends of a stage: an activation to the next stage and a gradient to the previous stage, per chunk.
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
     sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
@@ -337,9 +336,9 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     ZeRO-0 all-reduces over all replicas. From ZeRO-1 on, gradients are reduce-scattered in the shard group, then the
     shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
     reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
-    accumulates whole gradients. ZeRO-3 gathers for every pass, frozen weights too. ZeRO-2 and 3 reduce layer by layer,
-    and ZeRO-3 gathers layer by layer, each call with its own latency. Some engines shard whole tensors. Instead of an
-    all-gather, each rank broadcasts its tensors, which costs the latency of one ring pass per rank.
+    accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights included. ZeRO-2 and 3 reduce
+    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. Some engines shard whole tensors.
+    Instead of an all-gather, each rank broadcasts its tensors, which costs the latency of one ring pass per rank.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp ranks.
     Experts are spread over runs of ep * etp ranks, so the replicas of an expert are ep * etp ranks apart.

@@ -152,7 +152,7 @@ def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
-    """Elements in a collective over the parameters of the largest kind of layer: all parameters, or the `trained` ones.
+    """Elements in a collective over the parameters of the largest kind of layer: all, or only `trained` parameters.
 
     Source: `planner.cost.stage.expert_padding`.
     """
@@ -196,7 +196,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the weights that ZeRO-3 gathers for the present layer, and ahead for the next one.
+    """Bytes of the weights that ZeRO-3 gathers for the present layer, and ahead for the next layer.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
     """
@@ -207,10 +207,11 @@ def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the gathered weights at the end of the forward pass, in engines that keep what is soon used again.
+    """Bytes of gathered weights at the end of the forward pass, in engines that keep weights that are soon used again.
 
-    The last layers stay gathered if both passes over the head are shorter than the distance, and while they run, the
-    engine gathers the layers before them, up to as many parameters.
+    The last layers stay gathered if the head's forward and backward pass together use fewer parameters than the reuse
+    distance. While the head's passes run, the engine gathers the layers before these last layers, up to the same number
+    of parameters.
 
     Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py (__params_to_release, _fetch_sub_module_impl),
     stage3_max_reuse_distance and stage3_max_live_parameters; `planner verify` counts it.
@@ -240,7 +241,7 @@ def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _buffers_between_passes(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the buffers that ZeRO-1 keeps from one microbatch to the next, because it reduces after the last one.
+    """Bytes of the buffers that ZeRO-1 keeps between microbatches, because it reduces only after the last microbatch.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (setup_buckets, _release_ipg_buffers); `planner verify` counts it.
     """
@@ -265,7 +266,7 @@ def _shards_gradients(layout: Degrees) -> Flag:
 
 
 def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of placeholder gradients, one per shape of weight, for gradients that products accumulate themselves.
+    """Bytes of placeholder gradients, one per weight shape, if products add the real gradients to the sums themselves.
 
     Source: Megatron-LM, tensor_parallel/layers.py (grad_added_to_main_grad); Transformer Engine, pytorch/module/base.py
     (get_dummy_wgrad).
@@ -283,7 +284,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the gradient of one layer's scores: as many as for the kept softmax; 0 with a fused kernel.
+    """Bytes of the gradient of one layer's attention scores: as many as the kept softmax has; 0 with a fused kernel.
 
     Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
     """
@@ -293,11 +294,11 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the temporary gradients in one layer's backward pass, less the tensors released by then.
 
-    The first possible peak is in the feed-forward block. At this moment gradients exist of its inner tensors (two for
-    each released tensor), of the layer's output, and of the last matrix. The second is at the end: gradients of all
-    weights, in the compute precision, when the layer's kept tensors are freed. If gradients are reduced layer by layer,
-    the previous layer's gradients are being reduced in fp32 at the same time. This happens in every microbatch, or only
-    in the last one if gradients are kept whole and there is no pipeline.
+    The first possible peak is in the feed-forward block, with gradients of the block's inner tensors (two for each
+    released tensor), of the layer's output, and of the last matrix. The second possible peak is at the layer's end,
+    with gradients of all weights in the compute precision, after the layer's kept tensors are freed. If gradients are
+    reduced layer by layer, the previous layer's gradients are being reduced in fp32 at the same time. This happens in
+    every microbatch, or only in the last microbatch if gradients are kept whole and there is no pipeline.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """

@@ -32,7 +32,7 @@ class Bundle:
     texts: file name -> text.
     script: the name of the file that a user starts.
     still_yours: placeholder -> meaning; the program does not run until the user has replaced all placeholders.
-    advice: values that nobody gave, with which the program runs all the same.
+    advice: sentences about values that nobody gave and without which the program runs all the same.
     """
 
     texts: dict[str, str]
@@ -72,7 +72,8 @@ def bundle_of(
     tell: called with a warning if the plan may not fit.
 
     Raises:
-        InputError: the program or the starter cannot express the plan; names the field and the option to plan with.
+        InputError: the program or the starter cannot express the plan; the message names the field and the option to
+            plan with.
         NothingFitsError: the plan does not fit, and `force_unfit` is false.
     """
     target = target_of(plan, to)
@@ -90,7 +91,7 @@ _OF_THE_RUN: Final = {"learning_rate": "learning rate", "warmup_steps": "warm-up
 
 
 def _defaults_in(plan: Plan) -> tuple[str, ...]:
-    """A sentence with the values of the run that are the planner's defaults and that nobody may have chosen."""
+    """A sentence that lists the run's values that equal the planner's defaults, because perhaps nobody chose them."""
     default = {name: TrainingSpec.model_fields[name].default for name in _OF_THE_RUN}
     names = [name for name in _OF_THE_RUN if getattr(plan.training, name) == default[name]]
     if not names:

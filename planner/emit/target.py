@@ -280,12 +280,15 @@ def _misspelt(key: str, known: Collection[str]) -> str:
 
 
 _NEAR: Final = 0.85
-"""Similarity of `tensor_parallel_size` and its full name, 0.87; three other options of Megatron-LM are as near."""
+"""Least similarity of a misspelt key to the key that was meant.
+
+`tensor_parallel_size` and its full name have 0.87; three other options of Megatron-LM are as near.
+"""
 _DIGITS: Final = re.compile(r"[0-9]+")
 
 
 def left_over(given: Given, ignores: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys that no setting read: those that may change bytes or seconds, and those that `ignores` has.
+    """Keys that no setting read: first the keys that may change bytes or seconds, then the keys that match `ignores`.
 
     Keys of disabled features are omitted.
     """
@@ -344,7 +347,7 @@ def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
 
 
 def only(path: str, *values: Any, why: str, pin: str = "") -> Refusal:
-    """A refusal of all values of a field except the given ones.
+    """A refusal of all values of a field except the given values.
 
     pin: option in the hint, such as `pp=1`; by default the first value.
     """

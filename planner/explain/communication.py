@@ -144,7 +144,7 @@ def _algorithms(where: Group, num_bytes: float) -> tuple[Algorithm, ...]:
 
 
 def _asynchronous(plan: Plan, groups: Sequence[GroupReport]) -> Asynchronous | None:
-    """The alternative of asynchronous updates: on average dp - 1 others update before a worker's gradient arrives.
+    """Asynchronous updates: on average dp - 1 other workers update the weights before a worker's gradient arrives.
 
     Source: Recht et al., Hogwild (NIPS 2011); Dean et al., DistBelief (2012); Chen et al. (2016), section 2.
     """

@@ -1,7 +1,7 @@
 """One executed step: every pass of every stage, the parts of each pass, and the tail after the last pass.
 
 The ledger describes only the slowest stage, while here every stage does its own work in the order of the schedule. For
-unequal stages the executed step can therefore differ from the ledger's, whose closed form of the bubble is inexact
+unequal stages the executed step can therefore differ from the ledger's step, whose closed form of the bubble is inexact
 (cost/schedule_comparison.py).
 """
 
@@ -71,7 +71,7 @@ class ExecutedStep:
     send: one send to a neighbour, if it is hidden; otherwise it is part of the passes.
     hidden_each: hidden communication of one microbatch, by line.
     hidden_once: hidden data-parallel communication of the whole step.
-    bytes_per_second: for each line of communication, one rank's bytes divided by their seconds.
+    bytes_per_second: for each line of communication, one rank's bytes divided by the line's seconds.
     """
 
     timeline: Timeline

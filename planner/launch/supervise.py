@@ -71,7 +71,7 @@ def _lead(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, head: 
             resume = "auto" if moved else resume
             failures = 1 if moved else failures + 1
             newest = _newest_checkpoint(output)
-            started = state["state"] == "running" or code == ExitCode.RANK_FAILED  # false where the hosts never met
+            started = state["state"] == "running" or code == ExitCode.RANK_FAILED  # false if the hosts never met
             if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
                 say(f"{head.loss()} at step {state['step']}; no progress since checkpoint {newest}")
                 return stopper.exit_code if stopper.asked else ExitCode.RANK_FAILED

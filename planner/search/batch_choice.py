@@ -36,9 +36,9 @@ def choose_batch(
 ) -> tuple[Job, tuple[TriedBatch, ...]]:
     """The job with the best batch size of its range, and a list of the tried sizes.
 
-    The best size has the least value of the objective per token. Of equally good sizes (`AS_GOOD`) the one nearest to
-    the target is chosen. Without a target the smallest is chosen, because a smaller batch learns more from each token.
-    The dynamic program finds the optima. If no layout fits with any size, the job gets the smallest batch.
+    The best size has the least value of the objective per token. Of equally good sizes (`AS_GOOD`) the size nearest to
+    the target is chosen. Without a target the smallest size is chosen, because a smaller batch learns more from each
+    token. The dynamic program finds the optima. If no layout fits with any size, the job gets the smallest batch.
     confidence: the chance with which a deadline must be kept.
 
     Raises:
@@ -84,7 +84,7 @@ def _best_of(
 def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool = False) -> int:
     """The batch size with the least rank per token.
 
-    Of equally good sizes the one nearest to the target, or the smallest.
+    Of equally good sizes the result is the size nearest to the target, or without a target the smallest.
 
     ranks: seconds for each token (or sequence) and devices of the best layout, by batch size.
     """
@@ -98,7 +98,8 @@ def best_batch(ranks: Mapping[int, Rank], batch: BatchRange, *, by_devices: bool
 def batch_report(job: Job, tried: Sequence[TriedBatch]) -> BatchChoice:
     """The plan's report: the batch sizes tried, the literature's estimates for the chosen size, and its learning rates.
 
-    The document's learning rate is assumed to belong to the target, or without a target to the range's smallest batch.
+    The document's learning rate is assumed to be meant for the target batch, or without a target for the smallest
+    batch.
     """
     training, batch = job.training, job.batch
     assert batch is not None, "the batch was given"

@@ -1,13 +1,13 @@
 """Best-first search over outer configurations: lower bounds, then prices, then the dynamic program.
 
-1. The search reads partitions of the devices in the order of their lower bounds, in blocks, and fills in each partition
-   key by key. The search drops a configuration if its lower bound exceeds the cutoff, which is the step time of a
-   layout tried before. The first layouts tried are even splits, and on several pools greedy splits.
-2. The remaining configurations (`Found.near`) are priced in the order of their lower bounds, until a bound exceeds the
-   cutoff. The dynamic program finds the best layout of each configuration, which lowers the cutoff.
+1. The search reads partitions of the devices in blocks, lowest bound first, and fills in each partition key by key. The
+   search drops a configuration if its lower bound exceeds the cutoff, which is the step time of a layout tried before.
+   The first layouts tried are even splits, and on several pools greedy splits.
+2. The remaining configurations (`Found.near`) are priced, lowest bound first, until a bound exceeds the cutoff. The
+   dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
-No lower bound exceeds the optimum of its configuration, so no configuration that was left unpriced is among the best.
-The integer program starts again from `Found.near` (`decision`); it reads no result of the second part.
+No lower bound exceeds the optimum of its configuration, so no unpriced configuration is among the best. The integer
+program starts again from `Found.near` (`decision`); it reads no result of the second part.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 _FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
 _MOST_PARTITIONS = 1024
-_FIRST_TIMED = 64  # partitions with microbatch and interleave in the first part; each further part has twice as many
+_FIRST_TIMED = 64  # partitions, with microbatch and interleave, in the first part; each further part has twice as many
 _MOST_TIMED = 4096
-_EVEN_SPLITS = 64  # configurations of a part of which the even split is tried
+_EVEN_SPLITS = 64  # configurations of a part whose even split is tried
 _LOOKED_THROUGH = 256  # configurations of a part that are considered for a greedy split on a mixed cluster
-_BEST_SPLITS = 8  # of those, configurations of different partitions of which the greedy split is tried
+_BEST_SPLITS = 8  # of these, how many are tried with a greedy split, each of a different partition
 _FIRST_PRICED = 16  # configurations priced at first; each further round prices twice as many
 _MOST_PRICED = 256
 
@@ -80,7 +80,7 @@ class Assigned:
 
 
 class Found:
-    """The dynamic program's layouts, the configurations for the integer program, and counts of the ruled-out ones."""
+    """The dynamic program's layouts, the integer program's configurations, and counts of ruled-out configurations."""
 
     def __init__(self, job: Job, constraints: Constraints) -> None:
         self.job = job
@@ -117,7 +117,7 @@ def best_first(
     until_interrupted: bool = False,
     has_incumbent: bool = False,
 ) -> Found:
-    """Search all configurations and price in full those that `best` does not rule out by their bounds.
+    """Search all configurations, and price in full each configuration whose bound `best` does not rule out.
 
     has_incumbent: a good layout is known, so few configurations remain and the search uses its largest parts at once.
     until_interrupted: Ctrl-C ends only the search, not the planner, once a configuration has been found. `Found.bound`
@@ -163,7 +163,7 @@ class _Search:
     def _cutoff(self, degrees: DegreeArrays, *, of_places: bool = False) -> FloatArray:
         """Step seconds above which a layout is not wanted, [n].
 
-        of_places: the limit for the best kinds that the search keeps, instead of for all wanted layouts.
+        of_places: return the limit for a place among the best kinds, instead of the limit for all wanted layouts.
         """
         devices = self._best.devices(self._job, degrees)
         seconds = self._best.place_seconds(devices, degrees) if of_places else self._best.cutoff_seconds(devices)
@@ -188,7 +188,7 @@ class _Search:
             self.found.drop("time bound" if self._has_incumbent else "deadline", count)
 
     def near_configurations(self) -> Iterator[Bounded]:
-        """Configurations whose bounds do not exceed the cutoff at the time, block by block."""
+        """Configurations whose bounds do not exceed the present cutoff, block by block."""
         job, constraints, found = self._job, self._constraints, self.found
         partitions = device_partitions(job, constraints, found.refused)
         found.num_cuts = len(partitions)
@@ -213,7 +213,7 @@ class _Search:
             first, self._num_partitions = first + len(block), min(2 * self._num_partitions, _MOST_PARTITIONS)
 
     def _by_bound(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[DegreeArrays]:
-        """Parts of the timed partitions in the order of their bounds, without those that exceed the cutoff."""
+        """Parts of the timed partitions in the order of their bounds, without partitions beyond the cutoff."""
         if not len(timed):
             return
         bounds = lower.timing_bound_seconds(timed, any_experts=True)
@@ -236,7 +236,7 @@ class _Search:
     def _near_of_part(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[Bounded]:
         """Configurations with experts, ZeRO stage and replicas filled in.
 
-        Before each of these keys, bounds drop unwanted configurations.
+        Before each of these keys is filled in, bounds drop unwanted configurations.
         """
         job, constraints, found = self._job, self._constraints, self.found
         degrees = fill_experts(job, constraints, timed, found.refused)
@@ -263,7 +263,7 @@ class _Search:
         return degrees.take(near)
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """Configurations with replicas filled in, and their lower bounds; unwanted configurations are left out."""
+        """Wanted configurations with replicas filled in, and their lower bounds."""
         job, constraints, found = self._job, self._constraints, self.found
         policies = allowed_policies(job, constraints, degrees)
         if not policies:
@@ -290,7 +290,7 @@ class _Search:
         return min(self._least, *map(float, places), np.inf)
 
     def price(self, waiting: list[Bounded], reporter: Reporter, *, only_first: bool = False) -> None:
-        """Price configurations in the order of their bounds, unless the cutoff has ruled them out by then.
+        """Price configurations, lowest bound first; skip configurations that the falling cutoff rules out meanwhile.
 
         only_first: stop at the first layout.
         """
@@ -346,7 +346,7 @@ class _Search:
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:
-        """The configurations with each placement, without those that the cutoff rules out, and their bounds."""
+        """Each placement of the configurations that the cutoff does not rule out, and its bound."""
         policies = allowed_policies(self._job, self._constraints, degrees)
         found, seconds = placed(self._job, degrees, policies, self._constraints, self._cutoff(degrees))
         near = self._keep(found, seconds)  # the pools of the stages decide the price of the devices
@@ -366,7 +366,7 @@ class _Search:
             yield Bounded(degrees=degrees.take(near), seconds=seconds[near])
 
     def _promising(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
-        """Configurations to try first: those with the least bounds; on several pools, one of each partition."""
+        """Configurations to try first, lowest bound first; on several pools, one of each partition."""
         order = self._order(degrees, bounds)
         if len(self._job.pools) == 1:
             return degrees.take(order[:_EVEN_SPLITS])

@@ -1,7 +1,7 @@
 """Check lower bounds against exact optima, by solving a sample of the configurations that bounds ruled out.
 
 The integer program and the dynamic program share the lower bounds, so neither would notice a bound that is too high.
-Half of the sample are the configurations nearest to the time or memory limit; the other half is random.
+Half of the sample is the configurations nearest to the time or memory limit. The other half is random.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
 
 NUM_CHECKED: Final = 64
-_NUM_PARTITIONS: Final = 96  # partitions of the devices to draw configurations from; half have the least bounds
+_NUM_PARTITIONS: Final = 96  # partitions of the devices to draw configurations from; half have the lowest bounds
 _MOST_PLACEMENTS: Final = 8  # placements on pools of which the least memory is computed
-_MOST_BOUNDED: Final = 5_000  # configurations of these partitions, evenly spaced if there are more; fewer with pools
+_MOST_BOUNDED: Final = 5_000  # configurations to bound, evenly spaced if these partitions have more; fewer with pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

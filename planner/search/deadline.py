@@ -72,9 +72,9 @@ def _in_time(
     answer: extracts the layout and its seconds from a result.
 
     The first search allows the longest step that any kind of layout may take. If its answer keeps the deadline, it is
-    the best layout. Otherwise the limit of the next search is the longest step of the answer's own kind. This limit may
-    rule out other kinds with smaller forecast errors. Without a distribution of step times, or without a deadline, the
-    forecast alone decides.
+    the best layout. Otherwise the limit of the next search is the longest step that the answer's own kind may take.
+    This limit may rule out other kinds with smaller forecast errors. Without a distribution of step times, or without a
+    deadline, the forecast alone decides.
     """
     objective = objective_of(job, name)
     shortest = _least_quantile(job, confidence) if math.isfinite(objective.longest_step_seconds) else None
@@ -94,7 +94,7 @@ def _in_time(
 def keeps_deadline(chance: float | None, confidence: float) -> bool:
     """Whether a chance of meeting the deadline is enough.
 
-    If the chance is unknown the answer is true, because the search has already checked the forecast.
+    If the chance is unknown, the result is true, because the search has already checked the forecast.
     """
     return chance is None or chance >= confidence
 
@@ -105,7 +105,7 @@ def _quantile(job: Job, layout: Layout, level: float) -> float:
 
 
 def _least_quantile(job: Job, level: float) -> float | None:
-    """The least quantile, over all kinds of layouts, of measured over predicted seconds; None without evidence."""
+    """The least quantile of measured / predicted seconds among all kinds of layouts; None without evidence."""
     kinds = [
         Layout(tp=tp, pp=pp, dp=2, cp=cp, ep=ep, zero=zero, recompute=("none",), layers_per_stage=(1,))
         for tp, pp, cp, ep, zero in product((1, 2), (1, 2), (1, 2), (1, 2) if job.model.moe else (1,), (0, 3))

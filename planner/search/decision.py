@@ -1,10 +1,9 @@
 """The integer program's decision, and the check that the dynamic program agrees with it.
 
-The integer program answers before any result of the dynamic program is read. Configurations are read in the order of
-their lower bounds, until a lower bound exceeds the incumbent, which is the best greedy assignment so far. The integer
-program therefore includes every configuration whose lower bound is at most its own answer. The two methods share legal
-configurations, prices and lower bounds (`near`). In the end they must agree, and no assignment that was tried before
-may be better.
+The integer program answers before any result of the dynamic program is read. Configurations are read, lowest bound
+first, until a bound exceeds the incumbent, which is the best greedy assignment so far. The integer program therefore
+includes every configuration whose lower bound is at most its own answer. The two methods share legal configurations,
+prices and lower bounds (`near`). In the end they must agree, and no assignment that was tried before may be better.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _of_program(found: Found, objective: Objective, solver: SolverName, time_lim
 def _checked(found: Found, best: BestKinds, decision: Decision) -> Decision:
     """The decision, after a check that the two methods agree and that no layout tried on the way is better.
 
-    The check shows that every cutoff which ruled out a configuration was at least the integer program's answer.
+    The check also shows that no cutoff that ruled out a configuration was below the integer program's answer.
 
     Raises:
         Disagreement: the methods found different optima, or a layout that was tried on the way is better than both.
@@ -144,7 +143,7 @@ class Contender:
 
 
 def contenders(near: Near, objective: Objective) -> Iterator[list[Contender]]:
-    """Groups of contenders, best first: no contender is better than one of an earlier group.
+    """Groups of contenders, best group first: no contender is better than a contender of an earlier group.
 
     The objective `gpus` has one group for each world size, fewest devices first, so the first group with any choice
     has the best choice. Other objectives have one group.

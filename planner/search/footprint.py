@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-_NEAREST = 200  # configurations priced, those with the least memory bounds, to find the smallest footprint
+_NEAREST = 200  # how many configurations, lowest memory bound first, are priced to find the smallest footprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

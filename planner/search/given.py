@@ -1,4 +1,4 @@
-"""Fill the missing keys of an incomplete layout by rules, which are the same for `--layout` and for published runs.
+"""Fill the missing keys of an incomplete layout, by the same rules for `--layout` and for published runs.
 
 The rules assume the engine's defaults, and know nothing about the publication or the outcome of a run.
 """
@@ -111,7 +111,7 @@ _MOST_LAYERS: Final = 4
 
 
 def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """Chunks of equal length when the model's ends count as layers, if chunks of only layers would be unequal."""
+    """Chunks of equal length when the model's ends count as layers, unless chunks are equal without the ends."""
     split = split_with_ends(job.model.num_layers, job.model.mtp_layers, layout.num_chunks)
     if split is None or layout.schedule in V_SHAPED:
         return None
@@ -160,14 +160,14 @@ def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None
 
 
 _CHEAP_MODULES: Final = ("moe_act", "layernorm", "mla_up_proj")
-"""Modules whose recompute costs least for the memory saved: elementwise operators, and two small products.
+"""Modules whose recompute costs least time for the memory it saves: elementwise operators, and two small products.
 
 Source: Megatron-LM, transformer_config.py, recompute_modules; the recipes of Megatron-Bridge use the same modules.
 """
 
 
 def policies_of(job: Job, layout: Layout) -> tuple[str, ...]:
-    """The engine's policies with increasing recompute, from its default on: named ones, modules, layers, `full`."""
+    """The engine's policies, least recompute first, from its default on: named policies, modules, layers, `full`."""
     can, default, absent = job.engine.can, job.engine.defaults.recompute, absent_modules(job.model)
     words = [each for each in can.recompute if each != "full"]
     found = words[words.index(default) :] if default in words else words

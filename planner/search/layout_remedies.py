@@ -47,10 +47,10 @@ class _Step(NamedTuple):
 
 
 def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
-    """Changes that make the layout fit: for each key the fastest change, or else for each pair of keys; fastest first.
+    """The fastest change of each key that makes the layout fit, or else of each pair of keys; fastest first.
 
-    Pairs are tried if no single change fits, apart from adapters, which train a different model. Each change of a pair
-    lowers the fullest device's need, or the two are legal only together.
+    Pairs are tried if no single change makes the layout fit. Adapters do not count, because they train a different
+    model. Each change of a pair lowers the fullest device's need, or is legal only together with the other change.
     """
     here, steps = _need((job, layout)), list(_steps(job, layout))
     needs = {step: _need(case) if (case := step.of(job, layout)) and _is_legal(case) else None for step in steps}

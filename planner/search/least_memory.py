@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_BOUNDED: Final = 4096  # configurations that are bounded at once
 _MOST_AT_ONCE: Final = 64  # configurations that are priced at once
-_NO_LIMIT: Final = 1e6  # times the memory limit of a plan; more than any stage needs, and finite
+_NO_LIMIT: Final = 1e6  # multiple of a plan's memory limit: more than any stage needs, and finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
     """The least peak over all legal layouts: the peak of the fullest stage, as a share of its device's limit.
 
     Configurations are read in the order of a lower bound (`least_stage_bytes`) until the bound exceeds the best peak.
-    The first order uses the bound with the smallest microbatches, which many configurations share; the second uses each
-    configuration's own bound.
+    Groups of configurations are read in the order of the bound with the smallest microbatches, which many
+    configurations share. Within a group, each configuration's own bound gives the order.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -77,7 +77,7 @@ def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
 
 
 def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
-    """`least_shares` with the smallest microbatches, which need no more memory than larger ones."""
+    """`least_shares` with the smallest microbatches, which need no more memory than larger microbatches."""
     smallest, position = of_smallest_microbatches(job, degrees)
     return least_shares(job, smallest)[position] * (1 - TIE)
 
@@ -101,7 +101,7 @@ def least_of(
 ) -> LeastPeak:
     """The least peak of some configurations over all placements; infinite where no peak is below `most_share`.
 
-    most_placements: number of placements to price on several pools, at equal distances.
+    most_placements: number of placements to price on several pools, evenly spaced.
     """
     policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
     if len(within.pools) > 1:
@@ -143,7 +143,7 @@ def _holds_all(candidate: Candidate) -> bool:
 
 
 def least_maximum(candidate: Candidate, values: FloatArray) -> float:
-    """The least possible value of the fullest stage over all splits of the layers, by a dynamic program over stages."""
+    """The least possible maximum over the stages, for any split of the layers, by a dynamic program over stages."""
     layers = candidate.num_layers
     least = np.full(layers + 1, np.inf)  # least value of the stages so far, by their layers
     least[0] = 0.0

@@ -41,7 +41,7 @@ class _Shared(NamedTuple):
 
 
 class Near:
-    """Configurations of several schedules end to end, with their lower bounds, and as candidates."""
+    """Configurations of several schedules, joined end to end, with their lower bounds and their candidates."""
 
     def __init__(self, job: Job, constraints: Constraints, blocks: Sequence[Bounded]) -> None:
         self.job, self._constraints = job, constraints
@@ -50,7 +50,7 @@ class Near:
         self._shared = list(dict.fromkeys(shared))
         numbers = [self._shared.index(each) for each in shared]
         self._which = np.repeat(np.array(numbers, dtype=np.int64), [len(each.seconds) for each in blocks])
-        self._all = DegreeArrays.joined([each.degrees for each in blocks]) if blocks else None  # whatever they share
+        self._all = DegreeArrays.joined([each.degrees for each in blocks]) if blocks else None  # of all schedules
         self.seconds = np.concatenate([np.zeros(0), *(each.seconds for each in blocks)])  # lower bounds, [n]
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Near:
         return len(self.seconds)
 
     def degrees(self, positions: Rows | int) -> DegreeArrays:
-        """Degrees at `positions`, for callers that read only numbers; the schedule and the offload have no meaning."""
+        """Degrees at `positions`, for callers that read only numbers: schedule and offload have no meaning."""
         assert self._all is not None, "there are none"
         return self._all.take(positions)
 
@@ -80,7 +80,7 @@ class Near:
     def candidates(
         self, positions: IntArray, longest: FloatArray
     ) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
-        """The groups of `alike` as candidates, without columns that by themselves exceed the position's longest step.
+        """The groups of `alike` as candidates; a column that alone exceeds its position's longest step is left out.
 
         Both methods share prices, so a configuration is priced once. A configuration is priced again if a caller allows
         longer steps than all earlier callers. So the cutoff of one method never removes columns of the other.
@@ -103,7 +103,7 @@ class Near:
 def candidates_of(
     job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
 ) -> list[Candidate]:
-    """Configurations of one schedule as candidates, without columns that by themselves exceed the cutoff.
+    """Configurations of one schedule as candidates; a column that alone exceeds the cutoff is left out.
 
     cutoff_seconds: longest step of each configuration, [n].
     """

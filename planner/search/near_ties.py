@@ -25,8 +25,8 @@ below this share, and for 104 of 110 other pairs (docs/accuracy.md). The band of
 forecasts of one job's layouts share most of their error.
 """
 
-_NOTICEABLE = 0.001  # least difference of a line, as a share of the step, to be a reason
-_LESS_MEMORY = 0.05  # least saving, as a share of the plan's memory, for an alternative to be chosen
+_NOTICEABLE = 0.001  # a ledger line is given as a reason if it differs by more than this share of the step
+_LESS_MEMORY = 0.05  # saved memory is given as a reason above this share of the plan's memory
 
 _CLASSES: Final = {
     "risk": ("a chance of at most 1% of not fitting", "a chance of at most 5%", "more than 5%"),

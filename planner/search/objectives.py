@@ -32,10 +32,10 @@ _NEVER: Final[Rank] = (math.inf, math.inf)
 class Objective:
     """An order of layouts by step time and devices in use.
 
-    name: `throughput` orders by seconds. `cost` orders by device seconds, because one price per device hour does not
-    change this order; if the prices of pools differ, a device counts as its price divided by the cheapest pool's price.
-    `gpus` orders by devices, then by seconds. `memory` orders by seconds, among the layouts with the least memory that
-    any layout needs (`least_memory`).
+    name: `throughput` orders by seconds. `cost` orders by device seconds, because a common price per device hour does
+    not change this order. If the prices of pools differ, a device counts as its price divided by the cheapest pool's
+    price. `gpus` orders by devices, then by seconds. `memory` orders by seconds, among the layouts that need as little
+    memory as any layout (`least_memory`).
     longest_step_seconds: layouts with longer steps are not considered; a deadline sets this limit.
     """
 
@@ -73,13 +73,13 @@ THROUGHPUT: Final = Objective()
 WORTH_READING: Final = 0.1
 """A layout of another kind is listed as an alternative only if it is worse by at most this share.
 
-For forecasts that differ by more, the forecast's order is right for nearly all pairs of layouts that a source ran on
-one job (docs/accuracy.md).
+If two forecasts differ by more than this share, their order is right for nearly all pairs of layouts that a source ran
+on one job (docs/accuracy.md).
 """
 
 
 class Incumbents(Protocol):
-    """The best layouts so far; a layout whose step is longer than theirs is ruled out."""
+    """The best layouts so far; layouts with longer steps are ruled out."""
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """Devices in use, as these incumbents count them, [n]; one number for one configuration."""
@@ -177,7 +177,7 @@ class AnyLayout:
         return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """As `cutoff_seconds`; broadcasts."""
+        """The same limit as `cutoff_seconds`; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
@@ -210,7 +210,7 @@ class Staircase:
         return np.asarray(self._seconds)[place - 1]
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """As `cutoff_seconds`; broadcasts."""
+        """The same limit as `cutoff_seconds`; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:  # noqa: ARG002 - whatever they use
@@ -243,13 +243,13 @@ def objective_of(job: Job, name: ObjectiveName) -> Objective:
     A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
 
     Raises:
-        InputError: a deadline without a token budget, from which no step time follows.
+        InputError: the job has a deadline and no token budget, so no step time follows.
     """
     if name not in ("cost", "gpus") or job.training.deadline is None:
         return Objective(name=name)
     if num_steps(job.training) is None:
         hint = "add `tokens: 300e9` to TRAINING.yaml, or --set training.tokens=300e9"
         raise InputError("a deadline needs the token budget of the run", where="training.deadline", hint=hint)
-    # failures of all devices: the longest step is then one that any layout may take
+    # failures of all devices are counted, so that the limit holds for layouts on any number of devices
     share = kept_share(job, [(pool.cluster, pool.cluster.num_devices) for pool in job.pools])
     return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training) * share)

@@ -30,7 +30,7 @@ _OFFERED: Final = {
     "offload": "offload.what",
     "recompute": "can.recompute",
 }
-"""For each key, the part of the engine's profile that lists its allowed values, or the axis of the key."""
+"""For each key, the field of the engine profile that lists the key's allowed values; for a degree, the list of axes."""
 
 
 def check_constraints(job: Job, constraints: Constraints) -> None:

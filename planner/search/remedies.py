@@ -272,7 +272,7 @@ def changes_of_training(job: Job) -> Iterator[Change]:
 
 
 def _state_bytes(job: Job) -> float:
-    states = job.pools[0].state_bytes  # as the engine keeps them, whatever the pool
+    states = job.pools[0].state_bytes  # the engine keeps the same states on every pool
     return states.weights + states.grads + states.grad_copy + states.master + 2 * states.moment
 
 

@@ -147,7 +147,7 @@ def search(
         reporter.solving(solver, len(found.near))
         return decide(found, best, solver, limit.left)
 
-    decision = decided()  # a request is relaxed only where both methods found nothing
+    decision = decided()  # a request is relaxed only if both methods found nothing
     if not found.layouts and found.pruned.get("deadline"):
         tight, best = job, BestKinds(objective := THROUGHPUT, top + 1, within=within)
         found = best_first(tight, constraints, best, reporter)
@@ -243,11 +243,11 @@ def fastest_layout(
     objective: Objective = THROUGHPUT,
     known: Layout | None = None,
 ) -> tuple[Layout, float] | None:
-    """The best layout and its step seconds, by the dynamic program alone; None if none fits or meets the deadline.
+    """The best layout and its step seconds, by the dynamic program alone; None if no layout fits in time.
 
     The layout equals the answer of `search`, but without the integer program's proof. Questions that need many searches
     use this function.
-    known: a layout near the best one, which makes better layouts faster to find. If `known` fits and no layout is
+    known: a layout near the best layout, so that better layouts are found faster. If `known` fits and no layout is
     better, the answer is None.
 
     Raises:
@@ -299,7 +299,7 @@ def _certificate(
     simplest: Recommendation | None,
     within: float,
 ) -> Certificate:
-    """The certificate of the choice; under every objective it is given in step seconds."""
+    """The certificate of the choice; its optimum is given in step seconds under every objective."""
     solution = decision.solution
     is_checked = solution.status in ("optimal", "time limit") and solution.solver != "dynamic program"
     return Certificate(

@@ -27,8 +27,8 @@ class Choice:
     cluster: its name as the user gave it.
     hosts: the requested number; None if the cluster or --gpus sets it.
     why_not: the reason why no plan exists.
-    on_front: the choice fits, and no other choice beats it: none is better in time or in the measure and at least equal
-    in the other.
+    on_front: whether the choice fits and no other choice beats it. A choice beats another if it is better in time or in
+    the measure, and at least equal in the other.
     """
 
     cluster: str

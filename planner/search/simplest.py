@@ -1,4 +1,4 @@
-"""The second solve: the simplest layout among those that are nearly as good as the proven minimum.
+"""The second solve: the simplest of the layouts that are nearly as good as the proven minimum.
 
 Layouts within a share of the minimum (the window) are compared by their keys (`optimum.simplicity`) in order, then by
 step time. Every configuration whose lower bound is within the window is included, even if the first solve ruled it out.
@@ -7,8 +7,8 @@ Two methods solve this. The dynamic program reads configurations in the order of
 search stops when these keys are worse than the keys of the simplest layout so far (`optimum.simplest_dynamic_program`).
 The integer program decides among all configurations that keys and its own lower bounds do not rule out
 (`optimum.simplest_program`). Both methods share legal configurations, prices, the keys of columns and lower bounds of
-step times, but no cutoff. The two methods must agree. The answer's keys and step time must equal its layout's, and no
-layout of the first solve may be simpler.
+step times, but no cutoff. The two methods must agree. The answer's keys and step time must equal the keys and step time
+of its layout. No layout of the first solve may be simpler.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _check_layout(found: Found, window: Window, standing: Standing, assigned: As
     """Check the layout: keys, step time and window must match the solvers' answer, and no layout may be simpler.
 
     Raises:
-        Disagreement: one of these does not hold.
+        Disagreement: one of these checks fails.
     """
     layout = found.layout_of(assigned)
     seconds, simplicity = estimate(found.job, layout).step_seconds, simplicity_of(found.job, layout)

@@ -213,8 +213,8 @@ def _of_batches(job: Job, constraints: Constraints, of_batch: Callable[[int, Seq
 
     For a range of batch sizes, the result has the best point for each size of cluster and number of devices.
 
-    of_batch: finds the points of a batch size. The function may leave out points that are slower than other batch
-    sizes' points by more than `AS_GOOD`. Batch sizes with many divisors come first, because they are hard to beat.
+    of_batch: finds the points of a batch size. The function may leave out points that are slower than the points of
+    other batch sizes by more than `AS_GOOD`. Batch sizes with many divisors come first, because they are hard to beat.
     """
     check_constraints(job, constraints)
     if job.batch is None:

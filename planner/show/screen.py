@@ -71,7 +71,7 @@ _LINKING_PROGRAMS: Final = ("ghostty", "iTerm.app", "vscode", "WezTerm", "zed")
 def _shows_links(environ: Mapping[str, str]) -> bool:
     """Whether the terminal can show hyperlinks, and runs on this machine, whose files the links name.
 
-    The list of terminals and the switch FORCE_HYPERLINK are those of the npm package supports-hyperlinks.
+    The list of terminals and the switch FORCE_HYPERLINK come from the npm package supports-hyperlinks.
     """
     if forced := environ.get("FORCE_HYPERLINK"):
         return forced != "0"

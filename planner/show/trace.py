@@ -242,7 +242,7 @@ def _hidden_sends(layout: Layout, step: ExecutedStep, stage: int, own: NDArray[n
 
 
 def _hidden_collectives(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[_Slice]:
-    """Draw hidden collectives: those of a microbatch beside its passes, those of the step before its last pass ends."""
+    """Draw hidden collectives: a microbatch's beside its passes, and the step's so that they end with the last pass."""
     passes = step.timeline
     starts, lengths = passes.start[own], passes.end[own] - passes.start[own]
     for name, each in step.hidden_each.items():

@@ -21,7 +21,7 @@ _NEAR_TARGET: Final = 0.05
 class BatchRange:
     """Allowed sequences per optimizer step, from `least` to `most`.
 
-    `target` is the preferred number of sequences, where the user gave a number of tokens.
+    `target` is the preferred number of sequences, if the user gave a number of tokens.
     """
 
     least: int
@@ -32,7 +32,7 @@ class BatchRange:
         """Batch sizes to try, ascending: both ends of the range, and all multiples of one power of two between them.
 
         The power of two is the largest that gives at least half of `most_sizes` sizes. There are never more than
-        `most_sizes`.
+        `most_sizes` sizes.
         """
         step = 1
         while (self.most - self.least) // step > most_sizes - 2:
@@ -56,7 +56,7 @@ def read_batch(text: str, sequence_length: int) -> BatchRange:
     if dots:
         least, most = math.ceil(counts[0]), math.floor(counts[1])
     else:
-        nearest = round(counts[0])  # none where less than half a sequence is meant
+        nearest = round(counts[0])  # 0 for less than half a sequence
         least = min(nearest, math.ceil(counts[0] * (1 - _NEAR_TARGET)))
         most = max(nearest, math.floor(counts[0] * (1 + _NEAR_TARGET)))
     if not 1 <= least <= most:

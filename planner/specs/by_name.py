@@ -38,7 +38,7 @@ _PROFILE_OF: Final = {
     **dict.fromkeys(("pytorch", "planner"), "torch"),
     "titan": "torchtitan",
 }
-"""Names of other programs, and common words, that people type for an engine profile."""
+"""Names of other programs, and common words, that people type in place of an engine profile's name."""
 
 
 def model_names() -> tuple[str, ...]:

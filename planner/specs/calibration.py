@@ -25,7 +25,8 @@ class CalibrationEntry(Document):
     scale_up: the same factor for the innermost link.
     network: the same factor for the links beyond the innermost one.
     core_attention: the same factor for the core of fused attention, in addition to `slowdown`.
-    attention: share of the 16-bit peak that fused attention reaches; it replaces the device file's and core_attention.
+    attention: share of the 16-bit peak that fused attention reaches; it replaces the device file's share and
+    core_attention.
     low, high: 10 % and 90 % quantiles of measured over predicted step time; without them the band comes from published
     runs.
     alone: the search for matching entries ends at this entry.
@@ -98,8 +99,8 @@ class MemorySpread(Document):
 class Spread(Document):
     """How much wider a band is than the errors of published runs (`planner.cost.band.spread_of`).
 
-    tails: factor on the logit of a quantile level, because a new source differs from the known sources more than these
-    differ from each other.
+    tails: factor on the logit of a quantile level, because a new source differs from the known sources more than the
+    known sources differ from each other.
     unseen: factor on the log width for a kind of run that nobody has published.
     memory: distributions of the errors of peak memory.
     """

@@ -53,9 +53,9 @@ def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
     """The job after one change `PATH=VALUE`, or after several, separated by commas.
 
     Paths are the paths of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
-    `engine`, `headroom` and `risk`. A mixed cluster has no `nodes` and `gpus`; its pools have `hosts`. A value replaces
-    the present one, or multiplies it: `x2`, `x0.5`, `+10%`. The calibration stays the same, unless the change is to
-    another device, engine or precision.
+    `engine`, `headroom` and `risk`. A mixed cluster has no `nodes` and `gpus`; its pools have `hosts`. VALUE replaces
+    the present value, or changes it by a factor: `x2`, `x0.5`, `+10%`. The calibration stays the same, unless the
+    device, the engine or the precision changes.
 
     Raises:
         InputError: an unknown path, or a value that the document refuses; the message names `option`.
@@ -98,7 +98,7 @@ def _apply(edited: _Edited, part: str, option: str) -> _Edited:
     factor = _FACTOR.fullmatch(value)
     if path == "training.sequence_length" and value[-1] in "kK":
         value = _length(value, where)
-    elif factor and (present := value_at(path, edited.trees, where)):  # without one the document says what it lacks
+    elif factor and (present := value_at(path, edited.trees, where)):  # else the document reports the gap
         value = _scaled(present, _times(factor), where)
     return replace(edited, trees=apply_setting(f"{path}={value}", edited.trees, option))
 

@@ -28,14 +28,14 @@ def _leave_out(schema: dict[str, Any]) -> None:
 
 
 class Efficiency(Document):
-    """The share of the data sheet's values that a device reaches; these are measurements, with the source in a comment.
+    """Shares of the data sheet's values that a device reaches, as measured; a comment in the file names the source.
 
     matmul: share of the peak that a large matrix product reaches.
     matmul_half_depth: depth K (inner dimension) at which a product reaches half of `matmul`; the share grows as K / (K
     + matmul_half_depth).
     attention: share of the 16-bit peak that fused attention reaches in both passes together, with a kernel written for
     the device's generation.
-    attention_flash_2: the same with FlashAttention-2, if it is less.
+    attention_flash_2: the same share with FlashAttention-2, if it is lower.
     memory: share of the memory bandwidth that a memory-bound operator reaches.
     launch: host time per operator that the device cannot hide.
     """
@@ -108,14 +108,16 @@ class LinkSpec(Document):
     startup: time of one pass of a collective in addition to its hops (launch, filling of buffers).
     efficiency: share of the bandwidth that collectives reach; the default is an assumption for links that nobody
     measured.
-    half_peers: number of peers at which half of the efficiency is reached; it grows as peers / (peers + this).
-    in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); by default there are none.
-    devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is the share of each.
+    half_peers: number of peers with which half of the efficiency is reached; the efficiency grows as peers / (peers +
+    half_peers).
+    in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); without a value the switch
+    cannot reduce.
+    devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is the share of one.
     kind: topology of the level; `pcie` joins cards without a common switch, which exchange data through the host's
     memory.
     measured_bandwidth: bytes per second that each device got in a collective over `measured_hosts` hosts, for networks
-    that deliver less than `bandwidth`; `efficiency` is not applied to it. Groups over fewer hosts get more, up to the
-    efficiency of `bandwidth` over two hosts. Groups over more hosts get the same.
+    that deliver less than `bandwidth`; `efficiency` is not applied to it. Groups over fewer hosts get more, up to
+    `efficiency` times `bandwidth` over two hosts. Groups over more hosts get the measured bandwidth.
     measured_hosts: number of hosts in the measurement of `measured_bandwidth`.
     links_per_device, wiring: number and arrangement of a mesh's links; `bandwidth` is the sum over all links of a
     device.
@@ -167,13 +169,13 @@ class HostSpec(Document):
     """The memory of a host, shared by its devices, and the path to it; offloading depends on both.
 
     memory, memory_bandwidth: values of the whole host, all sockets together, from the data sheet.
-    usable_share: share of the memory that training may pin; the rest is for the system and the loading of data. It is
-    an assumption.
+    usable_share: share of the memory that training may pin; the rest is for the system and the loading of data. The
+    default is an assumption.
     memory_efficiency: share of the memory bandwidth that an optimizer's update reaches. CPU-Adam updates 10e9
     parameters in 2.57 s, 30 bytes each, on two Xeon 8168 of 256 GB/s (Ren et al., ZeRO-Offload, USENIX ATC 2021, table
     4).
-    bandwidth: bandwidth between one device and the host's memory in one direction, while all devices of the host use
-    theirs.
+    bandwidth: bandwidth between one device and the host's memory in one direction, while all devices of the host copy
+    at once.
     efficiency: share of `bandwidth` that copies of pinned memory reach; the default is an assumption.
     """
 
@@ -243,14 +245,14 @@ class ClusterSpec(Document):
 
     @property
     def scale_up_devices(self) -> int:
-        """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), at most those of the whole cluster."""
+        """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), at most the number in the whole cluster."""
         return min(self.links[0].num_devices or self.num_devices, self.num_devices)
 
     @model_validator(mode="after")
     def _check_links(self) -> Self:
         spans = [link.num_devices for link in self.links]
         inner = [span for span in spans if span is not None]
-        of_devices = self.device.memory_bandwidth * max(8, self.devices_per_host)  # a part of a host has its memory
+        of_devices = self.device.memory_bandwidth * max(8, self.devices_per_host)  # part of a host keeps its memory
         if self.host is not None and 2 * self.host.memory_bandwidth > of_devices:
             raise ValueError(
                 "host: memory_bandwidth is more than half of that of eight devices; it is of one host, all sockets"

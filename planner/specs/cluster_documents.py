@@ -186,7 +186,7 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
 
 
 def _with_idle_devices(cluster: ClusterSpec, devices_per_host: int) -> ClusterSpec:
-    """The cluster with the speed that its devices have while the rest of a host's `devices_per_host` are idle.
+    """The cluster, with its devices as fast as they are while the other devices of the host are idle.
 
     The time of an operator is assumed to grow evenly with each further busy device, up to `alone` times its time alone.
     """

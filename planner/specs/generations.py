@@ -69,5 +69,5 @@ def _num_processors(peak: Any, of_one: str) -> int | None:
     try:
         rate = parse_quantity(str(given[0]), "flops_per_second") if given else 0.0
     except ValueError:
-        return 1  # the check of the device reports the peak, and must not also miss this number
+        return 1  # the check of the device reports the bad peak, and must not also report a missing number
     return max(1, round(rate / parse_quantity(of_one, "flops_per_second"))) if rate > 0 else None

@@ -1,7 +1,7 @@
 """Hugging Face `config.json`: read as JSON, translated by a table for each `model_type`, never executed.
 
-The meaning and the default of a key are those of the model type's class in the transformers library. If a key concerns
-attention or experts and no table reads it, it is an error, never a guess.
+A key has the meaning and the default that the model type's class in the transformers library gives it. A key that
+concerns attention or experts and that no table reads is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""Keys that change neither parameters nor prices, unless the table of their type reads them."""
+"""Keys that change neither parameters nor prices, except for types whose table reads them."""
 _CONCERNS: Final = re.compile(r"attn|attention|head|expert|moe|router|window|lora|kv|qk|layer|norm|mlp|ffn|bias|sink")
 """Parts of key names; a key with one of them may change the number of parameters."""
 
@@ -97,7 +97,7 @@ def read_config(path: Path, name: str = "") -> HuggingFaceModel:
     """Read a config.json; messages call the file `name`.
 
     Raises:
-        InputError: the file is missing or no strict JSON, or has an unknown model_type, or keys that no table reads.
+        InputError: the file is missing, is not strict JSON, has an unknown model_type, or has keys that no table reads.
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
@@ -108,7 +108,7 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
     """The model document from the text of a config.json; messages call the file `shown`.
 
     Raises:
-        InputError: no strict JSON, an unknown model_type, or keys that no table reads.
+        InputError: the text is not strict JSON, or has an unknown model_type or keys that no table reads.
     """
     outer = _parse(text, shown)
     config = Config(name=shown, text=text, values=outer)
@@ -195,7 +195,7 @@ def _is_text_model(outer: dict[str, Any]) -> bool:
 def _parse(text: str, name: str) -> dict[str, Any]:
     """Parse strict JSON: no comments, no NaN, no repeated keys, and the nesting and length limits of our documents.
 
-    Infinity is read, in Python's spelling, because Mamba's files have infinite limits of time steps.
+    Infinity is read, in Python's spelling, because Mamba's files limit time steps to infinity.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

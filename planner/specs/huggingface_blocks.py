@@ -90,7 +90,7 @@ def windows(config: Config) -> None:
 def mixture(
     width: str = "moe_intermediate_size", *, shared: str = "", shared_width: str = "", shared_unit: str = ""
 ) -> Callable[[Config], None]:
-    """Routed experts of one width, and shared ones: `shared` of the same width, or `shared_width` for all together."""
+    """Routed experts of one width, and shared experts: `shared` of that width, or `shared_width` for all together."""
 
     def rule(config: Config) -> None:
         each = config.count(width)
@@ -188,7 +188,7 @@ def sparse(config: Config) -> None:
 
 
 def _indexer_modes(config: Config) -> list[str]:
-    """Which layers choose keys, and which reuse the previous layer's: from a list, letters, or every n-th layer."""
+    """Which layers choose keys, and which reuse the previous layer's keys: from a list, letters, or every n-th."""
     listed, letters = config.entries("indexer_types"), config.get("index_topk_pattern")
     if listed:
         return [str(each) for each in listed]
@@ -427,7 +427,7 @@ def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adap
 
 
 def bamba(config: Config) -> None:
-    """Mamba-2 in all layers except those of a list."""
+    """Mamba-2 in all layers except the layers in a list."""
     config.get("layer_types")
     attention = config.entries("attn_layer_indices")
     if others := config.filled("num_layers") - len(attention):

@@ -42,7 +42,7 @@ class Config:
         """The value of a key that must be a whole number, or `default` if it is missing or null.
 
         Raises:
-            InputError: the value is no whole number.
+            InputError: the value is not a whole number.
         """
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -53,7 +53,7 @@ class Config:
         """The value of a key that must be a list; empty if it is missing or null.
 
         Raises:
-            InputError: the value is no list.
+            InputError: the value is not a list.
         """
         value = self.get(key, [])
         if not isinstance(value, list):
@@ -76,7 +76,7 @@ class Config:
         self.put(target, self.filled(target) + value, "model_type")
 
     def add_kind(self, num_layers: int, origin: str, **fields: Any) -> None:
-        """Add a kind of layers, with the fields in which they differ from the others."""
+        """Add a kind of layers, with the fields in which they differ from the other layers."""
         known = [
             kind for kind in self.document.get("layers", ()) if {**kind, "num_layers": 0} != {**fields, "num_layers": 0}
         ]
@@ -84,7 +84,7 @@ class Config:
         self.put("layers", (*known, {"num_layers": num_layers + same, **fields}), origin)
 
     def filled(self, target: str) -> int:
-        """The present value of our field `target`; 0 if it is no whole number, which is reported later."""
+        """The present value of our field `target`; 0 if it is not a whole number, which is reported later."""
         value = self.document.get(target)
         return value if type(value) is int else 0
 

@@ -114,7 +114,7 @@ def bart(
 ) -> Callable[[Config], None]:
     """The decoder alone; each of its layers attends to an encoder that is not part of the model.
 
-    extra: rows in the table of positions in addition to those that the file states.
+    extra: rows in the table of positions in addition to the rows that the file states.
     """
 
     def rule(config: Config) -> None:

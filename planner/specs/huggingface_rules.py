@@ -91,7 +91,7 @@ def late_window(config: Config) -> None:
 
 
 def sparse_steps(config: Config) -> None:
-    """Qwen: experts in every `decoder_sparse_step`-th layer except those of `mlp_only_layers`."""
+    """Qwen: experts in every `decoder_sparse_step`-th layer, except the layers in `mlp_only_layers`."""
     dense = config.entries("mlp_only_layers")
     if dense != list(range(len(dense))):
         config.refuse("mlp_only_layers", "`mlp_only_layers` may only name the first layers")

@@ -1,7 +1,7 @@
 """The meaning of the keys of a Hugging Face config.json: one table for each `model_type`.
 
-Defaults are those of the configuration classes in the transformers library. A key without a default is required. `a|b`
-are two spellings of one key.
+Defaults come from the configuration classes in the transformers library. A key without a default is required. `a|b`
+means two spellings of one key.
 """
 
 from __future__ import annotations
@@ -632,7 +632,7 @@ _NEEDED_OF_EXPERTS: Final = ("moe.num_experts", "moe.experts_per_token")
 
 
 def _optional(keys: dict[str, str]) -> dict[str, Any]:
-    """Keys that may be missing; then our fields have their own defaults."""
+    """Keys that may be missing; if one is missing, our field keeps its own default."""
     return {key: None for key, target in keys.items() if target not in (*NEEDED, *_NEEDED_OF_EXPERTS)}
 
 

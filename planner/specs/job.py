@@ -86,7 +86,7 @@ class Job:
 
     @property
     def core_precision(self) -> Precision:
-        """Precision of attention and the output head: the training's precision, but 16 bits if that has 8 or 4."""
+        """Precision of attention and the output head: the training precision, or bf16 if training is in fp8 or fp4."""
         return "bf16" if self.training.precision in ("fp8", "fp4") else self.training.precision
 
     @property
@@ -110,7 +110,7 @@ class PoolJob(Job):
     """The job on one pool of equal hosts; it is the whole job if the cluster has no other pool.
 
     calibration: corrections from measured runs of the pool's device with this engine and precision.
-    between: the link to the other pools; None if there are no others.
+    between: the link to the other pools; None if there are no other pools.
     """
 
     cluster: ClusterSpec
@@ -151,7 +151,7 @@ class PoolJob(Job):
 
     @property
     def across(self) -> ClusterSpec | None:
-        """The network to the other pools, as a cluster with one link; None if there are no others."""
+        """The network to the other pools, as a cluster with one link; None if there are no other pools."""
         return None if self.between is None else self.cluster.model_copy(update={"links": (self.between,)})
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """The arguments of `load_job`, unchanged except `nodes`: hosts of a uniform cluster, or a number for each pool."""
+    """The arguments of `load_job`, with `nodes` in two fields: `nodes` (uniform cluster) and `hosts_of` (each pool)."""
 
     model: str | ModelSpec
     cluster: str | ClusterSpec
@@ -92,7 +92,7 @@ def load_job(
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
     risk: accepted chance that a plan does not fit.
     headroom: share of device memory that a plan leaves free; this plain limit replaces the chance.
-    calibration: a file of corrections that replaces the shipped ones.
+    calibration: a file of corrections that replace the shipped corrections.
 
     Raises:
         InputError: all mistakes of all documents and options at once, at most `MAX_MISTAKES`.
@@ -189,10 +189,10 @@ def _with_option(trees: dict[str, Node], document: str, key: str, value: Any, op
 def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -> Job:
     """The job from the documents.
 
-    Every document is checked by its own rules; the training document is also checked against the others.
+    Every document is checked by its own rules; the training document is also checked against the other documents.
 
     Raises:
-        InputError: all mistakes so far, and those found here.
+        InputError: all mistakes so far, and the mistakes found here.
     """
     model = mistakes.attempt(validate, ModelSpec, trees["model"]) if "model" in trees else None
     engine = mistakes.attempt(validate, EngineSpec, trees["engine"]) if "engine" in trees else None

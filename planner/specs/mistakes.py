@@ -30,7 +30,7 @@ class Mistakes:
             return read(*arguments)
         except InputError as error:
             known = {mistake.where for mistake in self.found if mistake.where}
-            # one mistake for each place: a device that was not found is no mapping either
+            # one mistake for each place: a device that was not found would also be reported as no mapping
             self.found += [each for each in error.mistakes if each.where not in known]
             return None
 

@@ -58,7 +58,7 @@ class MixtureOfExperts(Document):
     ffn_hidden_size: width of one routed expert.
     shared_ffn_hidden_size: width of all shared experts together.
     num_dense_layers: number of leading layers with an ordinary feed-forward block.
-    layer_frequency: n, if only every n-th of the layers after these has experts.
+    layer_frequency: n, if only every n-th layer after the leading layers has experts.
     expert_bias: whether both matrices of an expert (three with a gate) have a bias.
     shared_gate: whether a learned gate weights the output of the shared experts (Qwen2-MoE).
     vector_params: parameters of a layer with experts that no other field covers.
@@ -155,9 +155,9 @@ class Mixer(Document):
 
 
 class LayerKind(Document):
-    """Layers of a stack that differ from the plain ones; they are spread evenly over the stack.
+    """Layers of a stack that differ from the plain layers; they are spread evenly over the stack.
 
-    Each field replaces the same field of the model; missing fields are those of the model.
+    Each field replaces the same field of the model; missing fields keep the model's values.
     ffn_hidden_size: 0 means no feed-forward block.
     experts: false gives these layers an ordinary feed-forward block, in a model with experts.
     latent: false gives these layers plain attention, in a model with latent attention.
@@ -209,7 +209,7 @@ _REPLACED = tuple(name for name in LayerKind.model_fields if name not in ("num_l
 
 
 class RotaryScaling(Document):
-    """Slower rotary positions for contexts longer than those of the first training, as in Llama 3.1.
+    """Slower rotary positions for longer contexts than in the first training, as in Llama 3.1.
 
     A pair of channels with fewer than `low_frequency` turns in `original_max_sequence_length` tokens has its frequency
     divided by `factor`. A pair with more than `high_frequency` turns keeps its frequency. Between these two limits the
@@ -481,7 +481,7 @@ class ModelSpec(Document):
         return tuple(([(plain, self.model_copy(update={"layers": ()}))] if plain else []) + others)
 
     def layer_has_experts(self, number: Any) -> Any:
-        """Whether layer `number` (from 0; or an array of numbers) has experts: each n-th layer after the dense ones."""
+        """Whether layer `number` (from 0; or an array of numbers) has experts: each n-th after the dense layers."""
         if self.moe is None:
             return number < 0  # none has
         behind = number - self.moe.num_dense_layers + 1
@@ -494,7 +494,7 @@ class ModelSpec(Document):
         return (number + 1) % self.global_every == 0 if self.global_every else number < 0
 
     def window_of_layer(self, number: int) -> int:
-        """Attention window of layer `number` (from 0) in tokens; 0 means that a token attends to all earlier ones."""
+        """Attention window of layer `number` (from 0) in tokens; 0 means that a token attends to all earlier tokens."""
         return 0 if self.layer_is_global(number) else self.sliding_window
 
     def _has_further_blocks(self) -> bool:

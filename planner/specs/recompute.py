@@ -31,7 +31,7 @@ NONE: Final = 0
 SELECTIVE: Final = 1
 FULL: Final = 2
 _EVERY: Final = 3
-_PLACE: Final = 4  # behind the kind of policy: the number of layers, or a bit for each module
+_PLACE: Final = 4  # multiplies what follows the kind of policy: the number of layers, or a bit for each module
 _NAMES: Final = ("none", "selective", "full", "every")
 _PARTIAL: Final = re.compile(r"(full|every):0*([1-9][0-9]{0,4})", re.ASCII)
 
@@ -99,5 +99,5 @@ def modules_in(code: int) -> tuple[str, ...]:
 
 
 def number_of_layers(code: Number) -> tuple[Flag, Number]:
-    """For policies of some layers: whether they mean every n-th layer, and the number."""
+    """For `full:k` and `every:n`: whether the policy is `every:n`, and the number k or n."""
     return code % _PLACE == _EVERY, code // _PLACE

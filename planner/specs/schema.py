@@ -38,7 +38,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     found = {name: {"$schema": DIALECT, **each.model_json_schema()} for name, each in _DOCUMENTS.items()}
     implied = set().union(*ARCHITECTURES.values())
     definitions = found["model"]["$defs"]
-    model = definitions["ModelSpec"]  # which holds one of its kind: its encoder
+    model = definitions["ModelSpec"]  # which contains another model: its encoder
     model["required"] = [key for key in model["required"] if key not in implied]
     found["model"] = {"$schema": DIALECT, **model, "$defs": definitions}
     found["training"].pop("required")
@@ -46,7 +46,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def _cluster_schema() -> dict[str, Any]:
-    """The schema of a uniform cluster, or of a mixed one whose pools are written out or named."""
+    """The schema of a uniform cluster, or of a mixed cluster whose pools are written out or named."""
     schema: dict[str, Any] = TypeAdapter(AnyCluster).json_schema()
     definitions = schema["$defs"]
     cluster = definitions["ClusterSpec"]

@@ -92,7 +92,7 @@ def _resolve(path: tuple[str, ...], trees: Mapping[str, Node], where: str) -> tu
     if root in _ROOTS and root != "device":
         return root, tuple(rest)
     if "cluster" not in trees:
-        return root, ()  # its links are not known: its own mistakes are reported instead
+        return root, ()  # the cluster's links are unknown: the cluster's own mistakes are reported instead
     if root == "pools" and rest:
         root, *rest = rest
     if root in pools:

@@ -60,7 +60,7 @@ _UNMEASURED: Final[dict[str, dict[str, Any]]] = {
     "infiniband": {"latency": "8 us", "kind": "fat-tree"},
     "ethernet": {"latency": "15 us", "kind": "ethernet"},
 }
-"""Assumed values for a link that no shipped cluster with this device has, as in the shipped files."""
+"""Values for a link that no shipped cluster with this device has; assumed to be as in the other shipped files."""
 _WITHOUT_PEER_ACCESS: Final = r"GeForce"
 """Names of cards whose driver forbids one card to read another over PCIe, even below the same switch."""
 
@@ -101,7 +101,7 @@ def _links(device: DeviceSpec, found: tuple[gpus.Gpu, ...]) -> tuple[LinkSpec, .
     known = _shipped_links(device.name)
     levels = _levels(found, known)
     adapters, network = gpus.adapter_bytes_per_second()
-    if adapters:  # one host needs no network to be planned for, yet the document is to be used for several of its kind
+    if adapters:  # one host needs no network, but the document may be used for several such hosts
         levels.append({"name": network, "bandwidth": adapters / len(found), "spans": "cluster"})
     levels = levels or [{"name": "pcie", "bandwidth": _slot(found[0]), "spans": "cluster"}]
     return tuple(_link(level, known.get(level["name"])) for level in levels)
@@ -131,7 +131,7 @@ def _levels(found: tuple[gpus.Gpu, ...], known: Mapping[str, LinkSpec]) -> list[
         name, bandwidth = fabric.name, fabric.bandwidth
     inside, shared = 1, paths.under_port
     levels: list[dict[str, Any]] = []
-    joined = count if paths.joined is None and nvlink else paths.joined or 1  # old drivers show links, and no matrix
+    joined = count if paths.joined is None and nvlink else paths.joined or 1  # old drivers show links but no matrix
     if bandwidth and joined > 1:
         levels, inside = [{"name": name, "bandwidth": bandwidth, "spans": f"{joined} devices"}], joined
     if inside < shared and not re.search(_WITHOUT_PEER_ACCESS, found[0].name):

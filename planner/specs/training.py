@@ -48,8 +48,7 @@ class TrainingSpec(Document):
     dropout: probability; with 0 no masks are stored.
     lora_rank: rank of the trained adapters beside the matrices in lora_targets, with all other weights frozen; 0 trains
     every weight.
-    frozen_weights: storage of frozen weights: 16 bits, or 4 bits for those of the layers (nf4 with double
-    quantisation).
+    frozen_weights: storage of frozen weights: 16 bits, or 4 bits inside the layers (nf4 with double quantisation).
     """
 
     sequence_length: int = Field(ge=1, le=100_000_000)

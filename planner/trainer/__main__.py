@@ -172,9 +172,9 @@ def _quiet_torch() -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.enable()  # says what a rank did when a library aborts or crashes in it
+    faulthandler.enable()  # shows what a rank was doing when a library aborts or crashes
     outcome = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if outcome or not _is_fork():  # a fork tells torchrun by returning that it is done
+    if outcome or not _is_fork():  # a fork has to return, which tells torchrun that the fork is done
         os._exit(outcome)  # everything is on disk; torch's threads sometimes abort while the interpreter is torn down

@@ -39,7 +39,7 @@ def main() -> int:
         options.output.mkdir(parents=True, exist_ok=True)
         write_status(options.output, "failed", 0, str(error), exit_code=int(error.exit_code))
         return error.exit_code
-    logging.disable(logging.ERROR)  # of this process; the ranks are others
+    logging.disable(logging.ERROR)  # only in this process, not in the ranks
     on_cpu = plan.cluster.kind == "cpu"
     try:
         torchrun(_forking(sys.argv[1:]) if on_cpu else sys.argv[1:])
@@ -57,7 +57,7 @@ def _forking(words: list[str]) -> list[str]:
     Imports take a rank three CPU seconds. Ranks with a GPU are not forked, because CUDA does not survive a fork.
     """
     program = importlib.import_module("planner.trainer.__main__")
-    torch.set_num_threads(1)  # threads of OpenMP survive none either
+    torch.set_num_threads(1)  # OpenMP threads do not survive a fork either
     start = words.index("-m")
     return [*words[:start], "--start-method=fork", "--run-path", str(program.__file__), *words[start + 2 :]]
 

@@ -54,7 +54,7 @@ def rotary_frequencies(
     if scaling is None:
         return plain
     turns = scaling.original_max_sequence_length * plain / (2 * math.pi)
-    band = max(scaling.high_frequency - scaling.low_frequency, 1e-6)  # none in Llama 4 Scout
+    band = max(scaling.high_frequency - scaling.low_frequency, 1e-6)  # empty in Llama 4 Scout
     kept = (turns - scaling.low_frequency) / band
     return torch.lerp(plain / scaling.factor, plain, kept.clamp(0, 1))
 
@@ -145,7 +145,7 @@ def attend(
     window: int,
     mask: Mask | None = None,
 ) -> Tensor:
-    """Softmax attention of the queries at `positions` to the keys of all earlier positions, or of those in the window.
+    """Softmax attention of the queries at `positions` to the keys of all earlier positions, or of the window.
 
     mask: a mask from `document_mask`, which replaces these rules.
     """
@@ -161,7 +161,7 @@ def attend(
     if width != query_BHSD.shape[-1] and not query_BHSD.is_cuda:  # the CPU's fused kernel wants one head size
         value_BHTD = F.pad(value_BHTD, (0, query_BHSD.shape[-1] - width))
     if mask is not None:
-        groups = query_BHSD.shape[1] // key_BHTD.shape[1]  # a GPU's kernels that take masks know no groups of heads
+        groups = query_BHSD.shape[1] // key_BHTD.shape[1]  # GPU kernels with masks support no groups of heads
         key_BHTD, value_BHTD = (each.repeat_interleave(groups, dim=1) for each in (key_BHTD, value_BHTD))
         return F.scaled_dot_product_attention(query_BHSD, key_BHTD, value_BHTD, attn_mask=mask)[..., :width]
     for rows, query in zip(blocks, torch.split(query_BHSD, [len(block) for block in blocks], dim=-2), strict=True):

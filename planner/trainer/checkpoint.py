@@ -1,8 +1,8 @@
 """Checkpoints that are complete or absent, verified before use, and readable under any layout.
 
 torch.distributed.checkpoint (DCP) stores the tensors and reshards them; everything else is JSON. A checkpoint is
-written under a temporary name, hashed, synced and renamed, so a crash keeps the previous one. Hashes are compared
-before loading, because DCP itself would load a shard with a flipped bit.
+written under a temporary name, hashed, synced and renamed, so a crash keeps the previous checkpoint. Hashes are
+compared before loading, because DCP itself would load a shard with a flipped bit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Saver:
     """Writes checkpoints and keeps the newest ones; every rank makes a Saver and calls it at the same steps.
 
     background: copy the tensors to host memory and write them while training continues. The ranks then use a separate
-    process group, so that its collectives cannot mix with those of the training.
+    process group, so that the Saver's collectives cannot mix with the training's collectives.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, background: bool = False) -> None:
@@ -133,7 +133,7 @@ def restore(trainer: Trainer, folder: Path, step: int | None = None) -> int | No
         The step, or None if there is no checkpoint at all.
 
     Raises:
-        EnvironmentProblem: all checkpoints are damaged, or the checkpoint of `step` is.
+        EnvironmentProblem: all checkpoints are damaged, or the checkpoint of `step` is damaged.
         InputError: the checkpoint is of another model or other data, or `step` has no checkpoint.
     """
     steps = saved_steps(folder)

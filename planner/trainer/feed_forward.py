@@ -75,7 +75,7 @@ class Experts(nn.Module):
 
     def _map(self, x_TE: Tensor, weight: Tensor, bias: Tensor | None, counts_X: Tensor) -> Tensor:
         matrices = self.read(weight)
-        if x_TE.dtype == torch.bfloat16 and x_TE.is_cuda:  # the grouped kernel takes 16 bits alone
+        if x_TE.dtype == torch.bfloat16 and x_TE.is_cuda:  # the grouped kernel takes only 16 bits
             ends = counts_X.cumsum(0).to(torch.int32)
             y: Tensor = F.grouped_mm(x_TE, matrices, offs=ends)
         else:

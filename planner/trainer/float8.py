@@ -17,7 +17,7 @@ MULTIPLE = 16
 
 
 def apply_float8(part: Transformer, layout: Layout, *, emulate: bool) -> None:
-    """Replace the linear maps of the layers by 8-bit ones; weights keep their names, and are still gathered in 16 bits.
+    """Replace the linear maps of the layers by 8-bit maps; weights keep their names, and are still gathered in 16 bits.
 
     Each tensor is scaled by its largest value. Inputs and weights use e4m3, gradients e5m2 (Micikevicius et al. 2022,
     FP8 Formats for Deep Learning). Head, router and routed experts stay in 16 bits, as the plan prices them.

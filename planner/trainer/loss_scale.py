@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST, LEAST, GROWS_AFTER = 2.0**16, 1.0, 2000  # as torch.amp.GradScaler, which knows no least
+FIRST, LEAST, GROWS_AFTER = 2.0**16, 1.0, 2000  # as in torch.amp.GradScaler, which has no minimum
 
 
 class LossScale:

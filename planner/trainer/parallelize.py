@@ -120,7 +120,7 @@ def compile_layers(parts: Iterable[Transformer], backend: str = "inductor", *, a
     """
     if async_tp is not None:
         torch._inductor.config._micro_pipeline_tp = True  # noqa: SLF001 # as torchtitan switches it on
-        with warnings.catch_warnings():  # torch 2.13 calls it deprecated, and its compiler pass still asks for it
+        with warnings.catch_warnings():  # torch 2.13 deprecates the call, but its compiler pass still needs it
             warnings.simplefilter("ignore", FutureWarning)
             enable_symm_mem_for_group(async_tp.group_name)
     torch._dynamo.config.suppress_errors = True  # noqa: SLF001 # torch's documented switch

@@ -96,8 +96,8 @@ class Accumulation:
 class ScheduleNaive(Schedule1F1B):
     """A schedule with one microbatch in flight: every stage runs its backward pass before its next forward pass.
 
-    In 1F1B a stage runs ahead by as many forward passes as there are stages from it to the last one, itself included.
-    Here each stage runs ahead as if it were the last one, and any number of microbatches is allowed.
+    In 1F1B a stage runs ahead by as many forward passes as there are stages from itself to the last stage, both
+    included. Here each stage runs ahead as if it were the last stage, and any number of microbatches is allowed.
     """
 
     def __init__(self, stage: _PipelineStageBase, n_microbatches: int, **options: Any) -> None:

@@ -150,7 +150,7 @@ class FakeCorpus:
 
 
 def warm_up(_: Any, stages: Any, *__: Any) -> None:
-    """`_PipelineSchedule._warmup_p2p` without a word between ranks."""
+    """`_PipelineSchedule._warmup_p2p` without messages between ranks."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC  # noqa: SLF001 # what the ranks would agree on
 

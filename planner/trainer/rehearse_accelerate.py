@@ -70,7 +70,7 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
         with (
             mock.patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": "cpu"}),
             mock.patch.object(PartialState, "_prepare_backend", return_value=("fake", kind)),
-            # it reads positions, which are those of one sequence
+            # it reads positions, which here belong to one sequence
             mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None),
         ):
             yield
@@ -110,13 +110,13 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
             optimizer = OPTIMIZERS[settings["optim"]]([each for each in model.parameters() if each.requires_grad])
             _step(accelerator, model, optimizer, settings)
             states = counter.num_bytes
-            counter.peak = 0  # the model was built whole, which a run does in the memory of the host
+            counter.peak = 0  # the model was built whole; a real run does this in host memory
             _step(accelerator, model, optimizer, settings)
             peak = counter.peak
             meter = MemoryMeter([model], optimizer, layers)
             with meter.watch():
                 _step(accelerator, model, optimizer, settings)
-    # of weights in 16 bits the shards are no master copy
+    # if weights are in 16 bits, the shards are not a master copy
     shards = [local_tensor(each) for each in model.parameters()]
     weights = sum(each.nbytes for each in shards if each.element_size() == SIXTEEN_BITS)
     meter.peak[LineName.PARAMS] += weights

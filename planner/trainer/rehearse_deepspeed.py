@@ -52,7 +52,7 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
             mock.patch.object(sys.modules["deepspeed.comm.torch"], "build_shm_op"),
             mock.patch.object(partitioned_param_coordinator, "assert_ints_same_as_other_ranks"),
             mock.patch.object(FakeTensor, "data_ptr", return_value=0, create=True),  # to check that it is aligned
-            # it reads positions, which are those of one sequence
+            # it reads positions, which here belong to one sequence
             mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None),
         ):
             yield

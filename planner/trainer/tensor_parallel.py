@@ -141,7 +141,7 @@ def _columns_then_rows(module: nn.Module, last: str) -> _Plan:
 def _attention_plan(block: Block) -> _Plan:
     plan = _columns_then_rows(block.attention, "output")
     if block.attention.query_norm is not None:
-        # of single heads: heads are cut; of the whole width: the width is
+        # norms of single heads: heads are cut; norms of the whole width: the width is cut
         whole = block.attention.norm_whole_width
         style = _Style(Shard(0), Shard(-1)) if whole else _Style(Replicate(), Shard(1))
         plan |= {".query_norm": style, ".key_norm": style}

@@ -69,7 +69,7 @@ def _mend(path: Path, encoded: Encoded, *, damage: str, source: str) -> None:
 
 
 def _damage(path: Path) -> str:
-    """How the file differs from the one that was written; empty if it does not."""
+    """How the file differs from the file that was written; empty if it does not differ."""
     try:
         record = json.loads(_record(path).read_text())
         num_bytes, crc32 = int(record["num_bytes"]), int(record["crc32"])

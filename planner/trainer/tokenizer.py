@@ -107,7 +107,7 @@ class FileTokenizer:
 
 
 def read_tokenizer(path: Path) -> FileTokenizer:
-    """Read a `tokenizer.json`, or the one in a folder.
+    """Read a `tokenizer.json`, given as the file or as its folder.
 
     Raises:
         EnvironmentProblem: the file cannot be read, or the tokenizers library is missing.

@@ -46,7 +46,7 @@ def run(trainer: Trainer, options: RunOptions) -> ExitCode:
     """Train to the last step; every rank calls this function.
 
     Returns:
-        OK, PREEMPTED after a signal (the state is saved), or DIVERGED (the weights are those before the step).
+        OK, PREEMPTED after a signal (the state is saved), or DIVERGED (the weights are as before the step).
     """
     options.output.mkdir(parents=True, exist_ok=True)
     with heartbeat(options.output, dist.get_rank()):
@@ -89,7 +89,7 @@ class _Run:
         """Run the remaining steps, then write measurements and verdict."""
         trainer, options = self.trainer, self.options
         meter = MemoryMeter(trainer.chunks, trainer.optimizer)
-        dist.barrier()  # a rank that fails until here has the last word: nothing below writes over its verdict
+        dist.barrier()  # the verdict of a rank that fails before this point is final: no code below overwrites it
         if self.chief:
             _forget_later_steps(options.output / "metrics.jsonl", trainer.step_number)
             forget_failures(options.output)
@@ -117,7 +117,7 @@ class _Run:
         if self.chief:
             for logger in self.loggers:
                 logger.close()
-            if self.results:  # otherwise the measurements of the run's own steps stay
+            if self.results:  # without new steps, the measurements of the earlier steps stay
                 (options.output / "measurements.json").write_text(json.dumps(document, indent=1) + "\n")
             self._write_verdict(code)
         dist.barrier()
@@ -141,7 +141,7 @@ class _Run:
     def _step(self) -> StepResult:
         by_clock = self.options.checkpoint_every is None
         save_now = by_clock and time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
-        asked = self.chief and (self.options.output / "stop").exists()  # `planner launch` asks so
+        asked = self.chief and (self.options.output / "stop").exists()  # `planner launch` asks this way
         before = time.process_time()
         with self._profiled():
             self.results.append(self.trainer.step(stop=asked or self.stop.is_set(), save=save_now))

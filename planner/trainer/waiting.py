@@ -49,7 +49,7 @@ class WaitSampler:
         self.num_steps = 0
         self.seconds: defaultdict[LineName, float] = defaultdict(float)
         self._watched = threading.main_thread().ident
-        # ranks meet once more at the end of a step: the first ones wait for those that had more to do
+        # ranks meet once more at the end of a step: the first ranks wait for the ranks that had more to do
         split_ways = ((layout.pp, LineName.BUBBLE), (layout.dp * layout.cp, LineName.DP_COMM))
         self._at_the_end = next((line for degree, line in split_ways if degree > 1), LineName.TP_COMM)
         self._of_function = {"_agree": self._at_the_end, "_add_tied_gradients": LineName.TIED_EMBEDDING}
@@ -80,7 +80,7 @@ class WaitSampler:
             before = now
 
     def line_of(self, frame: FrameType) -> LineName | None:
-        """The ledger line of the communication in a call stack; None while it computes."""
+        """The ledger line of the communication in a call stack; None while the thread computes."""
         if not _communicates(frame):
             return None
         around: FrameType | None = frame

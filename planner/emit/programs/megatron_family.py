@@ -141,7 +141,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     if method == "block":
         return {"layout.recompute": f"full:{number}" if number else "none"}
     if number > 1:
-        given.understood.discard("recompute_num_layers")  # one input kept per group; priced as per layer
+        given.understood.discard("recompute_num_layers")  # keeps one input per group; priced as one per layer
     return {"layout.recompute": "full"}
 
 
@@ -475,7 +475,7 @@ REFUSALS: Final = (
 
 
 def _read_loss(given: Given) -> Mapping[str, Any]:
-    """The loss: Megatron-Core's own fusion keeps what the separate operators keep, softmax in fp32 and no logits.
+    """The loss: Megatron-Core's own fusion keeps the same as the separate operators: softmax in fp32 and no logits.
 
     Source: Megatron-LM, core/fusions/fused_cross_entropy.py; arguments.py refuses Transformer Engine's fusion.
     """

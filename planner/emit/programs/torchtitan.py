@@ -74,7 +74,7 @@ def _shapes() -> tuple[tuple[dict[str, Any], tuple[str, str]], ...]:
 
 
 def _entry(model: ModelSpec) -> tuple[str, str] | None:
-    """Package and flavor of the registry's model with the same shape, under any name; None if there is none."""
+    """Package and flavor of the registry's model with the same shape, under any name; None if no model matches."""
     shape = _shape(model)
     return next((entry for other, entry in _shapes() if other == shape), None)
 

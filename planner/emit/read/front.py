@@ -78,7 +78,7 @@ def read_foreign(
     engine: replaces the program's own profile.
     num_devices: number of the job's devices, for a file without a number of devices.
     per_host: number of devices of a host, for a file that gives its launcher only a number of hosts.
-    is_sized: whether the user gave the number of devices, which then counts in place of the file's.
+    is_sized: whether the user gave the number of devices, which then replaces the file's number.
 
     Raises:
         InputError: values that cannot be read, or values that the file lacks and the user must give as options.
@@ -170,7 +170,7 @@ def _reader_of(shown: str, text: str) -> Reader:
 
 
 def _with_variables(text: str, define: Sequence[str], hosts: int) -> str:
-    """The script behind assignments of variables, those that Slurm sets and those of `--define`, in its first line."""
+    """The script; its first line now begins with assignments of Slurm's variables and of the `--define` variables."""
     slurm = (f"{name}={value}" for name, value in variables_of(text, hosts).items())
     return _defined((*slurm, *define)) + text
 
@@ -190,7 +190,7 @@ _ALL_OF_A_HOST: Final = ("gpu", "auto", "-1")
 
 
 def _check_size(sizes: Mapping[str, Value], shown: str) -> None:
-    """Refuse numbers of hosts and ranks that are not said: a size must not be guessed."""
+    """Refuse numbers of hosts and ranks that cannot be read, because a size must not be guessed."""
     mistakes = []
     for what, value in sizes.items():
         if value is None or _count(value) or value in _ALL_OF_A_HOST:
@@ -231,7 +231,7 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
 def _model(
     reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], place: _Place
 ) -> ModelSpec:
-    """The model named by `--model`, or else the model that the file describes, or else the shipped model it names."""
+    """The model named by `--model`, else the model that the file describes, else the shipped model that it names."""
     if wanted is not None:
         return load_model(wanted)
     shown = place.shown
@@ -318,7 +318,7 @@ _SHAPE: Final = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "v
 
 
 def _of_another_model(reader: Reader, values: Values, spec: ModelSpec) -> list[Assumed]:
-    """A line for the sizes in the file that differ from those of `--model`, which count."""
+    """A line for the sizes in the file that differ from the sizes of `--model`; the sizes of `--model` count."""
     try:
         said = facts_of(reader.target, values, of_model=True).of("model")
     except InputError:

@@ -27,7 +27,7 @@ _VARIABLES: Final = {
 def variables_of(text: str, hosts: int = 0) -> dict[str, str]:
     """Variables that Slurm sets for the sizes that a script asks for; a range of hosts, as in 4-8, sets none.
 
-    hosts: the number of hosts that the user gave, which replaces the script's.
+    hosts: the number of hosts that the user gave, which replaces the script's number.
     """
     asked = _asked(text) | ({"nodes": str(hosts)} if hosts else {})
     return {name: asked[option] for option, names in _VARIABLES.items() if option in asked for name in names}

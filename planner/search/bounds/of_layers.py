@@ -1,4 +1,4 @@
-"""Least seconds of layers in any stage, for bounds of configurations before their stages are considered."""
+"""Least seconds of layers in any stage, for bounds of configurations whose stages are not considered yet."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
 
 
 class LayerBounds:
-    """Least seconds of a layer and of the head for every tp, cp, microbatch and degrees of experts, priced once.
+    """Least seconds of a layer and of the head, priced once for every tp, cp, microbatch size, ep and etp.
 
-    The axes of arrays are the partitions that differ in (tp, sp, cp, segment), the divisors of the batch as microbatch
-    sizes, and the pairs (ep, etp).
+    The arrays have three axes: the partitions that differ in (tp, sp, cp, segment), the microbatch sizes (divisors of
+    the batch), and the pairs (ep, etp).
     """
 
     def __init__(self, job: PoolJob, partitions: DegreeArrays, pairs: Sequence[tuple[int, int]] | None = None) -> None:
@@ -148,8 +148,8 @@ class LayerBounds:
     def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
         """Lower bound of a step of these partitions, valid for all values of the missing keys.
 
-        The slowest stage computes at least its share of all layers for every sequence: T >= B / dp * L / pp * the least
-        seconds of a layer and sequence over all microbatch sizes.
+        The slowest stage computes at least its share of all layers for every sequence: T >= B / dp * L / pp * x, where
+        x is the least time of one layer for one sequence over all microbatch sizes.
 
         Gain (`partition`): the search takes 0.57 s instead of 1.18 s for GPT-3 on 1,024 devices, and 1.55 s instead of
         3.16 s for DeepSeek-V3 on 11,000.
@@ -163,8 +163,8 @@ class LayerBounds:
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
         """Lower bound of a step with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
 
-        The slowest of S stages takes at least the mean of all work, the time of ceil(L / S) layers, and the last
-        stage's time for one layer in each chunk and the head.
+        Three values bound the slowest of S stages from below: the mean of all work, the time of ceil(L / S) layers, and
+        the last stage's time for one layer in each chunk and the head.
         any_experts: make the bound valid for every degree of experts.
 
         Gain (`timing`): the search takes 0.54 s instead of 0.72 s for GPT-3 on 1,024 devices, and 1.53 s instead of
@@ -194,7 +194,7 @@ class LayerBounds:
         return self._mean[row, size, pair], self._fastest[row, size, pair], head
 
     def layer_seconds_of_sequence(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """Least seconds of a layer of the fastest kind for one sequence, over all microbatch sizes."""
+        """Seconds per sequence of a layer of the fastest kind, with the microbatch size that makes them least."""
         return np.asarray((self._fastest.min(axis=2) / self._sizes).min(axis=1)[self._row_of(partitions)])
 
     def _row_of(self, degrees: DegreeArrays) -> NDArray[np.int64]:
@@ -212,7 +212,7 @@ _PLACE = 1 << 24  # more than any degree
 
 
 class LayerShapes(NamedTuple):
-    """The distinct layer shapes of configurations, the shape of each configuration, and the parts of its stages."""
+    """The distinct layer shapes of configurations, the shape of each configuration, and the prices of each shape."""
 
     degrees: DegreeArrays
     position: NDArray[np.int64]
@@ -231,7 +231,7 @@ def most_layers(
     """Upper bound of a stage's layers: the other stages need layers too, and the step must stay within the cutoff.
 
     Consecutive layers contain at least a known number of whole periods of the pattern; each chunk after the first may
-    lose one.
+    contain one period less.
     shapes: the layer shapes of the configurations, if already priced.
 
     Gain in pricing columns (`most-layers`, medians of 3): the search takes 3.51 s instead of 8.52 s for Llama-3-70B on

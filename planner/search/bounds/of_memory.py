@@ -1,4 +1,4 @@
-"""Bounds from memory: the most layers that a stage can hold, and the least bytes that it needs with any split."""
+"""Bounds from memory: the most layers that a stage can hold, and the least bytes of the fullest stage."""
 
 from __future__ import annotations
 
@@ -69,9 +69,10 @@ def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number,
 def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Capacities:
     """The layers that each stage can hold by its memory.
 
-    From two layers on, memory grows linearly with the number of layers; below two it grows at least as fast. On inner
-    stages memory also grows linearly with the microbatches in flight, so two inner stages determine all others. Layers
-    of uncounted kinds only need further memory. If all layers need the same memory, the capacity is a whole number.
+    From two layers on, memory grows linearly with the number of layers. Below two layers it grows at least as fast. On
+    inner stages memory also grows linearly with the microbatches in flight, so two inner stages determine all others.
+    Layers of uncounted kinds only add to the memory. If all layers need the same memory, the capacity is a whole
+    number.
     """
     owner, index, _ = unrolled(degrees.pp)
     last = degrees.pp - 1
@@ -111,8 +112,8 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
     policies: the policies that a stage may have, if each stage has its own.
 
     At least one stage holds ceil(L / S) or more of the L layers of the main kinds. An inner stage needs less memory
-    than an earlier one, so the least need of the first, the last but one and the last stage is a lower bound for all
-    stages.
+    than an earlier inner stage, so the least need of the first, the last but one and the last stage is a lower bound
+    for all stages.
 
     Source: derived here; tested against the priced columns.
     """
@@ -141,12 +142,12 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
 
 def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
-    """Substitutes that need no more memory (apart from rounding), and the index of each configuration's substitute.
+    """Substitutes that need at most as much memory (but for rounding), and the index of each configuration's own.
 
     A substitute has one sequence per microbatch and stands for many configurations. Larger microbatches need more
-    memory, and equally many are in flight as long as the step has several microbatches. In two cases the microbatch
-    size stays: a single microbatch accumulates no gradients, and GPipe holds less of each microbatch if there are
-    fewer.
+    memory, and as long as the step has several microbatches, the number in flight is the same. In two cases the
+    substitute keeps the microbatch size: a single microbatch accumulates no gradients, and GPipe holds fewer
+    microbatches if they are larger.
 
     Source: derived here; tested against `least_stage_bytes` of each.
     """
@@ -158,7 +159,7 @@ def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArr
 def may_fit(
     job: Job, degrees: DegreeArrays, policies: Sequence[int], *, expects_little: bool = False
 ) -> NDArray[np.bool_]:
-    """Whether memory may be enough in at least one pool and under at least one policy, by `least_stage_bytes`.
+    """Whether memory may suffice in at least one pool and under at least one policy, by `least_stage_bytes`.
 
     expects_little: first check configurations with one sequence per microbatch, each of which stands for many others.
     The check is faster if few configurations fit.
@@ -180,8 +181,8 @@ def may_fit(
 def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
     """Whether the least stage bytes are within `share` of the limit of at least one pool, under at least one policy.
 
-    Policies that recompute most are tried first, because most configurations fit with them. Other policies are tried
-    only for the remaining configurations.
+    Full recompute is tried first, because most configurations fit with it. Other policies are tried only for the
+    remaining configurations.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
     several = np.any(np.equal(degrees.recompute, OWN))

@@ -1,13 +1,14 @@
 """Lower bounds of the step time of configurations on a mixed cluster; the counterpart of `of_steps`.
 
 Let p_i be the least seconds of a layer on pool i. A stage there takes at least v p_i for its chunks and holds at most T
-/ p_i layers in T seconds. With c_i stages on each pool i that together hold L layers, the slowest stage takes at least
+/ p_i layers in T seconds. If each pool i has c_i stages, and all stages together hold L layers, the slowest stage takes
+at least
 
     T >= (L + h_j / p_j) / sum_i (c_i / p_i)
 
-where h_j is the time of the head in pool j, in which the model ends. Before stages are assigned to pools, the sum uses
-the fastest pools with enough devices, and the head's term is the least of all pools. The bound of the step has the same
-form as on one pool: (m - 1/v) * slowest + all work / v + the longest tail.
+where h_j is the time of the head in pool j, the pool in which the model ends. Before stages are assigned to pools, the
+sum uses the fastest pools with enough devices, and the head's term is the smallest of all pools. The bound of the step
+has the same form as on one pool: (m - 1/v) * slowest + all work / v + the longest tail.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _ROUNDING: Final = 1 - 1e-12
-"""Tolerance for rounding: sums in another order than in the prices may be larger by this factor."""
+"""Tolerance for rounding: a bound sums in another order than the prices do, so it is multiplied by this factor."""
 
 _LONG: Final = 1e30  # seconds; longer than anything, and finite
 _MOST_ROWS: Final = 20_000  # configurations whose stages are checked one by one in one block
@@ -60,7 +61,7 @@ class PoolBounds:
         self._of_pools = [LayerBounds(pool, partitions, pairs) for pool in job.pools]
 
     def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """As `LayerBounds.partition_bound_seconds`, with the stages on the fastest pools.
+        """The bound of `LayerBounds.partition_bound_seconds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -72,7 +73,7 @@ class PoolBounds:
         return np.asarray(batch / partitions.dp * layers / (stages / each).sum(axis=1) * _ROUNDING)
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
-        """As `LayerBounds.timing_bound_seconds`, with the stages on the fastest pools.
+        """The bound of `LayerBounds.timing_bound_seconds`, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -91,8 +92,8 @@ class PoolBounds:
         """Lower bound of a step with experts and ZeRO stage known, for any number of replicas and any placement.
 
         Gain (`any-replicas`, medians of 3): the search for DeepSeek-V3 takes 1.48 s instead of 1.68 s on 11,000
-        devices, and 5.38 s instead of 6.29 s on 100,000. GPT-3 on 100,000 devices gains nothing, and neither does a job
-        that fits with no layout.
+        devices, and 5.38 s instead of 6.29 s on 100,000. GPT-3 on 100,000 devices gains nothing, and a job without a
+        fitting layout gains nothing.
 
         Source: `lower_bound_seconds` on one pool, `timing_bound_seconds` on several.
         """
@@ -175,7 +176,7 @@ def placed(
     constraints: Constraints,
     cutoff_seconds: NDArray[np.float64],
 ) -> tuple[DegreeArrays, NDArray[np.float64]]:
-    """The configurations with every placement that may stay within their cutoffs, and the bounds of these placements.
+    """Every placement of the configurations that may stay within its configuration's cutoff, and its bound.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -205,7 +206,7 @@ def placed(
 def _pool_costs(
     job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
 ) -> _PoolCosts:
-    """Least prices on each pool; for a configuration of one stage they are its exact prices."""
+    """Least prices on each pool; a configuration of one stage has its exact prices."""
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     shape = (len(degrees), len(job.pools))
     layer, ends, tail = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)

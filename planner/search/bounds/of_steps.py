@@ -1,4 +1,4 @@
-"""Lower bounds of a configuration's step time, before each of its stages is priced."""
+"""Lower bounds of a configuration's step time, before its stages are priced one by one."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def lower_bound_seconds(
     which needs least memory and optimizer work, and the bound leaves out traffic between data-parallel ranks.
 
     A stage with k layers takes at least k rho + send, where rho is the price of a layer in a stage with the most layers
-    (`least_costs`). The sum over the stages, plus the last stage's further work, is all work. The slowest of S stages
-    takes at least the mean of all work, the time of ceil(L / S) layers, and the time of one layer per chunk and the
-    head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers. Configurations whose
-    bound stays within the cutoff get a second bound, with the recompute that their memory requires.
+    (`least_costs`). The sum over the stages, plus the last stage's further work, is all work. Three values bound the
+    slowest of S stages from below: the mean of all work, the time of ceil(L / S) layers, and the time of one layer per
+    chunk and the head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers.
+    Configurations whose bound stays within the cutoff get a second bound, with the recompute that their memory
+    requires.
 
     Gain (`step`): the search takes 0.46 s instead of 7.41 s for GPT-3 on 1,024 devices, and 1.46 s instead of over 15 s
     for DeepSeek-V3 on 11,000.
@@ -86,7 +87,7 @@ def lower_bound_seconds(
 def least_seconds_of_any_policy(job: PoolJob, degrees: DegreeArrays, cutoff_seconds: Number) -> NDArray[np.float64]:
     """Lower bound of the step of each configuration under every recompute policy and number of replicas.
 
-    The bound equals `lower_bound_seconds` without recompute and without memory limits. This bound holds for every
+    This is the bound of `lower_bound_seconds` without recompute and without memory limits. The bound holds for every
     policy, because recompute hides at most as many seconds of traffic as it adds in computing.
 
     Gain (`any-policy`): the search takes 2.2 s instead of 2.7 s for DeepSeek-V3 on 2,048 devices with five policies
@@ -149,7 +150,7 @@ class LeastCosts:
     """Least prices of the stages of configurations; the leading axes are kinds of layers and choices of a policy.
 
     layer: seconds of one more layer, [kinds, choices, n]; infinite if a policy is not allowed.
-    num_main: number of main kinds, which come first and have equally many parameters.
+    num_main: number of main kinds, which come first and all have the same number of parameters.
     send: seconds of each stage's send, [n].
     ends: seconds of the last stage besides its layers, [n].
     tail: seconds of the longest tail, [n].
@@ -180,13 +181,13 @@ class LeastCosts:
 def least_costs(
     job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: Number, any_replicas: bool
 ) -> LeastCosts:
-    """Least prices of a layer, from stages with the most layers, in which most layers share launches and latencies.
+    """Least prices of a layer, from stages with the most layers, where the most layers share launches and latencies.
 
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
-    layer in the largest stage is a lower bound, too. So is the price of a layer if k layers of each chunk recompute. If
-    a stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices then exclude
-    the exposed part, and `_least_transfer` bounds it once per step. Layers for multi-token prediction belong to the
-    last stage, which hides traffic behind them and moves their weights.
+    layer in the largest stage is a lower bound, too. The same is true of the price of a layer if k layers of each chunk
+    recompute. If a stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices
+    then exclude the exposed part, and `_least_transfer` bounds it once per step. Layers for multi-token prediction
+    belong to the last stage, which hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers
@@ -196,7 +197,7 @@ def least_costs(
     prices = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
     send = prices.pp_comm - prices.pp_hidden
     each = prices.microbatch_seconds - send
-    hiding = prices  # where some layers recompute, a stage of fewer layers may recompute all, and hides more
+    hiding = prices  # if only some layers recompute, a smaller stage may recompute all its layers, and so hide more
     if any(map(is_of_some_layers, policies)):
         codes, which = np.unique(choices.policy, return_inverse=True)
         whole = np.array([whole_policy(code) for code in codes.tolist()])[which.reshape(choices.policy.shape)]
@@ -235,7 +236,7 @@ def _small_prices(
     """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
 
     The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
-    recomputes only some layers, the layers of a further kind may be among those that do not recompute.
+    recomputes only some layers, the layers of a further kind may be among the layers that do not recompute.
     """
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)
@@ -254,13 +255,13 @@ def _small_prices(
 def _least_tail(
     job: PoolJob, degrees: DegreeArrays, tail_seconds: NDArray[np.float64], most: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Least seconds of the longest tail, from the tails of a stage with the most layers, all of the first kind.
+    """Least seconds of the longest tail, derived from the tail of a stage with the most layers, all of the first kind.
 
     The first kind is the slowest of the main kinds, and its computation hides most. At least one stage has only layers
-    of the main kinds, and at least q of them. Leading layers, if the model has any, are on the first stages: some
-    stages hold only leading layers, and one may hold both kinds. If dense layers and layers with experts alternate, the
-    q layers have layers of the other kind between them. `tail_seconds` is then only the optimizer's time, which further
-    layers only increase.
+    of the main kinds, and has at least q layers. Leading layers, if the model has any, are on the first stages: some
+    stages hold only leading layers, and one may hold both kinds. If dense layers and layers with experts alternate,
+    layers of the other kind stand between the q layers. `tail_seconds` is then only the optimizer's time, which the
+    other layers can only increase.
 
     Gain (`tail`, least of 15): the search takes 0.62 s instead of 0.68 s for Llama-3-405B on 16,384 devices, and prices
     112 configurations instead of 154. GPT-3 on 1,024 devices gains nothing (0.36 s in both cases).
@@ -283,17 +284,17 @@ def _least_transfer(
     """Least seconds of the longest tail, from the traffic of the stage with the most layers of the main kinds.
 
     This stage has k layers of the main kinds, from q = ceil(L / S) to the most. Other layers only add to its traffic
-    and its update. The traffic that its layers cannot hide is exposed, which is at least the traffic of one layer. The
-    time to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that they
-    hide is proportional to k. So the difference is least at one of the two ends of the range of k.
+    and its update. The traffic that its layers cannot hide is exposed; this is at least the traffic of one layer. The
+    time to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that k
+    layers hide is proportional to k. So the difference is smallest at one of the two ends of the range of k.
 
-    window_seconds: two arrays [policies, n] with the most seconds of communication that can be hidden, by one layer of
-    the main kinds, and by all other layers together. No stage can hide more.
-    optimizer_seconds: [n], of a stage that holds the most layers.
+    window_seconds: the most seconds of communication that a stage can hide, as two arrays [policies, n]: behind one
+    layer of the main kinds, and behind all other layers together.
+    optimizer_seconds: seconds of the optimizer on a stage that holds the most layers, [n].
 
     Gain (`transfer`): on 100,000 devices the search takes 5.10 s instead of 10.42 s for DeepSeek-V3, and 0.96 s instead
-    of 1.03 s for GPT-3. With both ends, instead of the most layers alone, DeepSeek-V3 there takes 3.67 s instead of
-    10.65 s.
+    of 1.03 s for GPT-3. If both ends of the range of k are used, instead of the most layers alone, DeepSeek-V3 there
+    takes 3.67 s instead of 10.65 s.
 
     Source: derived here; tested against all ways to partition small models.
     """
@@ -332,8 +333,8 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
     """Least seconds of one microbatch in the slowest stage, [n].
 
     The slowest stage has at least the mean of all work. Stages hold whole layers, which gives two further bounds
-    (`_layers_of_slowest`): one prices all layers like the fastest kind, and one prices only the layers of the main
-    kinds.
+    (`_layers_of_slowest`). The first prices all layers like the fastest kind, and the second prices only the layers of
+    the main kinds.
 
     Gain (`whole-layers`): the search takes 7.3 s instead of 8.5 s for DeepSeek-V3 on 100,000 devices (busy machine).
     """
@@ -347,9 +348,9 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
 def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Number:
     """Least time of the slowest of S stages, in units of a layer; the last stage has `ends` units of other work, [n].
 
-    Stages of time t hold floor(t) layers, the last one floor(t - ends). With k = floor(t) they hold S k - ceil(ends)
-    layers in all, or S k - floor(ends) from t = k + (the fraction of ends) on. Therefore the least t at which the
-    stages hold all L layers is a whole number, or a whole number plus that fraction.
+    In time t a stage holds floor(t) layers, and the last stage holds floor(t - ends). With k = floor(t) all stages
+    together hold S k - ceil(ends) layers, or S k - floor(ends) from t = k + (the fraction of ends) on. Therefore the
+    least t at which the stages hold all L layers is a whole number, or a whole number plus that fraction.
 
     Source: derived here; tested against all ways to divide the layers.
     """
@@ -377,8 +378,8 @@ def _forced_seconds(
 ) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together; infinite if the stages cannot hold all layers.
 
-    Memory limits the number of layers under the first policies. Each further layer costs the price difference to the
-    cheapest later policy.
+    Memory limits the number of layers under the first policies. Each layer beyond this number costs the price
+    difference to the cheapest later policy.
     """
     num_layers, of_policies = num_main_layers(job), np.moveaxis(costs.layer[: costs.num_main], 0, 1)
     of_policies = np.minimum.accumulate(of_policies[::-1])[::-1]

@@ -1,12 +1,12 @@
 """Candidates: the numbers that the solvers read of a configuration, without the cost model behind them.
 
-A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). It leaves open how many
-layers each pipeline stage holds and which recompute policy the stage uses. A column is one way to fill one stage: a
-number of layers and a policy that fit into memory. A choice has one column for each stage.
+A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). A candidate leaves open how
+many layers each pipeline stage holds and which recompute policy the stage uses. A column is one way to fill one stage:
+a number of layers and a policy that fit into memory. A choice has one column for each stage.
 
 If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
-column is valid for all positions with the same state of this pattern (`Pattern`). A stage uses columns of the state in
-which the previous stage ends.
+column is valid for all positions with the same state of this pattern (`Pattern`). A stage uses the columns of the state
+at which the previous stage ends.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Candidate:
     constant_seconds: float  # the part of the step that does not depend on the split
     longest_seconds: float = np.inf  # the deadline: choices with longer steps are not allowed
     pattern: Pattern  # pattern of the layers, as far as it decides which columns can follow each other
-    total_load: int  # of all layers
+    total_load: int  # load of all layers
     stage: IntArray  # 0 .. num_stages - 1
     start: IntArray  # state in which the layers of the column begin
     layers: IntArray  # layers on that stage
-    load: IntArray  # of these layers
+    load: IntArray  # load of these layers
     policy: IntArray  # index of the recompute policy
     seconds: FloatArray  # one microbatch through the stage, forward and backward
     pass_seconds: FloatArray  # time that the stage adds to filling and draining; equal to `seconds` with one chunk
@@ -135,10 +135,10 @@ class Choice:
 
 
 def dominated(candidate: Candidate, *keys: IntArray) -> Mask:
-    """Columns that no optimum needs: another column of the same stage, state and layers is no worse in any price.
+    """Columns that no optimum needs: a column of equal stage, state and layers is at least as good in every price.
 
     More slack is better, except on the last stage, whose slack is the time of its last chunk. Of columns that are equal
-    in all prices the first one is kept. keys: further prices to compare, where less is better, [columns] each.
+    in all prices the first one is kept. keys: further prices to compare, [columns] each; lower is better.
     """
     last = candidate.stage == candidate.num_stages - 1
     slack = np.where(last, candidate.slack_seconds, -candidate.slack_seconds)

@@ -1,12 +1,12 @@
 """The integer program's best choice over all candidates, and its proof.
 
-1. A greedy heuristic gives a choice, and so an upper bound. Columns and candidates whose lower bound exceeds this upper
-   bound are left out (`pruning.lower_bounds`).
+1. A greedy heuristic finds a choice, whose step time is an upper bound. Columns and candidates whose lower bound
+   exceeds this upper bound are left out (`pruning.lower_bounds`).
 2. One integer program decides among the remaining candidates (`integer_program`). Its answer must be at least as good
    as the greedy choice.
 3. With `certify`, a dynamic program over all candidates, without any of these bounds, must find the same step time
-   (`dynamic_program`). Among choices that tie it returns the canonical one (smallest candidate index, then
-   lexicographically smallest layers), and that choice is the answer.
+   (`dynamic_program`). Of tied choices the dynamic program returns the canonical choice (smallest candidate index, then
+   lexicographically smallest layers), which is the answer.
 
 The search solves without `certify`: it has already run the dynamic program, and `decision` compares the two methods.
 """
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _MARGIN = 0.001
 """The integer program includes all columns whose bound exceeds the incumbent by at most this share.
 
-With this margin the answer does not depend on rounding in the bounds, and the program takes hardly longer. A margin of
-0.02 makes the search for Llama-3-405B on 100,000 devices take 13.6 s instead of 7.2 s.
+With this margin the answer does not depend on rounding in the bounds, and solving takes hardly longer. A margin of 0.02
+makes the search for Llama-3-405B on 100,000 devices take 13.6 s instead of 7.2 s.
 """
 
 
@@ -45,7 +45,7 @@ class Solution:
     choice: Choice | None  # None: nothing fits, or nothing was found in time
     status: Literal["optimal", "time limit", "infeasible", "interrupted", "out of time"]
     objective_seconds: float  # step time of the choice; infinite without one
-    gap: float  # the choice is at most this far, relatively, above the optimum
+    gap: float  # the choice is above the optimum by at most this share of its own step time
     num_columns: int  # columns in the integer program
     solver: str  # the method behind the answer: cbc, highs or "dynamic program"
     warnings: tuple[str, ...] = ()
@@ -78,8 +78,9 @@ def solve(
     """The best choice over all candidates.
 
     time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time limit",
-    even if the certificate proves an optimum. The better of the two choices is returned, with its `gap` to the best
-    bound. Without `certify` the answer is the solver's own, and any of several tied choices may be returned.
+    even if the certificate proves an optimum. The answer is then the certificate's choice, or else the better of the
+    integer program's choice and the greedy choice, with its `gap` to the best bound. Without `certify` the answer is
+    the solver's own, and any of several tied choices may be returned.
 
     Raises:
         EnvironmentProblem: the solver asked for is not installed.
@@ -155,7 +156,7 @@ def _check(answer: Answer, certificate: Choice | None, candidates: Sequence[Cand
 
 
 def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: SolverTrouble) -> Solution:
-    """The dynamic program's optimum, for use if the solver failed."""
+    """The dynamic program's optimum, if the solver failed."""
     choice = dynamic_program.best_of(candidates)
     seconds = np.inf if choice is None else choice.objective_seconds
     return Solution(

@@ -10,8 +10,9 @@ pass seconds over the choices whose bottleneck is at most `a` and whose longest 
 
     min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
-because at the (a, b) of an optimal choice this value is its step time, and at no (a, b) is the value less than the step
-time of the choice that attains G(a, b). G does not increase in either argument, so on a box [a0, a1] x [b0, b1]
+because at the (a, b) of an optimal choice this value is the choice's step time, and at every (a, b) the value is at
+least the step time of the choice that attains G(a, b). G does not increase in either argument, so on a box [a0, a1] x
+[b0, b1]
 
     constant + steady_count * a0 + G(a1, b1) + b0
 
@@ -169,7 +170,7 @@ def _crude_bound(candidate: Candidate) -> float:
     """A lower bound in O(columns): every stage takes its least time, and every layer the least price per load.
 
     With p the least seconds / load of any column, each stage takes at least p times its load. All stages together take
-    at least p times the total load, and the slowest at least an even share of it.
+    at least p times the total load, and the slowest stage takes at least an even share of this time.
     """
     if candidate.num_columns == 0:
         return np.inf
@@ -370,7 +371,7 @@ def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: in
             taken = int(units[column])
             if count > most or taken > budget:
                 continue
-            fewest = count + (most - count) % step  # layers left at the last position that leaves enough
+            fewest = count + (most - count) % step  # layers left at the last position with enough of them
             here_with = row[fewest : most + 1 : step, taken:]
             after = rest[fewest - count : most + 1 - count : step, : budget + 1 - taken]
             np.minimum(here_with, after + seconds[column], out=here_with)

@@ -1,4 +1,4 @@
-"""Price zero-bubble and bidirectional schedules by executing them, because their step is no sum over stages.
+"""Price zero-bubble and bidirectional schedules by executing them, because their step is not a sum over stages.
 
 A configuration has one assignment: the even split, with the cheapest recompute policy that fits on each stage. The
 order of each stage's passes is fixed, so a shorter pass never makes the step longer. The assignment is therefore the

@@ -93,7 +93,7 @@ class JointProgram:
             self._meet_the_deadline(c)
 
     def columns(self, values: dict[str, float]) -> tuple[int, tuple[int, ...]]:
-        """The candidate and its columns whose variables are 1 in the solver's `values`, by variable name.
+        """The chosen candidate and its chosen columns: the variables that are 1 in the solver's `values`, by name.
 
         Raises:
             SolverTrouble: the values are not a choice.
@@ -123,7 +123,7 @@ class JointProgram:
             self._add([(w, known - longest / self.unit_seconds), *others], pulp.LpConstraintLE, f"deadline_{c}")
 
     def _step_time(self, c: int) -> list[tuple[pulp.LpVariable, float]]:
-        """Terms of a candidate's step time in units, with the term of w_c first; they sum to 0 if it is not chosen."""
+        """Terms of a candidate's step time in units, with the term of w_c first. The sum is 0 for an unchosen one."""
         each = self._candidates[c]
         known = each.steady_count * self._bounds.bottleneck[c] + self._bounds.tail[c]
         passes = (each.pass_seconds / self.unit_seconds).tolist()

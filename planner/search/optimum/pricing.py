@@ -1,4 +1,4 @@
-"""Prices every way to fill the stages of configurations, and builds the layout of a choice."""
+"""Price every way to fill the stages of configurations, and build the layout of a choice."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def price_candidates(
 ) -> list[Candidate]:
     """Prices of every way to fill each stage of these configurations that fits into memory.
 
-    cutoff_seconds: one number, or one for each configuration. Columns that by themselves make the step longer are left
-    out.
+    cutoff_seconds: one number, or one for each configuration. Columns that alone make the step longer than this are
+    left out.
     """
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
     ways = len(choices_of(degrees, policies).policy)
@@ -97,7 +97,7 @@ def _layer_range(
 
 
 class _Columns(NamedTuple):
-    """Columns with their configuration, their stage with its assignment, and the stage's pool.
+    """Columns: the configuration of each column, its stage with layers and policy, and the stage's pool.
 
     start: state of the layers' pattern in which the stage begins.
     """
@@ -167,7 +167,7 @@ def _can_begin(
 def with_steps_up_to(
     job: Job, degrees: DegreeArrays, candidates: Sequence[Candidate], cutoff_seconds: FloatArray
 ) -> list[Candidate]:
-    """Candidates of these configurations as `price_candidates` gives them for shorter steps, [n]."""
+    """The candidates, reduced to the columns that `price_candidates` would return for these shorter steps, [n]."""
     if not candidates or degrees.schedule in EXECUTED:
         return list(candidates)
     fewest, most = (each.tolist() for each in _layer_range(job, degrees, cutoff_seconds))

@@ -9,21 +9,22 @@ more.
 
 total       For every number p (a multiplier of the layer count)
                 sum_r t_r = p L + sum_r (t_r - p k_r) >= p L + sum_r min over the columns of r of (t - p k).
-            This is weak Lagrangian duality for the layer count. Any p is valid; the best one is bisected.
+            This is weak Lagrangian duality for the layer count. Any p is valid; bisection finds the best p.
             If the choice uses column i of stage r, the minimum of that stage may be replaced by t_i - p k_i.
-            The same holds of the f_r, whose multiplier is p times the ratio of all f to all t.
+            The same bound holds for the f_r; their multiplier is p times the ratio of all f to all t.
 bottleneck  max_r t_r >= (sum_r t_r) / S, and max_r t_r >= t_i if column i is used. If max_r t_r <= x, then each
             k_r is at most the most layers that stage r holds within x seconds, and these must add up to at least
-            L. So max_r t_r is at least the least x for which they do, and at least every stage's fastest column.
-layers      k_i plus the most layers of the other stages must be at least L, and k_i plus the fewest at most L;
-            else no choice uses column i, and its bound is infinite.
+            L. So max_r t_r is at least the smallest x for which these layers add up to L, and at least the time of
+            every stage's fastest column.
+layers      k_i plus the most layers of the other stages must be at least L, and k_i plus the fewest layers of the other
+            stages must be at most L; else no choice uses column i, and its bound is infinite.
 tail        max_r d_r >= max_r min over the columns of r of d, and >= d_i if column i is used.
 
 The bounds ignore that a stage begins where the previous stage ends, which only allows more choices.
 
-Together they give a lower bound of the choices that use column i. A choice uses one column of every stage. So for each
-stage the least of its columns' bounds is a lower bound of the candidate's optimum, and the largest over the stages is
-the best.
+Together these bounds give a lower bound of the choices that use column i. A choice uses one column of every stage. So
+for each stage, the smallest of its columns' bounds is a lower bound of the candidate's optimum. The largest of these
+values over the stages is the tightest.
 
 Upper bound. The step time of any choice is an upper bound; `greedy_choice` finds a good choice fast.
 """
@@ -147,14 +148,14 @@ def _may_hold_all(candidate: Candidate) -> bool:
 def _least_bottleneck(table: _Table) -> FloatArray:
     """For each candidate, the least seconds per stage within which its stages can hold the total load, [candidates]."""
     by_stage = np.lexsort((table.seconds, table.group))
-    step = int(table.total_load.max()) + 1  # lifts each group over the one before, for one running maximum
+    step = int(table.total_load.max()) + 1  # lifts each group above the previous group, so one maximum runs over all
     most = np.maximum.accumulate(table.load[by_stage] + step * table.group[by_stage]) - step * table.group[by_stage]
     gained = np.diff(most, prepend=0)
     gained[table.first_column] = most[table.first_column]
     by_time = np.lexsort((table.seconds[by_stage], table.owner[by_stage]))
     held = np.cumsum(gained[by_time])
     first = table.first_column[table.first_group]
-    before = held[first] - gained[by_time][first]  # load of the candidates before
+    before = held[first] - gained[by_time][first]  # load of all earlier candidates
     enough = held - before[table.owner] >= table.total_load[table.owner]  # `owner` is the same in both orders
     sorted_seconds = table.seconds[by_stage][by_time]
     in_time = np.minimum.reduceat(np.where(enough, sorted_seconds, np.inf), first)
@@ -197,7 +198,7 @@ def _column_seconds(
 
 
 def _ratio(table: _Table) -> FloatArray:
-    """The sum of pass seconds divided by the sum of seconds of each candidate; 1 if the latter is 0, [candidates]."""
+    """Sum of pass seconds divided by sum of seconds of each candidate; 1 if the sum of seconds is 0, [candidates]."""
     first = table.first_column[table.first_group]
     seconds, passes = np.add.reduceat(table.seconds, first), np.add.reduceat(table.passes, first)
     return np.divide(passes, seconds, out=np.ones_like(passes), where=seconds > 0)

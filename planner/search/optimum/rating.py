@@ -1,4 +1,4 @@
-"""Computes the keys of simplicity of configurations, columns and layouts from their prices and memory."""
+"""Compute the keys of simplicity of configurations, columns and layouts from their prices and memory."""
 
 from __future__ import annotations
 

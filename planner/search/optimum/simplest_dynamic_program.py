@@ -5,7 +5,7 @@ the least value for which a choice within the cutoff exists. To find this value 
 with the dynamic program of the first solve (`best_choice`) on fewer columns:
 
     recomputed   the tenths of recomputed layers are the budget of a choice
-    uneven       0: equally many layers on all inner stages, for some number of them
+    uneven       0: the same number of layers on all inner stages; every number is tried
     risk         no column is of a higher class
 
 The other keys belong to the configuration. No choice of the candidate is simpler than the result, because each key has
@@ -42,7 +42,7 @@ class Standing(NamedTuple):
 def simplest_choice(rated: Rated, cutoff: float, *, before: Standing | None = None) -> tuple[Standing, Choice] | None:
     """The simplest of a candidate's choices of at most `cutoff` seconds; of equally simple choices the fastest.
 
-    The result is None if no choice is within the cutoff, or none has a better rank than `before`.
+    The result is None if no choice is within the cutoff, or if no such choice has a better rank than `before`.
     """
     choice = _fastest(rated, {}, cutoff)
     if choice is None:
@@ -76,10 +76,10 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
 
 
 def most_even(rated: Rated, standing: Standing, choice: Choice) -> Choice:
-    """A choice of the same rank whose smallest stage, or else smallest inner stage, holds as many layers as possible.
+    """A choice of the same rank whose smallest stage, or else smallest inner stage, holds the most layers possible.
 
-    Many splits often take equally long, because only the slowest stage and the sum count. `choice` has the
-    lexicographically smallest layers of them, so some of its stages may hold fewer layers than necessary.
+    Many splits often take equally long, because only the slowest stage and the sum count. Of these splits, `choice` has
+    the lexicographically smallest layers, so some of its stages may hold fewer layers than necessary.
     """
     if not standing.simplicity.uneven:
         return choice

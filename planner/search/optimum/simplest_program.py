@@ -153,7 +153,7 @@ def _most_tenths(rated: Rated) -> int:
 
 
 _Entry: TypeAlias = "tuple[Simplicity, float, Rated]"
-"""A candidate with lower bounds of the keys and of the step seconds of its choices."""
+"""The lower bounds of a candidate's keys and step seconds, and the candidate."""
 
 
 class Contenders:
@@ -162,7 +162,7 @@ class Contenders:
     Four things are left out:
 
     - columns that no choice within the window can use, by the lower bounds of step times,
-    - columns that recompute more than a tried choice of as few idle devices,
+    - columns that recompute more than a tried choice with as few idle devices,
     - columns that another column of the same stage, state and layers dominates in every price and key, and
     - candidates whose lower bound of the keys is worse than the keys of a tried choice.
     """
@@ -243,7 +243,7 @@ def solve_simplest(
 
 
 def _before_reduction(choice: Choice, alike: Sequence[int], columns_of: dict[int, IntArray]) -> Choice:
-    """A choice among the reduced candidates, by the positions of candidates and columns before the reduction."""
+    """A choice among the reduced candidates, with the positions of candidate and columns before the reduction."""
     index = list(columns_of)[choice.candidate]
     return replace(choice, candidate=alike[index], columns=tuple(columns_of[index][list(choice.columns)].tolist()))
 

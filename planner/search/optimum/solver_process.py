@@ -4,8 +4,8 @@ The solver reads the model from an MPS file in a private folder. The child leads
 ends with an answer, a time limit, Ctrl-C or SIGTERM, the group is killed and the folder is removed. If the planner
 itself is killed with SIGKILL, Linux kills the child, but the folder remains.
 
-PuLP's own `solve` is not used. When the planner is terminated, it leaves the solver running and its files in the
-temporary folder. It also reports "Optimal" for a run that reached its time limit.
+PuLP's own `solve` is not used. When the planner is terminated, PuLP leaves the solver running and the solver's files in
+the temporary folder. PuLP also reports "Optimal" for a run that reached its time limit.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) ->
 def _cbc_outcome(status: int, sol_status: int, values: dict[str, float], log: str) -> Outcome:
     """Read CBC's outcome; `sol_status` distinguishes a proved optimum from an incumbent at the time limit.
 
-    PuLP's `status` does not, but is also needed, because `sol_status` has no value for "Integer infeasible".
+    PuLP's `status` makes no such distinction, but it is also needed, because `sol_status` has no value for "Integer
+    infeasible".
     """
     if sol_status == pulp.LpSolutionOptimal:
         return Outcome(status="optimal", values=values)
@@ -204,8 +205,8 @@ def _terminated_by_exception() -> Iterator[None]:
 def _signals_held() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM wait until the yielded function is called, or until the end.
 
-    Python ignores an exception that is raised in a hook of fork. One that is raised before the new process is known
-    would leave the process behind.
+    Python ignores an exception that is raised in a hook of fork. An exception that is raised before the new process is
+    known would leave the process behind.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

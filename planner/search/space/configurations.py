@@ -230,7 +230,7 @@ def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: Degr
 
 
 def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
-    """Schedules to consider: the engine's usual ones, or the pinned one.
+    """Schedules to consider: the engine's usual schedules, or the pinned schedule.
 
     DualPipeV is a usual schedule if its pairs of passes hide their exchanges, all devices are equal, and no stages are
     pinned.
@@ -243,7 +243,7 @@ def schedules_of(job: Job, constraints: Constraints) -> tuple[Schedule, ...]:
 
 
 def offloads_of(job: Job, constraints: Constraints) -> tuple[Offload, ...]:
-    """Offloads to consider, `none` first; other ones only if the user allows or pins offload."""
+    """Offloads to consider, `none` first; other offloads only if the user allows or pins offload."""
     pinned = constraints.value_of("offload")
     if pinned:
         return (cast("Offload", pinned),)
@@ -276,7 +276,7 @@ def fill_timing(
 
 
 def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
-    """Numbers of chunks per stage to try: `every` number, or only the least one for each chunk size.
+    """Numbers of chunks per stage to try: `every` number, or only the smallest number for each chunk size.
 
     More chunks of the same size make no pass shorter. If the model begins with dense layers, which must all be in its
     first chunk, only divisors of the number of layers are tried. For DeepSeek-V3 on 2,048 H800 the search with all

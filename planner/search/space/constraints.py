@@ -49,7 +49,7 @@ class Condition:
     def holds(self, degrees: Degrees) -> Flag:
         """Whether each layout of `degrees` meets this condition.
 
-        The key must be numeric, or one that all stages share.
+        The key must be numeric, or a key that all stages share.
         """
         if self.key in _UNIFORM:
             return np.asarray(_OPERATORS[self.sign](getattr(degrees, self.key), self.value))

@@ -1,4 +1,4 @@
-"""Recompute policies: which ones configurations may use, and the choices of their stages."""
+"""Recompute policies: the policies that configurations may use, and the choices of their stages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> 
 def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
     """Every outer configuration that the rules and the constraints allow, in blocks of one schedule and offload.
 
-    with_replicas: include every number of replicas of the sharded group; otherwise only one, which needs least memory.
+    with_replicas: include every number of replicas of the sharded group; otherwise only one replica, which needs least
+        memory.
 
     Raises:
         InputError: no legal configuration is left; the message names the rule that refused most.
@@ -76,7 +77,7 @@ def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = T
 
 
 def some_layers(job: Job) -> list[int]:
-    """Numbers of layers of a chunk that the search tries to recompute whole: 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
+    """How many layers of each chunk the search tries to recompute in full: 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
     The list is empty if the engine cannot recompute only some layers, or if the cluster has several pools.
     """
@@ -87,7 +88,7 @@ def some_layers(job: Job) -> list[int]:
 
 
 def _of_some_layers(job: Job, constraints: Constraints, degrees: DegreeArrays) -> list[tuple[DegreeArrays, int]]:
-    """Configurations with each policy of some layers.
+    """Configurations with each policy that recomputes only some layers.
 
     Only configurations that need recompute are used, and only with policies that recompute fewer layers than a chunk of
     the even split has.

@@ -68,7 +68,7 @@ def _tp_within(job: Job, layout: Degrees) -> Flag:
 
 
 def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
-    """Whether tensor parallelism stays inside the used devices of one domain, or spans whole domains and may do so."""
+    """Whether tensor parallelism stays inside the used devices of one domain, or (if allowed) spans whole domains."""
     domain = domain_devices(job.cluster, segment)
     inside = domain % np.minimum(tp, domain) == 0
     crossing = (np.asarray(tp) > domain) & (tp % domain == 0)
@@ -218,7 +218,7 @@ def _axes_offered(job: Job, layout: Degrees) -> Flag:
 
 
 RULES: Final = (
-    # rules that no layout can meet are first, so that a refusal names them
+    # rules that can rule out every layout are first, so that a refusal names them
     Rule(
         name="features",
         reads=(),
@@ -486,7 +486,8 @@ def broken_rules(
 ) -> tuple[str, ...]:
     """Reasons why a layout cannot run, one sentence for each broken rule; empty when it can run.
 
-    except_for: names of rules that are not checked. The last rule is `pools`: the pools on which its stages may run.
+    except_for: names of rules that are not checked. The last rule, `pools`, checks the pools on which the layout's
+    stages run.
     searched: include reasons why the search leaves the layout out.
     """
     rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.of_search)]

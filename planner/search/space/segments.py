@@ -1,4 +1,4 @@
-"""Select the segments of scale-up domains to try: those that no other segment makes useless."""
+"""Select the segments of scale-up domains to try: all segments that no other segment makes useless."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def segments_to_try(
 ) -> tuple[IntArray, IntArray]:
     """Partitions of the devices with each segment that may be the best: positions of the partitions, and the segments.
 
-    inner, tp, pp: devices of a stage, tensor and pipeline parallel degree of each partition, [n]. A partition without a
+    inner, tp, pp: devices per stage, tensor and pipeline parallel degree of each partition, [n]. A partition without a
     possible segment gets the last segment, so that a rule can refuse it with a reason.
     """
     cluster, most = job.cluster, job.cluster.hosts_per_domain
@@ -49,16 +49,16 @@ def segments_to_try(
 def _useful(
     cluster: ClusterSpec, segments: list[int], possible: NDArray[np.bool_], inner: IntArray, pp: IntArray
 ) -> NDArray[np.bool_]:
-    """Whether each possible segment is useful, so that no other makes it useless, [segments, n]; fewest hosts first.
+    """Whether each possible segment is useful (no other makes it useless), [segments, n]; fewest hosts first.
 
-    The price of a group depends on its segment only by g, the greatest common divisor of the group's extent (its size
-    times its stride) and the devices used of each domain: g / stride ranks share a domain. More ranks in a domain are
-    assumed not to be slower, because the link inside a domain is faster; the latency that a tree over few domains saves
-    is ignored. The extent of a group inside a stage divides the stage's devices. In units of the stage's devices, the
-    extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding. A segment is therefore
-    useless if a better segment meets two conditions. The better segment's g of two stages is a multiple of the first
-    segment's g. It also keeps the pipeline and its ends together whenever the first segment does. If two segments make
-    each other useless, the one with more hosts is kept.
+    The price of a group depends on the segment only through g, the greatest common divisor of the group's extent (its
+    size times its stride) and the devices used of each domain: g / stride ranks share a domain. More ranks in a domain
+    are assumed not to be slower, because the link inside a domain is faster; the latency that a tree over few domains
+    saves is ignored. The extent of a group inside a stage divides the stage's devices. In units of the stage's devices,
+    the extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding. A segment is therefore
+    useless if a better segment meets two conditions. First, the better segment's g of two stages is a multiple of the
+    worse segment's g. Second, the better segment keeps the pipeline and its ends together whenever the worse segment
+    does. If two segments make each other useless, the segment with more hosts is kept.
 
     Source: `planner.cost.collectives`; tested against a search over every segment.
     """
