@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.layers import FLASH_BACKWARD
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
-from planner.specs.by_name import load_engine
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ _DEPTHS: Final = (16, 64, 256, 1024, 4096)
 _HALF_DEPTHS: Final = tuple(2.0**power for power in range(11))
 _CUT_COLLECTIVES: Final = 8
 """All-gathers and reduce-scatters of a layer under tensor and sequence parallelism, in both passes together."""
-_BACKWARD_FLOOR: Final = 1.6  # ratio of backward to forward host time, as in `planner.cost.layers`
 Curves = dict[str, Any]
 
 
@@ -202,7 +200,7 @@ def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
     if rates:
         changes["efficiency"] = min(1.0, statistics.geometric_mean(rates) / bandwidth)
         if device.kind == "cpu":
-            changes["latency"] = max(*(seconds / (ranks - 1) for seconds, ranks in starts), _latency(curves, device))
+            changes["latency"] = max(*(seconds / (ranks - 1) for seconds, ranks in starts), _latency(curves))
         else:
             hops = ((seconds - (ranks - 1) * link.latency) for seconds, ranks in starts)
             changes["startup"] = max(0.0, statistics.median(hops))
@@ -221,13 +219,12 @@ def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
     return bool(row["ranks"] == min(most, curves["ranks"]))
 
 
-def _latency(curves: Curves, device: DeviceSpec) -> float:
-    """Seconds of a collective of a tensor-parallel layer beyond the host time already in the layer's forecast.
+def _latency(curves: Curves) -> float:
+    """Seconds of a collective of a tensor-parallel layer: the time that the collectives add to both passes of a layer.
 
     DTensor places each operator's inputs in Python. If the devices are the host's own cores, nothing hides this time.
     """
     if "cut_layer" not in curves:
         return 0.0
-    factor = load_engine("torch").compute.tp_host_factor
-    floors = (1 + _BACKWARD_FLOOR) * factor * device.efficiency.layer_floor
-    return max(0.0, float(curves["cut_layer"]["seconds"]) - floors) / _CUT_COLLECTIVES
+    seconds = curves["cut_layer"]["seconds"] - curves["cut_layer"]["whole_seconds"]
+    return max(0.0, float(seconds)) / _CUT_COLLECTIVES

@@ -175,7 +175,8 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     """Seconds of one stage's data-parallel communication, and their exposed part.
 
     The last microbatch's backward pass and the first forward pass hide transfers that run once per step. ZeRO-3 gathers
-    one layer ahead, so only the time by which a gather exceeds a layer's work is exposed.
+    one layer ahead, so only the time by which a gather exceeds a layer's work is exposed. On a CPU nothing is hidden,
+    because the cores that compute also move the messages.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7; overlap layer by layer as torch FSDP2 prefetches.
     """
@@ -185,6 +186,7 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     beside: dict[Moment, Number] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
     overlap = job.engine.overlap
     overlaps = overlap.data_parallel & (np.equal(layout.zero, 0) | overlap.sharded_data_parallel)
+    overlaps &= job.cluster.kind != "cpu"
     hides = {when: overlaps & (overlap.weight_gathering | (when != "first forward")) for when in beside}
     exposed = {when: _hidden_behind(busy[when], layers, work, hides[when]) for when, work in beside.items()}
     copies: Number = 0.0

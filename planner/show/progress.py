@@ -25,7 +25,7 @@ _PATIENCE_SECONDS: Final = 0.5
 
 _REFRESH_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 5.0
-"""Time between two lines of progress if the stream cannot erase a line."""
+"""Time between two lines of progress if the stream cannot erase a line; it doubles while the text stays the same."""
 
 
 class Progress(Reporter):
@@ -66,9 +66,11 @@ class Progress(Reporter):
 
     def _write_lines(self) -> None:
         """Write lines of progress to a file or a pipe; if nobody reads the pipe, stop without an error."""
-        while not self._done.wait(_LINE_SECONDS):
+        wait, last = _LINE_SECONDS, ""
+        while not self._done.wait(wait):
+            wait, last = (2 * wait if self._text == last else _LINE_SECONDS), self._text
             try:
-                self._stream.write(f"{self._text}\n")
+                self._stream.write(f"{last}\n")
                 self._stream.flush()
             except (OSError, ValueError):
                 return

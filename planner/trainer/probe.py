@@ -2,9 +2,8 @@
 
 All ranks time their devices at the same moment, as in training: they begin each repetition together, and the slowest
 rank's time counts. Of several repetitions the shortest counts, because other programs on the machine can only lengthen
-it. REQUEST names the shapes
-(`planner.measure`). The parts for GPUs (16 and 8 bits, grouped products, copies from page-locked memory, NCCL) have
-never run on a GPU.
+it. REQUEST names the shapes (`planner.measure`). The parts for GPUs (16 and 8 bits, grouped products, copies from
+page-locked memory, NCCL) have never run on a GPU.
 """
 
 from __future__ import annotations
@@ -275,7 +274,8 @@ def measure(request: Row, device: torch.device) -> Row:
     }
     if not on_gpu and probe.ranks > 1:
         curves["alone"] = probe.alone(request["products"][0], wide)
-        curves["cut_layer"] = {"ranks": probe.ranks, "seconds": probe.layer(model, 128, 64, cut=True)[1]}
+        whole, cut = (probe.layer(model, 128, 64, cut=each)[1] for each in (False, True))
+        curves["cut_layer"] = {"ranks": probe.ranks, "seconds": cut, "whole_seconds": whole}
     curves["attention"] = probe.attention(**request["attention"], precision=wide)
     curves["grouped"] = probe.grouped(request["grouped"]) if on_gpu else []
     curves["host_to_device"] = probe.host_to_device(request["copies"]) if on_gpu else []

@@ -311,6 +311,17 @@ def test_ranks_that_keep_whole_tensors_broadcast_them_one_after_another(ranks: i
     assert line.exposed_seconds > broadcasts * float(np.max(seconds))  # nothing computes beside them
 
 
+@pytest.mark.parametrize(("cluster", "hides"), [("local-cpu", False), ("dgx-h100", True)])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_cpu_hides_no_transfers(cluster: str, hides: bool, zero: int):
+    """The cores that compute also move the messages."""
+    job = job_of(model="tiny-llama", engine="torch", cluster=cluster, gpus=2, global_batch_size=8, precision="fp32")
+    layout = parse_layout(f"dp=2,zero={zero},mbs=2", num_layers=8, num_devices=2)
+    [line] = [line for line in estimate(job, layout).time if line.name == LineName.DP_COMM]
+    assert line.busy_seconds > 0
+    assert (line.hidden_seconds > 0) == hides
+
+
 def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
     """Megatron-LM, attention.py:353: queries, keys and values of all ranks; their gradients summed, backward."""
     job = job_of(settings=("model.num_kv_heads=2",))

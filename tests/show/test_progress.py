@@ -97,6 +97,15 @@ def test_a_slow_search_writes_plain_lines_into_a_pipe(monkeypatch) -> None:
     assert stream.getvalue().replace("\n", "").isprintable()
 
 
+def test_a_line_that_stays_the_same_is_written_more_and_more_rarely(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_LINE_SECONDS", 5.0)
+    progress, waits = Progress(io.StringIO(), "counting"), []
+    monkeypatch.setattr(progress._done, "wait", lambda seconds: waits.append(seconds) or len(waits) > 5)
+    progress._write_lines()
+    assert waits == [5.0, 5.0, 10.0, 20.0, 40.0, 80.0]
+    assert progress._stream.getvalue() == 5 * "counting\n"
+
+
 def test_a_reader_that_has_gone_ends_no_search(monkeypatch) -> None:
     monkeypatch.setattr(module, "_LINE_SECONDS", 0.0)
     stream = io.StringIO()
