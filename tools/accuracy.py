@@ -63,7 +63,7 @@ width of the band plus ten times the distance of a run outside the band. A small
 MEMORY = """The table shows the errors of the peak memory for each counter that sources read, and the band of the peak.
 It also shows how many runs ran out of memory, by the answer that the planner gave beforehand (*told*). The chance of
 fitting is the probability that the run needs at most the whole memory that a program can use. Bands and chances come
-from the runs of other sources, with published memory or without. Rows that do not say whether activations are
+from the runs of other sources, whether or not they publish their memory. Rows that do not say whether activations are
 recomputed are left out."""
 
 RANKING = """A sweep is a set of at least {} layouts of one job on one cluster, with one release and one kind of
