@@ -41,33 +41,38 @@ HEAD = """# How accurate forecasts are
 
 <!-- written by `make accuracy`; edit tools/accuracy.py instead -->
 
-Forecasts against {num_runs} published runs of other programs (`tests/published/measurements.csv` names
-every source). {num_priced} of the {num_measured} that were measured can be priced.
+This page compares forecasts with {num_runs} published runs of other programs. `tests/published/measurements.csv` names
+every source. {num_measured} of the runs have a measured step time, and the planner can price {num_priced} of these.
 
 - An error is |measured / predicted - 1| of the step time, in percent: median / mean / 90th percentile. Rates in FLOP/s
   are never compared, because sources count them in ways that differ by a third.
-- *Held out*: forecast by a fit without any run of the same source. *Fitted*: by the fit of all runs, as it is shipped.
-  *Pooled* counts every run alike, *by source* takes the figures of each source with at least {few} runs and their mean.
-- Fitted are factors for device, engine, precision, kind of layers and links, never one for a model. {unfitted} enter
-  no fit, so both columns are the same forecast there.
-- What a row leaves out takes the engine's default, whether it ran or not.
+- *Held out*: the forecast comes from a fit without any run of the same source. *Fitted*: the forecast comes from the
+  shipped fit of all runs.
+- *Pooled* counts every run alike. *By source* is the mean of the sources' own errors, over all sources with at least
+  {few} runs.
+- The fit has factors for device, engine, precision, kind of layers and links, but never a factor for one model.
+  {unfitted} enter
+  no fit, so for them both columns show the same forecast.
+- If a row leaves out a setting, the engine's default is used, whether the run succeeded or ran out of memory.
 """
 
-BANDS = """A band is meant to hold 8 of 10 runs. Here that of a run comes from the misses of other sources, and how much
-wider it is from them too. The interval score is the width of the band plus ten times the miss outside it, in log time:
-less is better."""
+BANDS = """A band is meant to hold 8 of 10 runs. In this table the band of a run comes from the forecast errors of other
+sources, and so does the factor that widens the band for new kinds of layouts. The interval score, in log time, is the
+width of the band plus ten times the distance of a run outside the band. A smaller score is better."""
 
-MEMORY = """Errors of the peak by the counter that a source read, the band that other sources give it, and what became
-of runs by what they were told. The chance of fitting is that of what a run needs within the whole memory that a program
-can have; it is told by the runs of other sources, with figures and without. Rows that do not say whether activations
-are recomputed are left out."""
+MEMORY = """The table shows the errors of the peak memory for each counter that sources read, and the band of the peak.
+It also shows how many runs ran out of memory, by the answer that the planner gave beforehand (*told*). The chance of
+fitting is the probability that the run needs at most the whole memory that a program can use. Bands and chances come
+from the runs of other sources, whether or not they publish their memory. Rows that do not say whether activations are
+recomputed are left out."""
 
-RANKING = """A sweep is at least {} layouts of one job on one cluster, of one release and one kind of attention. Regret
-is how much slower the layout is that the planner calls best than the best that was measured. Pairs are those that
-differ by more than 3 %. A layout that was run several times counts once, by its median."""
+RANKING = """A sweep is a set of at least {} layouts of one job on one cluster, with one release and one kind of
+attention. Regret says how much slower the layout that the planner calls best is than the fastest measured layout. The
+column of pairs counts the pairs of layouts whose measured times differ by more than 3 %. If a layout was run several
+times, it counts once, by its median."""
 
-CONSTANTS = """Constants that no fit moves and no source states, with what was said when they were set. Those that were
-set with published runs in view flatter the figures above by what they were set on."""
+CONSTANTS = """No fit changes these constants, and no source states them. The table quotes what was said when they were
+set. If a constant was chosen on published runs, the errors of these runs in the tables above are too favourable."""
 
 PEER_SOURCES: Final = {
     "aleph-alpha-layouts": ("11 / 16 / 33", "16 / 18 / 33", "15 / 20 / 40"),
@@ -81,11 +86,12 @@ PEER_SOURCES: Final = {
 PEER_PAIRS: Final = {"aleph-alpha-layouts": (80, 85, 84), "hf-ultrascale": (84, 77, 77), "internevo": (81, 52, 81)}
 """Percentage of pairs in the right order, for the same three programs."""
 
-PEERS = """Each was run on the rows of a source that it can price, with a constant for each GPU fitted on the same rows,
-so in its favour; ours is held out. A run of each was checked against the figures that it publishes."""
+PEERS = """Each model was run on those rows of a source that it can price. It has a constant for each GPU that was
+fitted on the same rows, which is in its favour. Our forecasts are held out. For each model, one run was checked against
+the numbers that its authors publish."""
 
 PEERS_OLD = """
-Over the sources of the first table of runs (776 rows):
+Over the sources of an earlier version of the table of runs (776 rows):
 
 | model | rows | median / mean / p90 |
 |---|---|---|
