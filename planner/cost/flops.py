@@ -94,8 +94,8 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     """FLOPs that one optimizer step needs, without recomputation (the numerator of MFU).
 
     The count is 3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, plus the causal attention core.
-    With adapters, frozen parameters (those of a vision tower, too) have no second backward product, and the adapters'
-    products are added.
+    With adapters, frozen parameters have no second backward product, and the adapters' products are added. A frozen
+    vision tower has no backward pass.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """

@@ -1,8 +1,8 @@
 """Number of parameters of a model, and of the part that one device holds.
 
-A model is a stack of equal layers, with two exceptions: dense layers may precede the layers with experts, and the
-encoder's layers precede the decoder's, which also have cross-attention. `layer_params` counts a layer of the most
-common kind.
+A model is a stack of equal layers, with these exceptions: dense layers may precede the layers with experts, an
+encoder's layers precede the decoder's layers, which also have cross-attention, and hybrid models have several kinds of
+layers. `layer_params` counts a layer of the most common kind.
 """
 
 from __future__ import annotations

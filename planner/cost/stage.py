@@ -120,7 +120,6 @@ def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, rec
     chunks = layout.interleave if stage.chunk is None else 1
     share = recomputing_share(stage.policy, stage.num_layers, chunks)
     return np.where(is_partial[stage.policy], values[NONE] + share * (found - values[NONE]), found)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

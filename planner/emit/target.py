@@ -282,7 +282,7 @@ def _misspelt(key: str, known: Collection[str]) -> str:
 _NEAR: Final = 0.85
 """Least similarity of a misspelt key to the key that was meant.
 
-`tensor_parallel_size` and its full name have 0.87; three other options of Megatron-LM are as near.
+`tensor_parallel_size` and Megatron-LM's `tensor_model_parallel_size` have 0.87.
 """
 _DIGITS: Final = re.compile(r"[0-9]+")
 

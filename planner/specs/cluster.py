@@ -240,7 +240,7 @@ class ClusterSpec(Document):
 
     @property
     def kind(self) -> Literal["cuda", "cpu"]:
-        """The name of the device."""
+        """Whether the devices are GPUs or cores of a CPU."""
         return self.device.kind
 
     @property
@@ -308,7 +308,7 @@ class MixedClusterSpec(Document):
 
     @property
     def kind(self) -> Literal["cuda", "cpu"]:
-        """The names of the devices of all pools."""
+        """Whether the devices of all pools are GPUs or cores of a CPU."""
         return self.pools[0].kind
 
     @model_validator(mode="after")

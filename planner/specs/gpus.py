@@ -156,7 +156,7 @@ def paths(gpus: tuple[Gpu, ...]) -> Paths:
 
 
 def _near(index: int, indices: list[int], kinds: Mapping[frozenset[int], str], counts: Callable[[str], bool]) -> int:
-    """The GPU `index` and all GPUs that it reaches by a path of one of these kinds."""
+    """Number of GPUs that the GPU `index` reaches by a path of one of these kinds, itself included."""
     return 1 + sum(counts(kinds.get(frozenset((index, other)), "")) for other in indices if other != index)
 
 

@@ -67,7 +67,7 @@ def can_interleave(job: Job, degrees: DegreeArrays, index: Number, num_layers: N
     """Whether the number of layers alone tells the search which layers an interleaved stage holds (`stage_of`).
 
     The condition requires all leading layers in the first chunk. If the kinds of layers repeat, it also requires equal
-    chunks of whole periods (legality.py).
+    chunks of whole periods (`planner.search.space.rules`).
     """
     pattern = pattern_of(job)
     if pattern.period > 1:

@@ -118,7 +118,7 @@ def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
     """The best choice of each of the `top` best candidates, best first.
 
     The search is best-first: a heap holds each candidate with a lower bound of its step time, first a crude bound, then
-    a closer bound, then its optimum. The search ends when the least bound exceeds the step time of the `top`-th best
+    a closer bound. The search ends when the least bound exceeds the step time of the `top`-th best
     candidate.
     """
     waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
