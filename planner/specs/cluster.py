@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from planner.specs.document import Bandwidth, Bytes, Document, FlopsPerSecond, Name, Seconds, UsdPerHour, Watts
+from planner.specs.document import Bandwidth, Bytes, FlopsPerSecond, InputDocument, Name, Seconds, UsdPerHour, Watts
 from planner.specs.failures import FailureSpec
 from planner.specs.generations import with_defaults
 
@@ -27,7 +27,7 @@ def _leave_out(schema: dict[str, Any]) -> None:
         schema["anyOf"] = [{"required": ["generation"]}, {"required": list(given)}]
 
 
-class Efficiency(Document):
+class Efficiency(InputDocument):
     """Shares of the data sheet's values that a device reaches, as measured; a comment in the file names the source.
 
     matmul: share of the peak that a large matrix product reaches.
@@ -54,7 +54,7 @@ class Efficiency(Document):
     )
 
 
-class DeviceSpec(Document):
+class DeviceSpec(InputDocument):
     """One accelerator, or one process's share of a CPU host.
 
     The device's generation (clusters/generations) supplies the keys that the file leaves out.
@@ -100,7 +100,7 @@ def _read_span(value: str) -> int | None:
     return int(match[1])
 
 
-class LinkSpec(Document):
+class LinkSpec(InputDocument):
     """One level of the network; a group of devices is priced on the levels that it spans.
 
     bandwidth: bytes per second of one device in one direction, from the data sheet.
@@ -165,7 +165,7 @@ class LinkSpec(Document):
         return self
 
 
-class HostSpec(Document):
+class HostSpec(InputDocument):
     """The memory of a host, shared by its devices, and the path to it; offloading depends on both.
 
     memory, memory_bandwidth: values of the whole host, all sockets together, from the data sheet.
@@ -187,7 +187,7 @@ class HostSpec(Document):
     efficiency: float = Field(default=0.8, gt=0, le=1)
 
 
-class ClusterSpec(Document):
+class ClusterSpec(InputDocument):
     """Hosts with equal devices; `links` start with the innermost.
 
     The span of the first link is the scale-up domain: tensor parallelism stays inside it unless the user lifts the
@@ -280,7 +280,7 @@ class ClusterSpec(Document):
         return self
 
 
-class MixedClusterSpec(Document):
+class MixedClusterSpec(InputDocument):
     """Pools of hosts that differ in their devices, in the number of devices per host, or in their links.
 
     Each pool is a cluster of its own; a pipeline stage runs within one pool. `between` is the link from a device to the

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 
 from planner.units import KINDS, UNITS, exact_quantity, parse_quantity
 
@@ -22,6 +31,22 @@ class Document(BaseModel):
     """A frozen document; it refuses unknown keys and coerces nothing silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
+
+
+_LARGEST: Final = 2**64
+"""The largest number of an input document. With larger ones, seconds and bytes of a forecast could become infinite."""
+
+
+class InputDocument(Document):
+    """A document that a user writes; numbers beyond `_LARGEST` are refused."""
+
+    @field_validator("*")
+    @classmethod
+    def _check_size(cls, value: Any) -> Any:
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+        if any(isinstance(each, int | float) and abs(each) > _LARGEST for each in parts):
+            raise ValueError("must not be more than 1.8e19")
+        return value
 
 
 def _read(kind: str) -> BeforeValidator:

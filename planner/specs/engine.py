@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from planner.specs.cluster import Precision
-from planner.specs.document import Bytes, Document, Name, Seconds
+from planner.specs.document import Bytes, InputDocument, Name, Seconds
 from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
 from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
@@ -16,7 +16,7 @@ Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dua
 Offload = Literal["none", "optimizer", "activations", "both"]
 
 
-class EngineDefaults(Document):
+class EngineDefaults(InputDocument):
     """Settings of users who set nothing: the engine's defaults, or the settings of its published recipes.
 
     These settings fill the gaps of a `--layout` (planner/search/given.py), together with rules that follow from the
@@ -28,7 +28,7 @@ class EngineDefaults(Document):
     sp: bool = Field(default=True, description="sequence parallelism with tp > 1")
 
 
-class EngineAbilities(Document):
+class EngineAbilities(InputDocument):
     """Features that the engine can run."""
 
     axes: tuple[Literal["tp", "pp", "dp", "cp", "ep", "etp"], ...] = Field(description="mesh axes that may exceed 1")
@@ -94,7 +94,7 @@ class EngineAbilities(Document):
         return policy in self.recompute or set(policy.split("+")) <= set(self.recompute_modules)
 
 
-class EnginePipeline(Document):
+class EnginePipeline(InputDocument):
     """Pipelines that the engine can run."""
 
     schedules: tuple[Schedule, ...]
@@ -107,7 +107,7 @@ class EnginePipeline(Document):
     needs_filling: bool = Field(description="1F1B needs at least as many microbatches as stages")
 
 
-class EngineMemory(Document):
+class EngineMemory(InputDocument):
     """Data that the engine keeps in a device's memory."""
 
     states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
@@ -218,7 +218,7 @@ class EngineMemory(Document):
     )
 
 
-class EngineOffload(Document):
+class EngineOffload(InputDocument):
     """Data that the engine keeps in the host's memory."""
 
     what: tuple[Offload, ...] = Field(description="what it can keep there")
@@ -238,7 +238,7 @@ class EngineOffload(Document):
     )
 
 
-class EngineCompute(Document):
+class EngineCompute(InputDocument):
     """Costs of the engine's computing in addition to the device's efficiency."""
 
     attention_kernel: Literal["latest", "flash-2"] = Field(
@@ -260,7 +260,10 @@ class EngineCompute(Document):
     expert_host_factor: float = Field(ge=0, description="the same for a layer with experts")
 
 
-class EngineCommunication(Document):
+_Messages = Annotated[int, Field(ge=1, le=1000)]
+
+
+class EngineCommunication(InputDocument):
     """How the engine communicates."""
 
     context_exchange: Literal["ring", "gather", "all-to-all"] = Field(
@@ -286,7 +289,7 @@ class EngineCommunication(Document):
         default=False,
         description="below ZeRO-3 each rank keeps whole matrices, and broadcasts the updated ones, rank after rank",
     )
-    send_messages: tuple[int, int] = Field(
+    send_messages: tuple[_Messages, _Messages] = Field(
         default=(1, 1),
         description="messages in which a stage's output goes to the next stage, and in which its gradient comes back",
     )
@@ -303,7 +306,7 @@ class EngineCommunication(Document):
     )
 
 
-class EngineOverlap(Document):
+class EngineOverlap(InputDocument):
     """Communication that the engine hides behind computing."""
 
     data_parallel: bool = Field(description="reductions of gradients and ZeRO's gathering of weights")
@@ -330,7 +333,7 @@ class EngineOverlap(Document):
     offload: bool = Field(default=False, description="copies to and from the host run beside computing")
 
 
-class EngineSpec(Document):
+class EngineSpec(InputDocument):
     """An engine profile; it is data, so the cost model reads it and never asks for the engine's name."""
 
     name: Name

@@ -6,12 +6,12 @@ from typing import Final
 
 from pydantic import Field
 
-from planner.specs.document import Bandwidth, Document, Seconds
+from planner.specs.document import Bandwidth, InputDocument, Seconds
 
 _HOUR: Final = 3600.0
 
 
-class FailureSpec(Document):
+class FailureSpec(InputDocument):
     """How often devices interrupt a run, and the cost of each interruption.
 
     device_mtbf: mean time between failures of one device, including its host, adapter, links and software: device hours

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from planner.specs.document import Document, Name
+from planner.specs.document import InputDocument, Name
 
 _GPT: dict[str, Any] = {
     "norm": "layernorm",
@@ -52,7 +52,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 """Fields that follow from an architecture; the document can override each of them."""
 
 
-class MixtureOfExperts(Document):
+class MixtureOfExperts(InputDocument):
     """Experts in place of the feed-forward block.
 
     ffn_hidden_size: width of one routed expert.
@@ -100,7 +100,7 @@ class MixtureOfExperts(Document):
         return self
 
 
-class LatentAttention(Document):
+class LatentAttention(InputDocument):
     """Multi-head latent attention (DeepSeek-V2): queries and key-values go through low-rank projections.
 
     q_lora_rank: 0 means that queries have one full projection.
@@ -113,7 +113,7 @@ class LatentAttention(Document):
     value_head_size: int = Field(ge=1, le=100_000)
 
 
-class SparseAttention(Document):
+class SparseAttention(InputDocument):
     """An indexer with light heads of its own that chooses `top_k` keys for each query (DeepSeek-V3.2).
 
     With latent attention the indexer computes its queries from the compressed query latent.
@@ -126,7 +126,7 @@ class SparseAttention(Document):
     shared: bool = False
 
 
-class Mixer(Document):
+class Mixer(InputDocument):
     """A block that mixes tokens through a state of fixed size: linear attention, a state space, or a short convolution.
 
     num_heads: number of value heads.
@@ -154,7 +154,7 @@ class Mixer(Document):
     state_norms: bool = False
 
 
-class LayerKind(Document):
+class LayerKind(InputDocument):
     """Layers of a stack that differ from the plain layers; they are spread evenly over the stack.
 
     Each field replaces the same field of the model; missing fields keep the model's values.
@@ -208,7 +208,7 @@ class LayerKind(Document):
 _REPLACED = tuple(name for name in LayerKind.model_fields if name not in ("num_layers", "experts", "latent"))
 
 
-class RotaryScaling(Document):
+class RotaryScaling(InputDocument):
     """Slower rotary positions for longer contexts than in the first training, as in Llama 3.1.
 
     A pair of channels with fewer than `low_frequency` turns in `original_max_sequence_length` tokens has its frequency
@@ -228,7 +228,7 @@ class RotaryScaling(Document):
         return self
 
 
-class PatchEmbedding(Document):
+class PatchEmbedding(InputDocument):
     """Projected square patches of a square image, which replace the token embedding.
 
     num_frames: number of video frames that a patch spans (Qwen2-VL).
@@ -250,7 +250,7 @@ class PatchEmbedding(Document):
         return self
 
 
-class VisionTower(Document):
+class VisionTower(InputDocument):
     """An image encoder in front of a decoder, and the projector that turns its patches into tokens of the sequence.
 
     encoder: a model of kind `encoder` with patches; its max_sequence_length is the number of patches of an image.
@@ -271,7 +271,7 @@ class VisionTower(Document):
         return self
 
 
-class ModelSpec(Document):
+class ModelSpec(InputDocument):
     """A transformer, by default decoder-only.
 
     `architecture` implies norm, position, activation, biases and tied embeddings (`ARCHITECTURES`); a document may

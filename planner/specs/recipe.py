@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from planner.specs.document import Document
+from planner.specs.document import InputDocument
 
 Optimizer = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]
 Loss = Literal["whole", "fused", "chunked", "fused-linear"]
@@ -25,7 +25,7 @@ MemoryRecipe = Literal[
 ]
 
 
-class StateBytes(Document):
+class StateBytes(InputDocument):
     """Bytes kept for each parameter.
 
     weights: the weights that compute; unsharded below ZeRO-3.

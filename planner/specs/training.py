@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 
 from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
-from planner.specs.document import Document, Seconds, UsdPerHour
+from planner.specs.document import InputDocument, Seconds, UsdPerHour
 from planner.specs.recipe import ADAM_RECIPES, CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
 
@@ -29,7 +29,7 @@ _TOKENS_SCHEMA = {
 }
 
 
-class TrainingSpec(Document):
+class TrainingSpec(InputDocument):
     """The workload of one optimizer step, and the length of the run.
 
     global_batch_size: sequences per optimizer step.

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from planner.cost.estimate import estimate
 from planner.errors import InputError
+from planner.layout import parse_layout
+from planner.specs.engine import EngineSpec
 from planner.specs.load import load_job
 
 MODEL = """\
@@ -221,3 +225,37 @@ def test_a_message_shows_the_line_and_a_way_out(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}/model.yaml:4:1: unknown key `num_layer`\n    num_layer: 32\n    help: did you mean `num_layers`?"
     )
+
+
+def numeric_keys(schema: dict[str, Any], definitions: dict[str, Any], path: str) -> set[str]:
+    """Every key of a document whose value is a number or a pair of numbers; `mixed` stands for each key of a table."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    keys = {path} if schema.get("type") in ("number", "integer") and "enum" not in schema else set()
+    if [each.get("type") for each in schema.get("prefixItems", [])] == ["integer", "integer"]:
+        keys.add(f"{path}[]")
+    inner = {**schema.get("properties", {})}
+    if isinstance(schema.get("additionalProperties"), dict):
+        inner["mixed"] = schema["additionalProperties"]
+    return keys.union(*(numeric_keys(each, definitions, f"{path}.{key}") for key, each in inner.items()))
+
+
+ENGINE = EngineSpec.model_json_schema()
+KEYS = sorted(numeric_keys(ENGINE, ENGINE["$defs"], "engine"))
+
+
+@pytest.mark.parametrize("value", ["18000000000000000000", "1" + 30 * "0", "1e300"])
+@pytest.mark.parametrize("key", KEYS)
+def test_no_number_of_an_engine_makes_a_forecast_infinite(key: str, value: str) -> None:
+    """Each is refused, or priced with finite seconds and bytes."""
+    name, pair, _ = key.partition("[")
+    setting = f"{name}=[{value},{value}]" if pair else f"{name}={value}"
+    size: dict[str, Any] = {"sequence_length": 2048, "global_batch_size": 64, "nodes": 2}
+    for engine, layout in (("megatron", "tp=2,pp=2,dp=4,interleave=2,zero=1,sp=1"), ("deepspeed", "dp=16,zero=3")):
+        try:
+            job = load_job(model="llama2-7b", cluster="dgx-h100", engine=engine, settings=(setting,), **size)
+        except InputError:
+            continue
+        found = estimate(job, parse_layout(layout, num_layers=32, num_devices=16))
+        assert np.isfinite(found.step_seconds)
+        assert all(np.isfinite(stage.total_bytes) for stage in found.memory)
