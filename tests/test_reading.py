@@ -479,6 +479,7 @@ def test_one_edit_of_a_plan(made, tmp_path, stamped) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_many_edits_of_a_plan(made, tmp_path, stamped) -> None:
     for seed in range(75, 5_000):

@@ -88,7 +88,7 @@ def planned(
 
 
 def random_jobs(numbers: range) -> Iterator[str]:
-    """Exit codes of results and of mistakes, and never a traceback. A refused job is followed by another one."""
+    """Exit codes of results and of mistakes, and never a traceback. For a refused job another one is drawn."""
     with tempfile.TemporaryDirectory() as folder, Planner() as planner:
         for number in numbers:
             rng = random.Random(f"job {number}")  # noqa: S311 - no secret

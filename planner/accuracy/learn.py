@@ -226,7 +226,7 @@ def slopes_of(job: PoolJob, layout: Layout) -> NDArray[np.float64]:
 
 
 def with_factors(job: PoolJob, logs: NDArray[np.float64]) -> PoolJob:
-    """The job with its calibration multiplied by the factors of these logarithms."""
+    """The job, with each value of its calibration multiplied by a factor; `logs` has the logarithms of the factors."""
     return replace(job, calibration=job.calibration.model_copy(update=_fields(logs, over=job.calibration)))
 
 

@@ -68,7 +68,7 @@ def moe_layer_params(model: ModelSpec) -> int:
 def cross_attention_share(model: ModelSpec) -> float:
     """Share of the layers that also attend to the encoder: the decoder's share in an encoder-decoder, else 0.
 
-    An encoder-decoder runs on one stage, and every layer is counted as the mean layer.
+    An encoder-decoder runs on one stage, and each of its layers is priced as the mean of all its layers.
 
     Source: definition of the model document.
     """

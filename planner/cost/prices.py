@@ -1,4 +1,4 @@
-"""Prices of a pipeline stage: seconds of one microbatch by cause, seconds once a step, and peak bytes."""
+"""Prices of a pipeline stage: seconds of a microbatch (by cause), seconds spent once per step, and peak bytes."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def choose_batch(
 def _best_of(
     job: Job, constraints: Constraints, name: ObjectiveName, reporter: Reporter, confidence: float
 ) -> tuple[Rank, TriedBatch] | None:
-    """The rank of the best layout per token, and the tried batch; None if no layout is legal or fits."""
+    """The rank per token of the best layout, and the batch that was tried; None if no layout is legal or fits."""
     objective = objective_of(job, name)
     try:
         best = fastest_in_time(job, constraints, name, confidence=confidence, reporter=reporter)

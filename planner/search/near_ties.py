@@ -114,7 +114,7 @@ def near_tie(seconds: float, other_seconds: float) -> bool:
 def runner_up(
     job: Job, winner: Layout, won: Estimate, layout: Layout, priced: Estimate, objective: Objective = THROUGHPUT
 ) -> RunnerUp:
-    """A runner-up: a layout that lost in the objective or in simplicity, with the main reason and the other keys."""
+    """A runner-up: a layout that lost to the winner, the main reason, and the keys in which the two differ."""
     devices = objective.devices_of(job, winner), objective.devices_of(job, layout)
     mine, theirs = objective.rank(won.step_seconds, devices[0]), objective.rank(priced.step_seconds, devices[1])
     share = priced.step_seconds / won.step_seconds - 1

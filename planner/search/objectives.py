@@ -192,7 +192,7 @@ class AnyLayout:
 class Staircase:
     """The fastest layout for each number of devices, kept if it is faster than all layouts on fewer devices.
 
-    Layouts on up to `num_first` devices count as one number of devices.
+    Layouts on up to `num_first` devices compete with each other, as if they were all on `num_first` devices.
     """
 
     def __init__(self, num_first: int) -> None:

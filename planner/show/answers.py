@@ -33,7 +33,7 @@ def why_not_section(found: WhyNot) -> Group:
         share = difference.after.step_seconds / difference.before.step_seconds - 1
         step = format_seconds(difference.after.step_seconds)
         fits = "" if difference.after.fits else f" It {difference.after.verdict}."
-        best = f"Planned again with {', '.join(found.also)} too, it" if found.also else "It"
+        best = f"If {', '.join(found.also)} change{'s' * (len(found.also) == 1)} as well, it" if found.also else "It"
         verdict = indented(Text(clean(f"{best} would be {slower_by(share)}: {step} a step.{fits}")))
     return stack(title, _alone(found), verdict, *outcome_body(found.outcome, names=("plan", _short(asked))))
 

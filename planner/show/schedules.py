@@ -31,8 +31,8 @@ def schedules_section(found: Schedules) -> Group:
     table = Columns(rows, right=(1, 2, 4, 5, 6), optional=(2, 3), header=header)
     note = f"p = {found.stages} stages, m = {found.microbatches} microbatches"
     words = (
-        "bubble: wait of the slowest stage over its work; if equal: the same if all stages took the mean; textbook: of "
-        "equal stages and equal passes; stale: updates between the weights of a gradient and those it changes. "
+        "bubble: wait of the slowest stage over its work; if equal: the bubble if every stage took the mean time; "
+        "textbook: the bubble of equal stages and passes; stale: updates between computing a gradient and applying it. "
         "Utilization is 1 / (1 + bubble), which is m / (m + p - 1) of equal stages under GPipe and 1F1B."
     )
     return Group(
@@ -49,8 +49,8 @@ def _sizes(sketches: Sequence[SketchedSchedule]) -> str:
 
 
 _LEGEND = (
-    "Equal stages, passes of equal length. 1 2 3: forward passes. A B C: their backward passes, two places whole, or "
-    "one for the inputs with a b c for the weights later."
+    "Equal stages, passes of equal length. 1 2 3: forward passes. A B C: their backward passes, of two places each. A "
+    "split backward pass has one place for the inputs (A B C), and one for the weights later (a b c)."
 )
 
 

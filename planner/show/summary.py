@@ -192,24 +192,24 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     if band is None or not low or not high:
         return []
     device = " and ".join(pool.device.name for pool, _ in devices_in_use(plan.cluster, plan.layout))
-    both = f"with {device} and engine {plan.engine.name}"
+    both = f"on {device} with engine {plan.engine.name}"
     precision = f"{kind} bits" if (kind := precision_class(plan.training.precision)) == "16" else kind
     layers = "without experts" if plan.model.moe is None else "with experts"
     names = {
-        "device": device,
-        "engine": f"engine {plan.engine.name}",
-        "axes": f"axes {band.axes}",
-        "precision": f"{precision} {both}",
-        "experts": f"layers {layers} {both}",
+        "device": f"is on {device}",
+        "engine": f"has engine {plan.engine.name}",
+        "axes": f"has axes {band.axes}",
+        "precision": f"has {precision} {both}",
+        "experts": f"has layers {layers} {both}",
     }
     runs = "1 run" if band.num_near == 1 else f"{band.num_near} runs"
     if band.unseen:
-        rests = f"wider, because no published run has {', '.join(names.get(key, key) for key in band.unseen)}"
+        rests = f"wider: no published run {', and none '.join(names.get(key, f'has {key}') for key in band.unseen)}"
     else:
-        like = f"on {names['device']}, {names['engine']}, {names['axes']}, {precision}, {layers}"
-        rests = f"rests on {runs} {like}, and on runs less like it"
+        like = f"on {device}, engine {plan.engine.name}, axes {band.axes}, {precision}, {layers}"
+        rests = f"rests on {runs} {like}, and on less similar runs"
         if not band.num_near:
-            rests = f"no published run is {like}: rests on runs less like it"
+            rests = f"no published run is {like}, so the band rests on less similar runs"
     return [
         ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim")),
         *_unmeasured_rows(plan),
@@ -224,13 +224,13 @@ def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         return []
     device, engine = plan.cluster.pools[0].device.name, plan.engine.name
     runs = f"{label.num_runs:,} run{'s' if label.num_runs != 1 else ''}" if label.num_runs else "no run"
-    moved = f"{more_or_less(label.share, 'slower', 'faster')} than by the corrections that all engines share"
-    words = f"forecast {moved}, which no feature of {engine} explains; {runs} of it on {device}"
+    moved = f"{more_or_less(label.share, 'slower', 'faster')} than with the corrections that all engines share"
+    words = f"forecast {moved}; no feature of {engine} explains the difference, which rests on {runs} on {device}"
     return [("engine", Text(clean(words), style="dim"))]
 
 
 def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """Name the devices without a measured efficiency, which have the values of their generation."""
+    """Name the devices whose efficiencies nobody measured; they have the efficiencies of their generation."""
     devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
     found = [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
     taken = f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}"

@@ -128,8 +128,8 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
 def certificate_sentence(plan: Plan) -> str:
     """State the search's proof and the number of examined layouts; empty for a layout that the user chose.
 
-    A plan is called optimal only if no layout beats it. For a simpler plan the sentence names the proven minimum. A
-    proof with another version's formulas is not claimed for the present figures.
+    A plan is called optimal only if no layout beats it. For a simpler plan the sentence names the proven minimum. If
+    another version's formulas made the proof, the sentence says that the proof does not cover the present figures.
     """
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:

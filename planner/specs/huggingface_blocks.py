@@ -166,7 +166,7 @@ def both_biases(key: str) -> Callable[[Config], None]:
 
 
 def sparse(config: Config) -> None:
-    """An indexer in every layer, or in the layers that a list calls indexed."""
+    """Every layer has an indexer, unless `layer_types` says which layers have one (`indexed_attention`)."""
     indexer = {
         "num_heads": config.count("index_n_heads"),
         "head_size": config.count("index_head_dim"),

@@ -418,7 +418,7 @@ class Join:
 
     @property
     def merged(self) -> int:
-        """Width of the patches that are merged into one token: a square with side spatial_merge_size."""
+        """Width of the patches that become one token together: spatial_merge_size rows and columns of patches."""
         return self.hidden * self.tower.count("spatial_merge_size", 2) ** 2
 
     @property

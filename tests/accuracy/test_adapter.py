@@ -525,6 +525,7 @@ def test_edited_rows_give_a_price_or_a_reason(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_many_edited_rows_give_a_price_or_a_reason() -> None:
     for seed in range(20_000):
         check_edits(seed)

@@ -219,7 +219,8 @@ def test_every_second_layer_repeats_half_of_the_forward_pass(make_job):
         ("llama3-8b", "megatron", "full:2", ""),
         ("llama3-8b", "torchtitan", "every:2", ""),
         ("llama3-8b", "fsdp", "every:4", ""),
-        ("llama3-8b", "fsdp", "full:4", "it has none, full or every:N for every N-th layer"),
+        ("llama3-8b", "fsdp", "full:4", ""),
+        ("llama3-8b", "torchtitan", "full:4", "it has none, selective, full or every:N for every N-th layer"),
     ],
 )
 def test_what_an_engine_or_a_model_does_not_have_is_refused(make_job, name, engine, policy, fault):

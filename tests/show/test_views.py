@@ -551,7 +551,7 @@ def test_lines_that_took_no_time_are_left_out(make_plan) -> None:
         (Band(low=0.9, high=1.1, axes="tp+pp"), "no published run is on a100-80gb"),
         (
             Band(low=0.9, high=1.1, unseen=("engine", "axes"), axes="tp+pp"),
-            "no published run has engine torch, axes tp+pp",
+            "no published run has engine torch, and none has axes tp+pp",
         ),
         (None, ""),
     ],

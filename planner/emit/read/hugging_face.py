@@ -191,7 +191,7 @@ def _axolotl_fsdp(data: dict[str, Any], found: dict[str, Value]) -> None:
 
 
 def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
-    """Attention kernel and precision; with 8-bit products all else stays in 16 bits (utils/schemas/config.py)."""
+    """Attention kernel and precision; only matrix products run in 8 bits (axolotl, utils/schemas/config.py)."""
     switches = ("flash_attention", "sdp_attention", "xformers_attention", "flex_attention")
     named = data.pop("attention", None)
     on = [each for each in switches if data.pop(each, None)]  # remove all switches

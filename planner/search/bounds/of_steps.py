@@ -186,8 +186,8 @@ def least_costs(
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
     layer in the largest stage is a lower bound, too. The same is true of the price of a layer if k layers of each chunk
     recompute. If a stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices
-    then exclude the exposed part, and `_least_transfer` bounds it once per step. Layers for multi-token prediction
-    belong to the last stage, which hides traffic behind them and moves their weights.
+    of layers then exclude the exposed part, and `_least_transfer` is its lower bound, which counts once per step.
+    Layers for multi-token prediction belong to the last stage, which hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers

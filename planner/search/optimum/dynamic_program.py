@@ -4,9 +4,10 @@ The module imports neither `integer_program` nor `pruning`; its input is candida
 already ruled out other configurations, and `pruning.prune` has dropped columns of these candidates. The integer program
 uses the same lower bounds but not `prune`.
 
-The time of the model's last chunk depends on the column of the last stage. Once this time is fixed, so are the seconds
-of each column including its wait for the last chunk (`_variants`). For one such variant let G(a, b) be the least sum of
-pass seconds over the choices whose bottleneck is at most `a` and whose longest tail is at most `b`. The optimum is
+The time of the model's last chunk depends on the column of the last stage. Each possible time gives one variant
+(`_variants`), in which the seconds of each column are known, with its wait for the last chunk. For one variant let G(a,
+b) be the least sum of pass seconds over the choices whose bottleneck is at most `a` and whose longest tail is at most
+`b`. The optimum is
 
     min over (a, b) of   constant + steady_count * a + G(a, b) + b
 
