@@ -35,7 +35,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 WARM_UP_SECONDS = 30.0
 GROWTH = 0.05
 PARTS = 5
-"""The time is divided into this number of parts, of which the first is compared with the last."""
+"""The time is divided into this number of parts; the first part is compared with the last part."""
 
 STEPS = 10_000_000
 SAVE = ("--checkpoint-every", "20")

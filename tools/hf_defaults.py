@@ -1,4 +1,4 @@
-"""Write the values of missing keys of a config.json, planner/specs/huggingface_defaults.json, from recorded defaults.
+"""Write planner/specs/huggingface_defaults.json: values for keys that a config.json leaves out, from recorded defaults.
 
     python tools/hf_defaults.py
 
