@@ -62,8 +62,7 @@ def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str],
 
     Raises:
         InputError: the text is not a plan or has another format, its layout breaks rules (all are named), or the plan
-        was
-            edited (the first figures that differ are named).
+            was edited (the first figures that differ are named).
         EnvironmentProblem: the file cannot be read.
     """
     if str(path) == "-":

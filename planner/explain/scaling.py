@@ -151,7 +151,7 @@ def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) 
 
 
 def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
-    """The part whose device seconds grew most, and this growth divided by the growth of all; None if no part grew."""
+    """The part whose device seconds grew most, and its growth as a share of the new cost; None if the share is tiny."""
     growth = {name: seconds - best.device_seconds.get(name, 0.0) for name, seconds in now.device_seconds.items()}
     name = max(growth, key=lambda each: growth[each])
     share = growth[name] / now.cost
