@@ -188,7 +188,7 @@ def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
         changes["bandwidth"] = max(row["num_bytes"] / row["seconds"] for row in rows if row["operation"] == "send")
     bandwidth = changes.get("bandwidth", link.bandwidth)
     rates, starts = [], []
-    for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism use no others
+    for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism use only these
         for ranks in sorted({row["ranks"] for row in rows}):
             curve = [row for row in rows if (row["operation"], row["ranks"]) == (operation, ranks)]
             if len(curve) < 2:

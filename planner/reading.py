@@ -131,7 +131,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
     losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
     proved_by = plan.proved_by or plan.made_by
-    band = plan.band if plan.made_by.calibration == "own" else now.band  # the plan does not hold a user's evidence
+    band = plan.band if plan.made_by.calibration == "own" else now.band  # the plan does not contain a user's evidence
     return replace(
         now,
         band=band,

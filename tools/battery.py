@@ -189,7 +189,7 @@ def main() -> None:
     if unknown := [each for each in asked if each not in known]:
         sys.exit(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, and what ran is entered
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends running commands, and writes finished cases
     write_page({})
     for row in [] if given.page else [known[each] for each in asked or known]:
         run_row(row, given.count)

@@ -107,7 +107,7 @@ def interrupts(numbers: range) -> Iterator[str]:
 
     The exit code is 130 or 143, or 0 if the plan ended before the signal.
     """
-    seconds = 0.0  # that the plan took when it was last seen to end by itself
+    seconds = 0.0  # duration of a plan that ends by itself
     for number in numbers:
         rng = random.Random(f"interrupt {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
@@ -121,7 +121,7 @@ def interrupts(numbers: range) -> Iterator[str]:
             sent = rng.choice((signal.SIGINT, signal.SIGTERM))
             process.send_signal(sent)
             _, messages = process.communicate(timeout=SECONDS)
-            expected = (0, 128 + sent, -sent)  # Python itself was not yet there; a shell says the same of both
+            expected = (0, 128 + sent, -sent)  # the last one: before Python handles signals
             left = [path.name for each in (scratch, folder) for path in Path(each).iterdir() if path.name != "p.json"]
             if process.returncode not in expected or "Traceback" in messages:
                 yield f"exit code {process.returncode} after {sent.name}: {messages[-160:]!r}"
@@ -197,7 +197,7 @@ def scripts(numbers: range) -> Iterator[str]:
 
 def _script_fault(planner: Planner, rng: random.Random, folder: str) -> str:
     planned = None
-    while planned is None or planned.returncode == 3:  # does not fit: there is no script
+    while planned is None or planned.returncode == 3:  # without a fitting plan there is no script
         model = rng.choice(("tiny-gpt", "llama3-8b", "llama2-7b", "mixtral-8x7b", "gpt3-175b"))
         length = "256" if model == "tiny-gpt" else "2048"  # its longest
         words = [model, "dgx-h100", "--nodes", str(rng.choice((1, 2, 8, 64)))]

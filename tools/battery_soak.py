@@ -103,7 +103,7 @@ class SoakedRun(Run):
 
     def look(self, now: float, warm_up: float) -> None:
         """Record memory and descriptors of the processes that are older than the warm-up."""
-        with contextlib.suppress(OSError, ValueError, IndexError):  # they end, or begin, as we look
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a process may end or begin meanwhile
             for process, role in self.roles().items():
                 if now - self._born.setdefault(process, now) < warm_up:
                     continue

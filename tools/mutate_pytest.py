@@ -138,7 +138,7 @@ class Judge:
         for module in pkgutil.walk_packages([str(Path.cwd() / "planner")], "planner."):
             if not module.name.startswith("planner.trainer") and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-        functions = [each for each in gc.get_objects() if type(each) is FunctionType]  # isinstance asks odd objects
+        functions = [each for each in gc.get_objects() if type(each) is FunctionType]  # isinstance runs objects' code
         items = {item.nodeid: item for item in session.items}
         for task in self.tasks:
             file = Path(task["path"]).absolute()
