@@ -123,7 +123,7 @@ def _broken(job: Job, layout: Layout) -> tuple[str, ...]:
 
 
 def _priced_now(plan: Plan, job: Job) -> Plan:
-    """The plan with the figures of this version, and with the version that proved it, if that is another version.
+    """The plan with the figures of this version; if another version proved the plan, `proved_by` names it.
 
     Runners-up that can no longer run are left out.
     """
