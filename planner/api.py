@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 _MOST_CHOICES: Final = 64
-"""Most pairs of a cluster and a size that one comparison plans; each pair needs a search of its own."""
+"""Largest number of pairs of a cluster and a size in one comparison; each pair needs its own search."""
 
 Texts: TypeAlias = str | Sequence[str]
 Nodes: TypeAlias = int | Mapping[str, int]
@@ -162,7 +162,7 @@ def plan_job(
     within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` always
         has.
     confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.
-    top: most layouts in `plan.runners_up`, each of another kind.
+    top: largest number of layouts in `plan.runners_up`, each of another kind.
     check: compare lower bounds with the optima of 64 configurations that the bounds ruled out.
     reporter: receives messages about the progress of the search.
     workload: gpus, seq_len, global_batch, precision, engine, settings, failures, risk, headroom, calibration,

@@ -116,7 +116,7 @@ def _invoke(argv: Sequence[str]) -> int:
         return ExitCode.INTERRUPTED
     except _Terminated:
         return ExitCode.TERMINATED
-    except SystemExit:  # no command exits by itself; click does when the reader of our output has closed it
+    except SystemExit:  # from click, when the reader has closed our output; no command raises it
         return ExitCode.OK
 
 

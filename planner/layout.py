@@ -355,8 +355,7 @@ def parse_layout(
     Defaults: every degree 1, zero 0, mbs 1, no recompute, sp 1 if tp > 1, schedule `interleaved` if interleave > 1 else
     `1f1b`, interleave 2 for the V-shaped schedules, dp = num_devices / (tp * pp * cp). Layers are divided as evenly as
     possible, and the first stages hold the remainder. The number of hosts used in a scale-up domain (segment) depends
-    on
-    the cluster: planner/cost/segments.py.
+    on the cluster: planner/cost/segments.py.
 
     num_devices: devices of the cluster, or of each pool of a mixed cluster. For a mixed cluster `pools` has to be
     given, and dp is the largest degree for which every pool has enough devices for its stages.

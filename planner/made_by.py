@@ -51,7 +51,7 @@ def with_corrections(job: Job, corrections: Calibration) -> Job:
 def with_corrections_of_any_engine(job: Job) -> Job | None:
     """The job with the corrections fitted to all engines together.
 
-    None with the user's own corrections, or several pools.
+    The result is None with the user's own corrections, or with several pools.
     """
     if len(job.pools) > 1 or job.pools[0].calibration != _of(job, shipped_calibration())[0][0]:
         return None
@@ -61,9 +61,9 @@ def with_corrections_of_any_engine(job: Job) -> Job | None:
 
 
 def _of(job: Job, corrections: Calibration) -> tuple[tuple[CalibrationEntry, ...], tuple[Evidence, ...], Spread]:
-    """Corrections for each pool, the evidence, and its spread.
+    """Corrections for each pool, the evidence, and the spread of the bands.
 
-    A mixed cluster has no evidence, because no runs on one are published.
+    A mixed cluster has no evidence, because no runs on mixed clusters are published.
     """
     entries = calibrations_of(job.cluster, job.model, job.training, job.engine, corrections)
     return entries, corrections.evidence if len(job.cluster.pools) == 1 else (), corrections.spread

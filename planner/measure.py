@@ -164,7 +164,7 @@ def _total(rows: Iterable[Mapping[str, float]], key: str) -> float:
 def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
     """Depth at which products reach half of their rate.
 
-    With it, the corrected rates of square products scatter least.
+    With this depth, the corrected rates of square products scatter least.
     """
     sides = max((row["m"], row["n"]) for row in rows if row["m"] == row["n"]) if rows else (0, 0)
     same = [row for row in rows if (row["m"], row["n"]) == sides]
@@ -178,7 +178,7 @@ def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
 def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
     """The link with its bandwidth and latency measured by the largest and smallest messages.
 
-    Only messages of groups that cross this link, and no link above this link, count.
+    Only messages of groups that cross this link and no link above it count.
     """
     rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
     if not rows:
@@ -188,7 +188,7 @@ def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
         changes["bandwidth"] = max(row["num_bytes"] / row["seconds"] for row in rows if row["operation"] == "send")
     bandwidth = changes.get("bandwidth", link.bandwidth)
     rates, starts = [], []
-    for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism use no others
+    for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism use only these
         for ranks in sorted({row["ranks"] for row in rows}):
             curve = [row for row in rows if (row["operation"], row["ranks"]) == (operation, ranks)]
             if len(curve) < 2:

@@ -62,8 +62,7 @@ def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str],
 
     Raises:
         InputError: the text is not a plan or has another format, its layout breaks rules (all are named), or the plan
-        was
-            edited (the first figures that differ are named).
+            was edited (the first figures that differ are named).
         EnvironmentProblem: the file cannot be read.
     """
     if str(path) == "-":
@@ -124,7 +123,7 @@ def _broken(job: Job, layout: Layout) -> tuple[str, ...]:
 
 
 def _priced_now(plan: Plan, job: Job) -> Plan:
-    """The plan with the figures of this version, and with the version that proved it, if that is another version.
+    """The plan with the figures of this version; if another version proved the plan, `proved_by` names it.
 
     Runners-up that can no longer run are left out.
     """
@@ -132,7 +131,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
     losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
     proved_by = plan.proved_by or plan.made_by
-    band = plan.band if plan.made_by.calibration == "own" else now.band  # the plan does not hold a user's evidence
+    band = plan.band if plan.made_by.calibration == "own" else now.band  # the plan does not contain a user's evidence
     return replace(
         now,
         band=band,

@@ -35,7 +35,7 @@ WITHIN: Final = 0.03
 """Relative difference below which count and ledger agree."""
 
 SLACK_BYTES: Final = 2**26  # 64 MiB
-"""Absolute difference below which they also agree: 3 % of a model of a few megabytes is negligible on any GPU."""
+"""Absolute difference below which they agree too: 3 % of a model of a few megabytes is negligible on any GPU."""
 
 
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
@@ -52,17 +52,17 @@ _HUGGING_FACE: Final = (
     only("training.frozen_weights", "16-bit", why="bitsandbytes makes 4 bits of values, which fake tensors have not"),
     Refusal(says=(), fault=_model_fault),
 )
-"""Plans for transformers whose steps no CPU can run."""
+"""Refusals of plans for transformers whose steps no CPU can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
     """A program of `planner.trainer` that counts the bytes of a step.
 
-    target: the files that it reads; None: it reads the plan.
-    packages: packages that it needs.
-    mock_data: whether the files can name mock data; else they name data that the program does not read.
-    refuse: plans whose steps it cannot run.
+    target: the target whose files the program reads; None if the program reads the plan.
+    packages: packages that the program needs.
+    mock_data: whether the files can name mock data; otherwise the files name data that the program does not read.
+    refuse: refusals of plans whose steps the program cannot run.
     """
 
     module: str
@@ -73,7 +73,7 @@ class _Program:
 
     @property
     def install(self) -> str:
-        """How to install its packages."""
+        """How to install the packages."""
         return self.target.install if self.target else "pip install 'parallel-planner[train]'"
 
     def write(self, plan: Plan, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What several areas share: the option that rewrites golden files, and a plan made by hand."""
+"""Fixtures that several areas share: the option that rewrites golden files, and a plan made by hand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(autouse=True)
 def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine makes a search long enough to say how far it has come; tests of that set their own time."""
+    """Switch off progress lines, which a search shows on a loaded machine; tests of progress set their own time."""
     monkeypatch.setattr("planner.show.progress._LINE_SECONDS", 3600.0)
 
 
@@ -112,7 +112,7 @@ def make_time(**seconds: tuple[float, float]) -> tuple[TimeLine, ...]:
 
 
 def make_plan(**changes: Any) -> Plan:
-    """A plan whose numbers were written by hand, so that no change of the cost model moves it."""
+    """A plan with numbers written by hand, so that no change of the cost model changes them."""
     layout = Layout(
         tp=8,
         pp=4,
@@ -213,7 +213,7 @@ def plan() -> Plan:
 
 @pytest.fixture
 def plan_file(plan: Plan, tmp_path: Path) -> Path:
-    """The plan of `make_plan` as a file, with a policy that its engine has and the figures of this version."""
+    """The plan of `make_plan` as a file, with a recompute policy of its engine and the figures of this version."""
     path = tmp_path / "plan.json"
     path.write_text(plan_to_json(replace(plan, layout=replace(plan.layout, recompute=("full",) * 4))))
     path.write_text(plan_to_json(read_plan(path)))
@@ -222,7 +222,7 @@ def plan_file(plan: Plan, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stamped() -> Callable[[dict[str, Any]], str]:
-    """A changed plan document as text, with the checksum that it would have been written with."""
+    """A changed plan document as text, with the checksum that fits the changed document."""
     return lambda document: json.dumps(document | {"checksum": _checksum(document)})
 
 
@@ -235,7 +235,7 @@ EVERY_ARGUMENT = RunArguments(
 
 @pytest.fixture(params=[RunArguments(), EVERY_ARGUMENT], ids=["none", "all"])
 def run_arguments(request: pytest.FixtureRequest) -> RunArguments:
-    """Arguments of a run: none but defaults, or all of them others."""
+    """Arguments of a run: all defaults, or none of them the default."""
     found: RunArguments = request.param
     return found
 
@@ -304,7 +304,7 @@ HOSTILE = [
 
 
 def with_text(plan: Plan, text: str) -> Plan:
-    """The text in every place where a user's words can stand; the documents are not asked whether they like it."""
+    """The plan with the text in every place that can hold a user's words; the documents are not validated again."""
     (cluster,) = plan.cluster.pools
     device = cluster.device.model_copy(update={"name": text})
     links = tuple(link.model_copy(update={"name": text}) for link in cluster.links)
@@ -333,7 +333,7 @@ def hostile_text(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def hostile_texts() -> list[str]:
-    """All of them."""
+    """All texts of `HOSTILE`."""
     return HOSTILE
 
 

@@ -1,4 +1,4 @@
-"""The Python API: its names stay, it costs nothing to import, and it answers as the commands do."""
+"""The Python API: its names are stable, importing it is cheap, and its answers equal those of the commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rules of CONTRIBUTING.md that a machine can check.
 
-Every rule is a function from {module name: source} to a list of violations. It is applied to the package, and
-to a few lines that break it, so that no rule can quietly stop finding anything.
+Every rule is a function from {module name: source} to a list of violations. It is applied to the package, and to a few
+lines that break it, so that a rule that stops finding anything is noticed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def part_of(module: str) -> str:
 
 
 def imports_of(source: str) -> Iterator[str]:
-    """Modules of the package that a source imports anywhere, functions and type checking included."""
+    """Modules of the package that a source imports anywhere, also in functions and for type checking."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -79,14 +79,14 @@ def imports_of(source: str) -> Iterator[str]:
 
 
 def resolve(name: str, sources: Sources) -> str:
-    """The module that an imported name lives in: `specs.model.ModelSpec` is of `specs.model`."""
+    """The module that contains an imported name: `specs.model.ModelSpec` is in `specs.model`."""
     while name and name not in sources:
         name = name.rpartition(".")[0]
     return name
 
 
 def import_graph(sources: Sources) -> dict[str, set[str]]:
-    """Modules and what they import; planner/__init__.py imports its names late (`test_importing_planner_is_cheap`)."""
+    """Modules and their imports; planner/__init__.py imports its names late (`test_importing_planner_is_cheap`)."""
     return {
         module: {resolve(name, sources) for name in imports_of(source)} - {module} if module else set()
         for module, source in sources.items()
@@ -110,7 +110,7 @@ def imports_point_one_way(sources: Sources) -> list[str]:
 
 
 def parts_of_the_search_point_one_way(sources: Sources) -> list[str]:
-    """The questions stand on the optimum, that on bounds, and these on the space; nothing points back."""
+    """Questions import from the optimum, the optimum from the bounds, the bounds from the space; never in reverse."""
     order = {"space": 0, "bounds": 1, "optimum": 2}
 
     def level(module: str) -> int:
@@ -171,7 +171,7 @@ def returns_number(function: ast.FunctionDef) -> bool:
 
 
 def dataclasses_are_frozen(sources: Sources) -> list[str]:
-    """All that may leave their module; a private one may be a module's own working memory."""
+    """All dataclasses that may leave their module; a private dataclass may be its module's working memory."""
     wrong = []
     for module, source in sources.items():
         for node in ast.walk(parsed(source)):
@@ -209,7 +209,7 @@ def constant(node: ast.expr) -> float | None:
 
 
 def elementary_functions_are_alike_everywhere(sources: Sources) -> list[str]:
-    """Fits to measured runs round what they find, and torch computes what the trainer does."""
+    """Exempt are fits to measured runs, which round their results, and the trainer, where torch computes."""
     ours = r"exp|expm1|log|log1p|log10|sin|cos|tan|arccos|arcsin|arctan|tanh|power|float_power|cbrt"
     return [
         f"{module}: {call} of NumPy; planner.elementary has what is alike on every processor"

@@ -59,7 +59,7 @@ def test_a_row_goes_on_where_it_was_stopped(battery, monkeypatch):
 
 
 def test_cases_that_ran_on_another_machine_do_not_run_again(battery, monkeypatch):
-    """The page, with results of another machine, is all that this one has."""
+    """The page has the results of another machine, and nothing else records them here."""
     battery.write_page({"B1": battery.Result(count=1_000, faults=2, date="2026-01-01", commit="abc+")})
     line = "| B1 | y | 1,000 of 3 | 2 | 2026-01-01, abc+ | `make battery ROWS=B1` |"
     assert line in battery.PAGE.read_text()
@@ -88,7 +88,7 @@ def test_a_command_in_a_fork_ends_as_a_process_would(tool, tmp_path):
 
 
 def test_a_command_that_breaks_is_noticed(tool, tmp_path):
-    """A planner that breaks stands for the real one."""
+    """A broken planner replaces the real one."""
     (tmp_path / "planner").mkdir()
     (tmp_path / "planner" / "__init__.py").touch()
     (tmp_path / "planner" / "cli.py").write_text("main = len")
@@ -128,7 +128,7 @@ def test_interrupts_at_random(tool):
 
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_twice_has_the_bits_of_one_that_is_not(tool, tmp_path):
-    """A rank, then the launcher; torchrun's usual port is taken all the time."""
+    """First a rank is killed, then the launcher; torchrun's usual port is taken all the time."""
     pytest.importorskip("torch")
     kills = tool("battery_kills")
     calm = kills.Workers()
@@ -201,7 +201,7 @@ def test_every_row_has_its_cases(tool):
 
 
 def test_a_link_loses_what_it_is_told_to_lose(tool):
-    """Sockets that keep packets apart stand for the devices of two hosts."""
+    """Sockets that preserve packet boundaries replace the devices of two hosts."""
     links = tool("battery_links")
     link = links.Link(links.random.Random(0))
     hosts = []

@@ -115,7 +115,7 @@ def test_every_command_and_option_says_what_it_does(name: str) -> None:
 
 
 def test_what_is_left_out_is_the_same_in_the_library() -> None:
-    """The defaults of reading a job, and of the layouts that answers compare, are those of `planner plan`."""
+    """The defaults of reading a job, and of the layouts that answers compare, equal those of `planner plan`."""
     command = cli.commands["plan"]
     asked = {param.name: param.get_default(click.Context(command)) for param in command.params}
     ours = {name: each.default for name, each in inspect.signature(load_job).parameters.items()}
@@ -661,7 +661,7 @@ def test_launch_shows_its_command_on_request(capsys) -> None:
     ],
 )
 def test_shares_are_percentages_or_parts_of_one_up_to_their_bound(option, written, code, plan_file, capsys) -> None:
-    """Half of the data may be held out, no more; all memory may be free but the last bit."""
+    """At most half of the data may be held out; all memory except the last bit may be left free."""
     fits = ["explain", *SMALL, "--layout", "tp=1"]
     argv = ["emit", str(plan_file), "--to", "torchrun"] if option == "--validation" else fits
     assert main([*argv, option, written]) == code

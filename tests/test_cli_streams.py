@@ -19,7 +19,7 @@ PLAN = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 def run_process(
     *argv: str, stdin: str = "", env: dict[str, str] | None = None, shell: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """The command as users start it; `shell` redirects or pipes "$@"."""
+    """Run the command as users start it; `shell` redirects or pipes "$@"."""
     command = [sys.executable, "-m", "planner", *argv]
     if shell:
         command = ["bash", "-o", "pipefail", "-c", f'"$@" {shell}', "bash", *command]
@@ -97,7 +97,7 @@ def test_what_a_terminal_cannot_say_is_written_out(plan_file, stamped) -> None:
 
 
 def read_terminal(argv: list[str], env: dict[str, str]) -> str:
-    """What a command writes to a real terminal."""
+    """The output of a command on a real terminal."""
     master, slave = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "planner", *argv], stdout=slave, stderr=slave, env={**os.environ, **env}

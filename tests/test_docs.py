@@ -1,4 +1,4 @@
-"""The documents say what is there: commands, options, files and terms."""
+"""The documents match the program: commands, options, files and terms."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
 def shown_commands(text: str) -> list[str]:
-    """The lines of `sh` blocks that start with `planner`, in their order; a line that goes on is one line."""
+    """The lines of `sh` blocks that start with `planner`, in order; a continued line is one line."""
     lines = (line for block in SHELL.findall(text) for line in block.replace("\\\n", "").splitlines())
     return [line for line in lines if line.startswith("planner ")]
 
@@ -137,7 +137,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def heading_anchors(path: Path) -> set[str]:
-    """What `#...` may name in a Markdown file: its headings, in lower case with hyphens."""
+    """Valid `#...` links to a Markdown file: its headings, in lower case with hyphens."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 

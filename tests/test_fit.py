@@ -1,4 +1,4 @@
-"""The gate before a plan is written for a program, or started: by verdict, with and without force."""
+"""The check before a plan is written for a program or started: by verdict, with and without force."""
 
 from __future__ import annotations
 

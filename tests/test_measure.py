@@ -1,4 +1,4 @@
-"""Documents that `planner measure` writes: made of curves that were drawn from known constants, and what is refused."""
+"""Documents that `planner measure` writes from curves with known constants, and curves that it refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def console():
 
 
 def drawn(kind, wanted, *, peak, ranks, per_host, latency=20e-6):
-    """Curves of a machine whose constants are known: half depth 64, 60 % of the peak, 30 % of it in attention."""
+    """Curves of a machine with known constants: half depth 64, 60 % of the peak, 30 % of it in attention."""
     precision = "bf16" if kind == "cuda" else "fp32"
     attained = 0.6 * peak
 
@@ -162,7 +162,7 @@ def test_this_machine_is_measured(console, tmp_path):
 
 @pytest.mark.parametrize("cores", [2, 4])
 def test_a_device_alone_is_faster_than_among_busy_ones(cores, console, tmp_path, monkeypatch):
-    """Cores that take 1.6 times as long while all compute: evenly longer with each further busy core."""
+    """Cores take 1.6 times as long while all compute; the time grows evenly with each further busy core."""
     alone = {"alone": {"together_seconds": 1.6, "seconds": 1.0}}
     monkeypatch.setattr(
         "planner.measure.run_probe",

@@ -1,4 +1,4 @@
-"""A plan that is read is checked: rules, figures, checksum, version; whatever is wrong ends with a message."""
+"""A plan is checked when it is read: rules, figures, checksum, version; every fault ends with a message."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def made() -> Plan:
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., tuple[Plan, list[str]]]:
-    """Write a text, read it as the commands do, and what they say about it."""
+    """Write a text and read it as the commands do; returns the plan and the messages about it."""
 
     def read_text(text: str) -> tuple[Plan, list[str]]:
         path, told = tmp_path / "it.json", []
@@ -253,7 +253,7 @@ def test_files_without_end_and_standard_input_are_limited(capsys) -> None:
 
 
 def older(made: Plan, **changes: Any) -> dict[str, Any]:
-    """The plan as a version with other formulas would have written it: everything takes 10 % longer."""
+    """The plan as a version with other formulas would have written it: all times are 10 % longer."""
     slow = replace(made, step_seconds=made.step_seconds * 1.1, mfu=made.mfu / 1.1, **changes)
     return plan_to_dict(slow) | {"made_by": OTHER}
 
@@ -328,7 +328,7 @@ def test_shipped_corrections_are_those_of_the_shipped_file(made) -> None:
 
 
 def digest_of(package: Path) -> str:
-    """What a copy of the package says."""
+    """The digest that a copy of the package prints."""
     program = (
         "from planner.made_by import made_by\n"
         "from planner.specs.load import load_job\n"
@@ -342,7 +342,7 @@ def digest_of(package: Path) -> str:
 
 @pytest.fixture
 def wheel(tmp_path) -> Path:
-    """The package as a wheel lays it out: shipped documents inside."""
+    """The package as in a wheel, with the shipped documents inside."""
     root, package = Path(planner.__file__).parents[1], tmp_path / "site" / "planner"
     shutil.copytree(root / "planner", package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("models", "clusters"):
@@ -368,7 +368,7 @@ def test_the_digest_is_that_of_formulas_and_corrections_wherever_they_are(wheel)
 
 
 def of_format_1(plan: Plan) -> dict[str, Any]:
-    """As the first version wrote it."""
+    """The plan as the first version wrote it."""
     document = plan_to_dict(plan) | {"format": 1, "planner_version": "0.1.0"}
     del document["made_by"], document["checksum"], document["proved_by"]
     return document | {"certificate": document["certificate"] or {}}
@@ -428,7 +428,7 @@ NASTY = [
 
 
 def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a value stands in a document: leaves, and what holds them."""
+    """Places of values in a document: leaves, and their containers."""
     if path:
         yield path
     if isinstance(data, dict | list):
@@ -450,7 +450,7 @@ def edit_one_place(rng: random.Random, document: dict[str, Any]) -> dict[str, An
 
 
 def check_edits(seed: int, made: Plan, path: Path, stamped: Callable[[dict[str, Any]], str]) -> None:
-    """The result is an equal plan or a mistake with a message, and the same where the checksum was made to fit."""
+    """The result is an equal plan or a mistake with a message, also if the checksum fits the edited document."""
     document = plan_to_dict(made)
     edited = edit_one_place(random.Random(seed), document)
     is_same = json.dumps(edited) == json.dumps(document)

@@ -1,9 +1,9 @@
 """Equal inputs give equal bytes under every Python.
 
-Since 3.12 the built-in `sum` makes up for the rounding of floats. A document that depends on that differs in its last
-digit between 3.11 and 3.12: here both ways of summing are put in its place, and the other Pythons of this machine are
-asked where they have what the planner needs. NumPy's elementary functions differ in the last digit between versions and
-between processors: here they are one digit off.
+Since 3.12 the built-in `sum` compensates the rounding of floats. A document that depends on `sum` differs in its last
+digit between 3.11 and 3.12. Here both ways of summing are tried, and the other Pythons of this machine run the planner
+if they have its dependencies. NumPy's elementary functions differ in the last digit between versions and between
+processors; here they are replaced by functions that are off by one digit.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_no_document_depends_on_how_numpy_rounds(job: str) -> None:
 
 
 def other_pythons() -> dict[str, bool]:
-    """Pythons of 3.11 or newer on this machine that are not of this one's version; true: it can run the planner."""
+    """Other Pythons of 3.11 or newer on this machine, by path; true: this Python can run the planner."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     folders = [*map(Path, os.environ["PATH"].split(os.pathsep)), *sorted(home.glob("3.*/bin"))]
     program = (

@@ -1,4 +1,4 @@
-"""What the Makefile calls: setup, the document generator, the reports."""
+"""The programs that the Makefile calls: setup, the document generator, the reports."""
 
 from __future__ import annotations
 

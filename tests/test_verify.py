@@ -1,4 +1,4 @@
-"""`planner verify`: what it counts, what it refuses, and the exit code of a ledger that is wrong."""
+"""`planner verify`: the bytes that it counts, the plans that it refuses, and the exit code for a wrong ledger."""
 
 from __future__ import annotations
 

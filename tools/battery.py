@@ -1,9 +1,10 @@
-"""What the planner withstands, row by row (`make battery`): a report that goes on where it stopped.
+"""Faults that the planner withstands, row by row (`make battery`); a later run continues where the last run stopped.
 
-Each row has an id, a goal and cases that are numbered: case N is drawn from the seed N, so that anybody can repeat it.
-The table of docs/reliability.md says how many cases of a row have run, on any machine; the next ones follow.
+Each row has an id, a goal and numbered cases. Case N is drawn from the seed N, so anybody can repeat it. The table of
+docs/reliability.md says how many cases of a row have run, on any machine; the next run takes the cases after them.
 
-`make battery ROWS=B1,B5 COUNT=2000` runs so many further cases of these rows; without COUNT, all up to the goal.
+`make battery ROWS=B1,B5 COUNT=2000` runs this number of further cases of these rows; without COUNT, it runs all cases
+up to the goal.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SECONDS_BETWEEN_WRITES = 20.0
 class Row:
     """A row of the table.
 
-    cases: "module:function" of tools; the function takes a range of case numbers and yields for each what is wrong, or
-    an empty text.
+    cases: "module:function" of tools; for a range of case numbers, the function yields the fault of each case in words,
+    or an empty text.
     """
 
     id: str
@@ -99,7 +100,7 @@ class Result:
 
 
 def read_result(row: Row) -> Result:
-    """What the page says of a row."""
+    """The result of a row that the page states."""
     line = rf"^\| {row.id} \|.*\| ([0-9,]+) of [0-9,]+ \| ([0-9]+) \| ([0-9-]+), (\S*) \|"
     if not (found := re.search(line, PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)):
         return Result()
@@ -108,13 +109,13 @@ def read_result(row: Row) -> Result:
 
 
 def cases_of(row: Row, numbers: range) -> Iterator[str]:
-    """What each case says, an empty text where nothing is wrong."""
+    """The fault of each case in words; an empty text if there is no fault."""
     module, _, function = row.cases.partition(":")
     yield from getattr(import_module(module), function)(numbers)
 
 
 def run_row(row: Row, count: int | None) -> None:
-    """Run the cases that are left, or `count` further ones, and enter them into the page from time to time."""
+    """Run the remaining cases, or `count` further cases, and write their results to the page from time to time."""
     before = result = read_result(row)
     numbers = range(before.count, max(row.goal, before.count) if count is None else before.count + count)
     written = time.monotonic()
@@ -135,7 +136,7 @@ def run_row(row: Row, count: int | None) -> None:
 
 
 def said(row: Row, result: Result) -> str:
-    """A line about how far a row is."""
+    """A line on the progress of a row."""
     return f"{row.id} {result.count:,} of {row.goal:,}, {result.faults} faults"
 
 
@@ -143,7 +144,7 @@ _COMMIT: list[str] = []
 
 
 def commit() -> str:
-    """The short name of the commit, with + where anything but a page differs; an empty text outside a repository."""
+    """The commit's short name, with + if any file but a page has changed; an empty text outside a repository."""
     if not _COMMIT:
         git = ["git", "-C", str(ROOT)]
         name = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True, check=False)
@@ -164,7 +165,7 @@ def line_of(row: Row, result: Result) -> str:
 
 
 def write_page(new: Mapping[str, Result]) -> None:
-    """Put the table into the page, with new results of rows; several batteries may run other rows at the same time."""
+    """Write the table to the page, with new results of some rows; other batteries may run other rows meanwhile."""
     with PAGE.open("r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         lines = ["| | What | Cases | Faults | Date, commit | Command |", "|---|---|---:|---:|---|---|"]
@@ -188,7 +189,7 @@ def main() -> None:
     if unknown := [each for each in asked if each not in known]:
         sys.exit(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, and what ran is entered
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends running commands, and writes finished cases
     write_page({})
     for row in [] if given.page else [known[each] for each in asked or known]:
         run_row(row, given.count)

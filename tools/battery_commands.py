@@ -1,7 +1,8 @@
-"""Commands of the planner in forks of one process that has imported it: none waits for an import again.
+"""Run commands of the planner in forks of a process that has already imported it: no command waits for imports.
 
-A fork has its own memory and descriptors and goes the way of `python -m planner`, so that a job is as free of the jobs
-before it as a process of its own. As a program, this file is that process; it needs only what the planner needs.
+A fork has its own memory and descriptors and runs the code of `python -m planner`. A job is therefore as independent of
+earlier jobs as a process of its own. Run as a program, this file is the process that forks; it needs only the planner's
+own dependencies.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WARM_UP = ("plan", "tiny-gpt", "dgx-a100", "--gpus", "8", "--global-batch", "8",
 
 
 class Planner:
-    """The planner under an interpreter and with these variables in its environment."""
+    """The planner under an interpreter, with further environment variables."""
 
     def __init__(self, python: str = sys.executable, **environment: str) -> None:
         self.name = " ".join([python, *(f"{key}={value}" for key, value in environment.items())])
@@ -35,7 +36,7 @@ class Planner:
         )
 
     def run(self, words: Sequence[str], folder: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a command in a folder; one that takes more than `SECONDS` ends with -SIGALRM."""
+        """Run a command in a folder; a command that takes more than `SECONDS` ends with -SIGALRM."""
         assert self._server.stdin
         assert self._server.stdout
         self._server.stdin.write(json.dumps([list(words), str(folder)]) + "\n")
@@ -72,7 +73,7 @@ def _in_a_fork(words: Sequence[str], folder: str) -> tuple[int, str, str]:
 
 
 def _serve() -> None:
-    """Answer each line of the input, which has words and a folder, with exit code, output and messages."""
+    """Answer each line of the input, a command's words and folder, with its exit code, output and messages."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from planner.cli import main

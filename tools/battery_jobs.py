@@ -1,4 +1,4 @@
-"""Commands at random: jobs, interrupts, hash seeds and other Pythons, secrets and scripts."""
+"""Random commands: jobs, interrupts, hash seeds and other Pythons, secrets, and scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DRAWS = 20
 AVX512 = "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"
-"""NumPy's names: X86_V4 since 2.4, the others before."""
+"""NumPy's names of the features: X86_V4 since 2.4, the others in earlier versions."""
 SECRET = "canary-7f3a9c51"  # noqa: S105 - planted, to be looked for
 STARTERS = ("torchrun", "slurm", "kubeflow", "skypilot")
 LAYOUTS = ("tp=2", "tp=8,pp=4,mbs=1", "zero=3,mbs=1", "pp=3", "cp=2,tp=2", "ep=8", "pp=2,schedule=zbv", "tp=3", "dp=7")
@@ -68,7 +68,7 @@ def _command(rng: random.Random) -> list[str]:
 
 
 def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tuple[int, ...] = (0, 2, 3)) -> str:
-    """What is wrong with the end of a command."""
+    """The fault of a finished command, in words; empty for an expected exit code without a traceback."""
     if done.returncode in codes and "Traceback" not in done.stderr:
         return ""
     last = (done.stderr.strip().splitlines() or [""])[-1]
@@ -78,7 +78,7 @@ def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tu
 def planned(
     planner: Planner, folder: str, draw: Callable[[], list[str]]
 ) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """The first of a few drawn commands that is not refused, or that ends as it must not; and its end."""
+    """The first of several drawn commands that is not refused or that shows a fault, and its result."""
     for _ in range(DRAWS):
         words = draw()
         done = planner.run(words, folder)
@@ -88,7 +88,10 @@ def planned(
 
 
 def random_jobs(numbers: range) -> Iterator[str]:
-    """Exit codes of results and of mistakes, and never a traceback. For a refused job another one is drawn."""
+    """Random commands end with the exit code of a result or of a mistake, and without a traceback.
+
+    If a job is refused, another job is drawn.
+    """
     with tempfile.TemporaryDirectory() as folder, Planner() as planner:
         for number in numbers:
             rng = random.Random(f"job {number}")  # noqa: S311 - no secret
@@ -100,11 +103,11 @@ PLAN = ("plan", "llama3-405b", "dgx-h100", "--nodes", "2048", "--seq-len", "8192
 
 
 def interrupts(numbers: range) -> Iterator[str]:
-    """SIGINT or SIGTERM at a random moment of a plan; nothing is left behind.
+    """SIGINT or SIGTERM at a random moment of a plan leaves nothing behind.
 
-    The code is 130 or 143, or that of the end which came before the signal.
+    The exit code is 130 or 143, or 0 if the plan ended before the signal.
     """
-    seconds = 0.0  # that the plan took when it was last seen to end by itself
+    seconds = 0.0  # duration of a plan that ends by itself
     for number in numbers:
         rng = random.Random(f"interrupt {number}")  # noqa: S311 - no secret
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
@@ -118,7 +121,7 @@ def interrupts(numbers: range) -> Iterator[str]:
             sent = rng.choice((signal.SIGINT, signal.SIGTERM))
             process.send_signal(sent)
             _, messages = process.communicate(timeout=SECONDS)
-            expected = (0, 128 + sent, -sent)  # Python itself was not yet there; a shell says the same of both
+            expected = (0, 128 + sent, -sent)  # the last one: before Python handles signals
             left = [path.name for each in (scratch, folder) for path in Path(each).iterdir() if path.name != "p.json"]
             if process.returncode not in expected or "Traceback" in messages:
                 yield f"exit code {process.returncode} after {sent.name}: {messages[-160:]!r}"
@@ -135,7 +138,7 @@ def _start(folder: str, scratch: str) -> subprocess.Popen[str]:
 
 
 def hash_seeds(numbers: range) -> Iterator[str]:
-    """The same document under another PYTHONHASHSEED and without AVX-512, and under each other Python at hand."""
+    """The document is the same under another PYTHONHASHSEED without AVX-512, and under each of the other Pythons."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         first, *others = [
@@ -158,12 +161,12 @@ def _alike(one: subprocess.CompletedProcess[str], other: subprocess.CompletedPro
 
 
 def other_pythons() -> list[str]:
-    """Interpreters named in BATTERY_PYTHONS, with colons between: other versions of Python or of NumPy."""
+    """Interpreters that BATTERY_PYTHONS lists, separated by colons: other versions of Python or of NumPy."""
     return [each for each in os.environ.get("BATTERY_PYTHONS", "").split(os.pathsep) if each]
 
 
 def secrets(numbers: range) -> Iterator[str]:
-    """A planted secret stands in no output and in no file."""
+    """A planted secret appears in no output and in no file."""
     with Planner(**dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"), SECRET)) as planner:
         for number in numbers:
             rng = random.Random(f"secret {number}")  # noqa: S311 - no secret
@@ -194,7 +197,7 @@ def scripts(numbers: range) -> Iterator[str]:
 
 def _script_fault(planner: Planner, rng: random.Random, folder: str) -> str:
     planned = None
-    while planned is None or planned.returncode == 3:  # does not fit: there is no script
+    while planned is None or planned.returncode == 3:  # without a fitting plan there is no script
         model = rng.choice(("tiny-gpt", "llama3-8b", "llama2-7b", "mixtral-8x7b", "gpt3-175b"))
         length = "256" if model == "tiny-gpt" else "2048"  # its longest
         words = [model, "dgx-h100", "--nodes", str(rng.choice((1, 2, 8, 64)))]

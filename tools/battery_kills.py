@@ -226,7 +226,7 @@ def random_kills(numbers: range) -> Iterator[str]:
 
 
 def told(attempt: Callable[[], str]) -> str:
-    """The fault that an attempt reports. An error of the run or of this machine is a fault too; others are raised."""
+    """The fault that an attempt reports. An error of the run or machine counts as a fault; other errors are raised."""
     try:
         return attempt()
     except (TimeoutError, subprocess.TimeoutExpired, RuntimeError, OSError) as error:

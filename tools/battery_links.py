@@ -68,7 +68,7 @@ class Link:
     def __init__(self, rng: random.Random) -> None:
         self.ways = (Way(), Way())
         self._rng, self._devices = rng, {}  # type: ignore[var-annotated]
-        self.packets = 0  # that were taken, the lost ones too
+        self.packets = 0  # number of packets read, including lost packets
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
         self._thread.start()
@@ -114,7 +114,7 @@ class Link:
 
     def _deliver(self, number: int, packet: bytes) -> None:
         if (device := self._devices.get(number)) is not None:
-            with contextlib.suppress(OSError):  # the host is gone, or takes nothing more
+            with contextlib.suppress(OSError):  # the host is gone, or accepts no more packets
                 os.write(device, packet)
 
     def close(self) -> None:

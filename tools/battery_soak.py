@@ -35,7 +35,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 WARM_UP_SECONDS = 30.0
 GROWTH = 0.05
 PARTS = 5
-"""The time is divided into this number of parts, of which the first is compared with the last."""
+"""The time is divided into this number of parts; the first part is compared with the last part."""
 
 STEPS = 10_000_000
 SAVE = ("--checkpoint-every", "20")
@@ -103,7 +103,7 @@ class SoakedRun(Run):
 
     def look(self, now: float, warm_up: float) -> None:
         """Record memory and descriptors of the processes that are older than the warm-up."""
-        with contextlib.suppress(OSError, ValueError, IndexError):  # they end, or begin, as we look
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a process may end or begin meanwhile
             for process, role in self.roles().items():
                 if now - self._born.setdefault(process, now) < warm_up:
                     continue

@@ -94,7 +94,7 @@ def _documents(rng: random.Random, text: str) -> list[str]:
 def check(number: int, folder: Path) -> str:
     """The fault of the planner with a hostile text, in words; the working folder is the empty `folder`."""
     rng = random.Random(f"text {number}")  # noqa: S311 - no secret
-    # an argument of a process has no NUL, and a byte that is not UTF-8 arrives as half of a pair
+    # a process argument cannot contain NUL; a byte that is not UTF-8 becomes a lone surrogate
     words = [word.replace("\x00", "").replace("\ud800", "\udcff") for word in _documents(rng, text_of(rng))]
     try:
         code, said = _said(words)

@@ -77,7 +77,7 @@ def machine() -> str:
 
 def main() -> None:
     """Print the tables; the last ones take minutes."""
-    compileall.compile_dir(planner.__path__[0], quiet=1)  # as pip does when it installs, whatever this shell sets
+    compileall.compile_dir(planner.__path__[0], quiet=1)  # as pip does on installation, whatever this shell sets
     table = Table(
         "command", "CPU s", "target", "peak MiB", "target", title=f"median of {REPEATS} runs", caption=machine()
     )

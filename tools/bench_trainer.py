@@ -1,4 +1,4 @@
-"""The trainer on this machine: against a plain loop, and the planner's layout against all others (`make bench`).
+"""Compare, on this machine, the trainer with a plain loop, and the planner's layout with all others (`make bench`).
 
 Compared programs run alternately, and ratios are medians over these repetitions, so that other work on the machine
 affects all programs equally. On a busy machine the CPU seconds of the slowest rank mean more than the wall seconds.

@@ -134,7 +134,7 @@ def prior_without(clusters: dict[Name, Cluster], source: str) -> Prior:
 
 
 def corrected(given: Cluster, rest: Cluster, prior: Prior) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log errors that rows of the same engine leave, (rows,), and their forecast spread, NaN without such rows."""
+    """Log errors corrected by rows of the same engine, and their forecast spread, NaN without such rows; (rows,)."""
     left, spread = rest.errors.copy(), np.full(len(rest.errors), np.nan)
     for engine, own in given.by_engine().items():
         found, same = posterior(own.slopes, own.errors, prior), rest.engines == engine

@@ -114,7 +114,7 @@ def _uneven(config: Any) -> bool:
     if type(width) is int and type(of_tower) is int and width % of_tower:
         return True
     heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    if text.get("model_type") == "helium":  # its output projection is square, which fits heads that fill the width
+    if text.get("model_type") == "helium":  # square output projection: heads must fill the width
         return bool(text["num_attention_heads"] * text["head_dim"] != text["hidden_size"])
     return type(heads) is int and type(kv) is int and kv > 0 and heads % kv > 0
 

@@ -1,4 +1,4 @@
-"""Write the values of missing keys of a config.json, planner/specs/huggingface_defaults.json, from recorded defaults.
+"""Write planner/specs/huggingface_defaults.json: values for keys that a config.json leaves out, from recorded defaults.
 
     python tools/hf_defaults.py
 
@@ -58,7 +58,7 @@ def main() -> None:
             inside |= {kinds["text"]: outer["text_config"]} if kinds["text"] in TYPES else {}
             lines.append(f'"outer:{name}": {json.dumps(found)}')
     for name, first in sorted(inside.items()):
-        text = recorded["causal"].get(name, {}).get("config", first)  # that of the class, where it stands alone too
+        text = recorded["causal"].get(name, {}).get("config", first)  # its own class, if there is one
         words = {word for key in TYPES[name].keys for word in key.split("|")}
         sizes = {key: text[key] for key in sorted(words) if _is_kept(text, key) and type(text[key]) is int}
         lines.append(f'"nested:{name}": {json.dumps(sizes)}')

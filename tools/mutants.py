@@ -44,7 +44,7 @@ _PAIRS = (
     *(("less", "less_equal"), ("greater", "greater_equal"), ("equal", "not_equal"), ("logical_and", "logical_or")),
 )
 OTHER_NAME = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
-UNORDERED = {*OTHER_NAME, "isinstance", "issubclass", "zip", "getattr", "hasattr", "gcd"}  # arguments are not swapped
+UNORDERED = {*OTHER_NAME, "isinstance", "issubclass", "zip", "getattr", "hasattr", "gcd"}  # arguments stay in order
 KEPT_ARGUMENTS = ("description", "strict", "hint")  # text of a schema, an assertion of zip, text of an error
 LEFT_ALONE = ("annotation", "returns", "decorator_list", "bases", "format_spec")  # fields of the tree
 ASKED = {ast.If: "test", ast.While: "test", ast.IfExp: "test"}  # fields that hold a condition

@@ -43,7 +43,7 @@ NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "runs", "__pycache__"
 PYTEST = ("-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not gpu", "--ignore", "tests/trainer")
 TEST_SECONDS = 60  # a test that takes longer with a mutant hangs
 STAMP = int(time.time())
-AT_FIRST = 25  # tests: most mutants meet one of few, and few files are quick to read
+AT_FIRST = 25  # tests in the first round; few tests kill most mutants
 EQUIVALENT = "mutants-equivalent.yaml"
 
 
@@ -88,7 +88,7 @@ def lines_before(before: str, after: str, lines: range) -> set[int]:
         if tag == "equal":
             found.update(line - first_after + first for line in within)
         elif within:
-            found.update(range(first, last + 2))  # with a line on either side
+            found.update(range(first, last + 2))  # and one line on either side
     return found
 
 

@@ -69,7 +69,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        """The lines and seconds of a fixture that several tests share count for each of them."""
+        """Count the lines and seconds of a fixture that several tests share for each of these tests."""
         if fixturedef.scope == "function":
             return (yield)
         before, start = self._switch(SHARED + fixturedef.argname), time.perf_counter()
@@ -118,8 +118,8 @@ def _forget() -> None:
 class Judge:
     """Collects all tests once, and runs the tests of each mutant in a child process with the mutant's code.
 
-    A task is {path, function, source, tests, stamp}; the answer to it is a line "MUTANT verdict test" on the terminal,
-    `unsure` if the code cannot be replaced in a process that has imported it.
+    A task is {path, function, source, tests, stamp}. The answer to a task is a line "MUTANT verdict test" on the
+    terminal. The verdict is `unsure` if the code cannot be replaced in a process that has imported it.
     """
 
     def __init__(self, tasks: list[dict[str, Any]]) -> None:
@@ -138,7 +138,7 @@ class Judge:
         for module in pkgutil.walk_packages([str(Path.cwd() / "planner")], "planner."):
             if not module.name.startswith("planner.trainer") and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-        functions = [each for each in gc.get_objects() if type(each) is FunctionType]  # isinstance asks odd objects
+        functions = [each for each in gc.get_objects() if type(each) is FunctionType]  # isinstance runs objects' code
         items = {item.nodeid: item for item in session.items}
         for task in self.tasks:
             file = Path(task["path"]).absolute()

@@ -136,9 +136,9 @@ class _LeavesIdle(Condition):
 
 
 def needless(each: Planned) -> tuple[str, ...]:
-    """Needless features of a plan: a new search finds a layout without the feature that is as good.
+    """Features of a plan that are not needed: a new search finds an equally good layout without the feature.
 
-    As good means within the window, and not worse in any earlier key.
+    Equally good means within the window, and not worse in any earlier key.
     """
     plan = each.plan
     assert plan is not None

@@ -49,7 +49,7 @@ def create(venv: Path) -> Path:
     if subprocess.run(command, check=False).returncode:
         sys.exit("cannot create a virtual environment; on Debian and Ubuntu: apt install python3-venv")
     if torch and in_venv:
-        # --system-site-packages reaches the base interpreter, not the environment that is active
+        # --system-site-packages gives access to the base interpreter, not to the active environment
         site_packages = next((venv / "lib").glob("python3*/site-packages"))
         (site_packages / "active_environment.pth").write_text(f"{torch[1]}\n", encoding="utf-8")
     return python
@@ -72,10 +72,10 @@ def install(venv: Path, python: Path, torch_index: str, group: str) -> None:
     tools = [*project["dependency-groups"][group]]
     steps = [tools]
     if group == "dev":
-        # the build backend is installed too (editables: what it needs for --editable), so that it is pinned as well
+        # the build backend is installed too, so that it is pinned; it needs editables for --editable
         tools += [*project["build-system"]["requires"], "editables"]
         steps.append(["--no-build-isolation", "--editable", f"{ROOT}[train]"])
-    # a tool of the outer environment would satisfy pip, but its command would not be in the new environment
+    # a tool in the outer environment would satisfy pip, but the new environment would lack its command
     tools += ["--ignore-installed"] if inherited else []
     with tempfile.TemporaryDirectory() as folder:
         pinned = Path(folder, "constraints.txt")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parents[2] / "shared" / "truth"
 
-# what holds for every row: Megatron-DeepSpeed of 2022 on DGX A100 with four 200 Gb/s adapters a host
+# cells that all rows share: Megatron-DeepSpeed of 2022 on DGX A100 with four 200 Gb/s adapters a host
 COMMON = {
     "source_set": "vtrain", "framework": "Megatron-DeepSpeed", "arch": "dense", "gpu": "A100-80", "gpus_per_node": "8",
     "inter_gb_s_per_gpu": "12.5", "precision": "fp16", "vocab": "51200", "recompute_policy": "full", "sp": "0",

@@ -72,7 +72,7 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
 
 
 def _network(run: Run, stated: float, line_rate: float, num_hosts: int) -> dict[str, Any]:
-    """The link with its stated bandwidth; if this was measured between hosts, the line rate is kept as well."""
+    """The link with its stated bandwidth; a bandwidth measured between hosts is kept beside the line rate."""
     if "measured in the run" not in run.interconnect or stated >= line_rate or num_hosts < 2:
         return {"bandwidth": stated}
     return {"bandwidth": line_rate, "measured_bandwidth": stated, "measured_hosts": num_hosts}

@@ -32,7 +32,7 @@ A program may count parameters that it does not train, or count tied weights twi
 """
 
 _BAR_SECONDS: Final = 20
-"""Least length of an interval of a progress bar, in seconds.
+"""Smallest length of an interval of a progress bar, in seconds.
 
 The bar shows whole seconds, so the error is at most 5 %.
 """

@@ -59,7 +59,7 @@ def run(
 
     if str(plan_path) == "-" and to == "torchrun" and output is None:
         raise _needs_a_file()
-    if to in STARTERS:  # older command lines: --to named programs and starters alike
+    if to in STARTERS:  # older command lines, in which --to also named starters
         to, on = "torch", on or to
     plan = console.read_plan(str(plan_path))
     how = How(arguments=arguments, smoke=smoke)

@@ -26,8 +26,8 @@ def run(
 ) -> int:
     """Measure this machine, write curves.json, cluster.yaml and devices/NAME.yaml to `output`, return the exit code.
 
-    nodes: hosts that run this command at the same time. place: options that give the number of this host, as
-    `planner.launch.hosts.find_place`.
+    nodes: number of hosts that run this command at the same time.
+    place: options that give the number of this host, as for `planner.launch.hosts.find_place`.
 
     Raises:
         PlannerError: an output file exists and `force` is false, the model is unknown, torch is missing, or a rank

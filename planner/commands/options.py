@@ -42,7 +42,7 @@ def _read_length(text: str) -> int:
 
 _MOST_SIZES = 10_000
 _MOST_SIZES_OF_POOLS = 256
-"""Most combinations of pool sizes in one command; each combination costs one search."""
+"""Largest number of combinations of pool sizes in one command; each combination costs one search."""
 
 
 def _read_nodes(text: str, *, ranges: bool) -> Nodes | Sizes:

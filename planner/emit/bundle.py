@@ -32,7 +32,7 @@ class Bundle:
     texts: file name -> text.
     script: the name of the file that a user starts.
     still_yours: placeholder -> meaning; the program does not run until the user has replaced all placeholders.
-    advice: sentences about values that nobody gave and without which the program runs all the same.
+    advice: sentences about values that nobody gave; the program also runs without these values.
     """
 
     texts: dict[str, str]
@@ -91,7 +91,7 @@ _OF_THE_RUN: Final = {"learning_rate": "learning rate", "warmup_steps": "warm-up
 
 
 def _defaults_in(plan: Plan) -> tuple[str, ...]:
-    """A sentence that lists the run's values that equal the planner's defaults, because perhaps nobody chose them."""
+    """A sentence that lists the run's values equal to the planner's defaults, which perhaps nobody chose."""
     default = {name: TrainingSpec.model_fields[name].default for name in _OF_THE_RUN}
     names = [name for name in _OF_THE_RUN if getattr(plan.training, name) == default[name]]
     if not names:

@@ -280,7 +280,7 @@ def _misspelt(key: str, known: Collection[str]) -> str:
 
 
 _NEAR: Final = 0.85
-"""Least similarity of a misspelt key to the key that was meant.
+"""Smallest similarity of a misspelt key to the key that was meant.
 
 `tensor_parallel_size` and Megatron-LM's `tensor_model_parallel_size` have 0.87.
 """

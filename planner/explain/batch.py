@@ -38,8 +38,10 @@ class MicrobatchSize(Document):
     """The plan's layout with another microbatch size."""
 
     mbs: int
-    sequences_per_second: float = Field(description="of the slowest stage alone, without bubble and reduction")
-    of_best: float = Field(description="that over the best of all sizes")
+    sequences_per_second: float = Field(
+        description="sequences per second of the slowest stage alone, without bubble and reduction"
+    )
+    of_best: float = Field(description="this speed, divided by the best speed of all sizes")
     step_seconds: float
     peak_bytes: float
     fits: bool
@@ -51,11 +53,13 @@ class GlobalBatch(Document):
     sequences: int
     tokens: int
     microbatches: int
-    bubble_share: float = Field(description="bubble over the step")
+    bubble_share: float = Field(description="bubble divided by the step")
     tokens_per_second_per_device: float
-    tokens_factor: float = Field(description="tokens to the same loss over the least, 1 + B / critical batch")
+    tokens_factor: float = Field(
+        description="tokens to the same loss, divided by the smallest number of tokens: 1 + B / critical batch"
+    )
     learning_rate_adam: float = Field(description="the plan's learning rate scaled by the square root of the batch")
-    learning_rate_sgd: float = Field(description="scaled in proportion to the batch")
+    learning_rate_sgd: float = Field(description="the plan's learning rate scaled in proportion to the batch")
 
 
 class EstimatedBatch(Document):
@@ -77,7 +81,7 @@ class Batch(Document):
     flat_from: int = Field(description="smallest microbatch size within 5 % of the best")
     batches: tuple[GlobalBatch, ...]
     estimates: tuple[EstimatedBatch, ...]
-    run_tokens: float = Field(description="token budget of the run; 20 for each parameter where none is given")
+    run_tokens: float = Field(description="token budget of the run; 20 tokens for each parameter if no budget is given")
     learning_rate: float
 
 

@@ -43,25 +43,31 @@ class Algorithm(Document):
 
     name: str
     seconds: float | None
-    chosen: bool = Field(description="what the estimate takes: the cheapest of those that NCCL has")
+    chosen: bool = Field(description="whether the estimate uses this algorithm, the cheapest of NCCL's algorithms")
 
 
 class GroupReport(Document):
     """One kind of group: all groups of the kind are alike and communicate at the same time."""
 
     line: str
-    experts: bool = Field(description="the parameters of routed experts")
-    line_busy_seconds: float = Field(description="of the ledger line, which all groups with its name share")
-    line_hidden_seconds: float = Field(description="the part of it behind other work")
-    pool: str = Field(default="", description="on a mixed cluster the pool that it lies in; empty across pools")
+    experts: bool = Field(description="whether the group moves parameters of routed experts")
+    line_busy_seconds: float = Field(
+        description="busy seconds of the ledger line, which all groups with its name share"
+    )
+    line_hidden_seconds: float = Field(description="the part of these seconds that is hidden behind other work")
+    pool: str = Field(
+        default="", description="on a mixed cluster, the pool that contains the group; empty for a group across pools"
+    )
     size: int
     stride: int
     num_groups: int
-    first_ranks: tuple[int, ...] = Field(description="ranks of the first group, at most 16 of them")
-    links: tuple[str, ...] = Field(description="levels of the network that it crosses, innermost first")
-    bytes_per_second: float = Field(description="what one rank sends in a ring through the group")
+    first_ranks: tuple[int, ...] = Field(description="ranks of the first group; at most 16 ranks are listed")
+    links: tuple[str, ...] = Field(description="levels of the network that the group crosses, innermost first")
+    bytes_per_second: float = Field(description="bytes per second that one rank sends in a ring through the group")
     uses: tuple[GroupUse, ...]
-    algorithm_bytes: float = Field(description="bytes of the all-reduce that the algorithms are priced for; 0: none")
+    algorithm_bytes: float = Field(
+        description="bytes of the all-reduce for which the algorithms are priced; 0 if there is none"
+    )
     algorithms: tuple[Algorithm, ...]
 
 
@@ -72,7 +78,9 @@ class Asynchronous(Document):
     saved_share: float
     num_workers: int
     staleness_updates: int = Field(description="updates by others between reading weights and applying a gradient")
-    server_seconds: float | None = Field(description="a worker's push and pull, with as many servers as workers")
+    server_seconds: float | None = Field(
+        description="seconds of a worker's push and pull, with as many servers as workers"
+    )
 
 
 class Collectives(Document):

@@ -20,10 +20,10 @@ class MemoryBand(Document):
     The allocator may hold more memory as long as memory is free.
     """
 
-    stage: int = Field(description="the fullest")
+    stage: int = Field(description="number of the fullest stage")
     low_bytes: float
     high_bytes: float
-    chance_of_fitting: float = Field(description="that the peak is at most the whole memory of the device")
+    chance_of_fitting: float = Field(description="chance that the peak is at most the whole memory of the device")
 
 
 def memory_band_of(job: Job, plan: Plan) -> MemoryBand | None:

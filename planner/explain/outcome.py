@@ -37,7 +37,9 @@ class Shortfall(Document):
     stage: int
     needed_bytes: float
     limit_bytes: float
-    missing_bytes: float = Field(description="beyond the limit; of its host's, where that is too small")
+    missing_bytes: float = Field(
+        description="bytes above the limit; above the host's limit if the host's memory is too small"
+    )
     missing_on_host: bool = False
     verdict: Verdict = "does not fit"
     chance_of_fitting: float = 0.0
@@ -50,7 +52,9 @@ class Outcome(Document):
 
     rules: tuple[str, ...] = Field(description="why no layout is legal")
     shortfall: Shortfall | None = Field(description="why no legal layout fits")
-    difference: Difference | None = Field(description="the plan that was found, against the one that is explained")
+    difference: Difference | None = Field(
+        description="difference between the explained plan and the plan that was found"
+    )
 
 
 def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:

@@ -42,7 +42,7 @@ class StagePeak(Document):
     stage: int
     moment: str
     microbatches_in_flight: float
-    bytes_per_microbatch: float = Field(description="what one more microbatch in flight would take")
+    bytes_per_microbatch: float = Field(description="bytes of one more microbatch in flight")
     activations: tuple[ActivationPart, ...] = Field(description="largest first; their sum is the ledger's line")
 
 
@@ -51,14 +51,16 @@ class Alternative(Document):
 
     change: str
     layout: str
-    broken_rules: tuple[str, ...] = Field(description="why it cannot run; then nothing is priced")
+    broken_rules: tuple[str, ...] = Field(description="why the layout cannot run; nothing is priced then")
     peak_bytes: float | None
     fits: bool
     step_seconds: float | None
     verdict: Verdict | None = None
     chance_of_fitting: float | None = None
     missing_bytes: float = Field(
-        default=0.0, description="of the worst stage, beyond the limit; of its host where that is short"
+        default=0.0,
+        description="bytes of the worst stage above the limit; above its host's limit if the host's memory is too "
+        "small",
     )
     missing_on_host: bool = False
 

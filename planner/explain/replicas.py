@@ -58,7 +58,7 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
 def _size_for(job: Job, layout: Layout) -> str:
     """The change to a cluster with exactly a layout's devices.
 
-    In a mixed cluster, with hosts for each pool's stages.
+    In a mixed cluster, each pool gets hosts for its stages.
     """
     if len(job.pools) == 1:
         return f"gpus={layout.world_size}"

@@ -46,9 +46,15 @@ class SizedPlan(Document):
     layout: str | None
     step_seconds: float | None
     tokens_per_second: float | None
-    efficiency: float | None = Field(description="tokens per second and device, against the most efficient size")
-    grown_line: str | None = Field(description="the part of the waterfall that grew most against that size")
-    grown_share: float | None = Field(description="its growth in device seconds, as a share of the step's")
+    efficiency: float | None = Field(
+        description="tokens per second and device, divided by those of the most efficient size"
+    )
+    grown_line: str | None = Field(
+        description="the part of the waterfall that grew most, compared with the most efficient size"
+    )
+    grown_share: float | None = Field(
+        description="growth of this part in device seconds, as a share of the step's device seconds"
+    )
     missing: str | None
 
 
@@ -57,8 +63,10 @@ class Scaling(Document):
 
     sizes: tuple[SizedPlan, ...]
     most_efficient: int | None = Field(description="the number of devices with most tokens per second and device")
-    breaks_at: int | None = Field(description="first number of devices above that whose efficiency is below 80 %")
-    breaks_by: str | None = Field(description="the part that grew most there")
+    breaks_at: int | None = Field(
+        description="first number of devices above most_efficient with an efficiency below 80 %"
+    )
+    breaks_by: str | None = Field(description="the part of the waterfall that grew most at this number of devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +159,7 @@ def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) 
 
 
 def _grown(best: _Priced, now: _Priced) -> tuple[str | None, float]:
-    """The part whose device seconds grew most, and this growth divided by the growth of all; None if no part grew."""
+    """The part whose device seconds grew most, and its growth as a share of the new cost; None if the share is tiny."""
     growth = {name: seconds - best.device_seconds.get(name, 0.0) for name, seconds in now.device_seconds.items()}
     name = max(growth, key=lambda each: growth[each])
     share = growth[name] / now.cost

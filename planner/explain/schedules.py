@@ -41,12 +41,14 @@ class ScheduleRow(Document):
     engine_has_it: bool
     missing: str | None
     layout: str | None
-    textbook: str = Field(description="bubble over work of p equal stages, m microbatches, v chunks, equal passes")
+    textbook: str = Field(
+        description="bubble divided by work, for p equal stages, m microbatches, v chunks and equal passes"
+    )
     step_seconds: float | None
     bubble_seconds: float | None
-    bubble_share: float | None = Field(description="wait of the slowest stage over its work")
-    equal_stages_bubble_share: float | None = Field(description="the same if every stage took the mean")
-    utilization: float | None = Field(description="work over work and bubble: m / (m + p - 1) of equal stages")
+    bubble_share: float | None = Field(description="wait of the slowest stage, divided by its work")
+    equal_stages_bubble_share: float | None = Field(description="bubble_share if every stage took the mean time")
+    utilization: float | None = Field(description="work divided by work and bubble; m / (m + p - 1) for equal stages")
     activation_bytes: float | None
     peak_bytes: float | None
     fits: bool

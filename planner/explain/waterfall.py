@@ -47,9 +47,9 @@ class TimePart(Document):
     name: str
     seconds: float
     formula: str
-    numbers: str = Field(description="the formula with the numbers put in")
+    numbers: str = Field(description="the formula with numbers")
     source: str
-    bound: str = Field(description="the unit or link that limits it")
+    bound: str = Field(description="the unit or link that limits the part")
 
 
 class Waterfall(Document):

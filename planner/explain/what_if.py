@@ -29,11 +29,14 @@ class WhatIf(Document):
     """A change of the job, the plan's own layout after the change, and the best plan after the change."""
 
     asked: str
-    step_seconds: float = Field(description="of the plan as it is")
+    step_seconds: float = Field(description="step of the plan without the change")
     best_step_seconds: float | None = Field(
-        description="of the best layout without the change, where the plan's own layout was given; null: it was chosen"
+        description="step of the best layout without the change, if the user gave the plan's layout; null if the "
+        "search chose it"
     )
-    same_layout: PlanFigures | None = Field(description="the plan's own layout, priced anew; null where it is illegal")
+    same_layout: PlanFigures | None = Field(
+        description="the plan's own layout, priced after the change; null if the layout is illegal"
+    )
     outcome: Outcome
 
 
@@ -41,13 +44,13 @@ class Gain(Document):
     """The gain from more of one resource after planning again: the share by which the step gets shorter."""
 
     resource: str
-    change: str = Field(description="the change that was planned, in the words of --what-if")
+    change: str = Field(description="the planned change, in the syntax of --what-if")
     before: str
     after: str
-    same_layout_gain: float | None = Field(description="with the plan's own layout; null where that is illegal")
-    gain: float = Field(description="planned again, against the best plan for what is there now")
+    same_layout_gain: float | None = Field(description="gain with the plan's own layout; null if the layout is illegal")
+    gain: float = Field(description="gain after planning again, compared with the best plan for the present resources")
     step_seconds: float
-    layout: str = Field(description="the layout that is best with the change")
+    layout: str = Field(description="the best layout with the change")
     other_layout: bool
 
 
@@ -63,7 +66,7 @@ class LayoutGain(Document):
 class Sensitivity(Document):
     """The gain from 10 % more of each resource (10 % less of a delay), largest first."""
 
-    step_seconds: float = Field(description="of the best plan for what is there now")
+    step_seconds: float = Field(description="step of the best plan for the present resources")
     gains: tuple[Gain, ...]
 
 

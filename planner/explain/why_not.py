@@ -39,12 +39,12 @@ class WhyNot(Document):
     pins: tuple[str, ...]
     outcome: Outcome
     alone: Shortfall | None = Field(
-        default=None, description="the plan's layout with nothing but the pins changed, where that does not fit"
+        default=None, description="the plan's layout with only the pins changed, if this layout does not fit"
     )
     alone_step_seconds: float | None = Field(
-        default=None, description="step of the plan's layout with nothing but the pins changed, where it fits"
+        default=None, description="step of the plan's layout with only the pins changed, if this layout fits"
     )
-    also: tuple[str, ...] = Field(default=(), description="what else differs from the plan, in words")
+    also: tuple[str, ...] = Field(default=(), description="further differences from the plan, in words")
 
 
 def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:

@@ -116,7 +116,7 @@ class Follower:
         self._entered: Attempt | None = None
         self._looked = 0.0
         newest = _read_newest(self._folder)
-        self._before = newest if newest and newest.exit_code is not None else None  # it ended an earlier run
+        self._before = newest if newest and newest.exit_code is not None else None  # the end of an earlier run
 
     def join(self, given_up: Callable[[], bool]) -> Attempt | None:
         """Wait until `look` returns an attempt; return None once `given_up` is true.

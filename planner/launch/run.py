@@ -89,7 +89,7 @@ def launch(
         return follow(_command_of(plan, plan_path, output, arguments, host), output, host=host.number)
     with _locked(output):
         _claim(plan, output, arguments.resume)
-        resume = "auto" if arguments.resume == "never" else arguments.resume  # `_claim` has cleared what `never` clears
+        resume = "auto" if arguments.resume == "never" else arguments.resume  # `_claim` has cleared the folder
         command_of = _command_of(plan, output / "plan.json", output, arguments, host)
         port = int(host.port) if host else 0
         return lead(command_of, output, num_hosts=num_hosts(plan), port=port, resume=resume)

@@ -155,9 +155,9 @@ class _Hearts:
 
     def __init__(self, output: Path) -> None:
         self._folder = output / "heartbeats"
-        self._beats: dict[Path, tuple[int, float]] = {}  # time of the file's last change, and when we saw the change
+        self._beats: dict[Path, tuple[int, float]] = {}  # the file's last change, and when it was noticed
         self._looked = time.monotonic()
-        for path in self._folder.glob("rank-*"):  # left by killed ranks; other processes may have their ids by now
+        for path in self._folder.glob("rank-*"):  # files of killed ranks, whose ids may have been reused
             if self._process_of(path) is not None:
                 path.unlink(missing_ok=True)
 

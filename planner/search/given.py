@@ -107,7 +107,7 @@ def _interleave(job: Job, layout: Layout, given: Mapping[str, str]) -> _Filled |
 
 
 _MOST_LAYERS: Final = 4
-"""Most layers per chunk in the interleaved pipelines of published recipes (NeMo 24.07, Megatron-Bridge)."""
+"""Largest number of layers per chunk in interleaved pipelines of published recipes (NeMo 24.07, Megatron-Bridge)."""
 
 
 def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:

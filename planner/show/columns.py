@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GAP: Final = 2
 _LEAST_TEXT: Final = 16
-"""Least width of a column of running text, in characters; a narrower column would have one word per line."""
+"""Smallest width of a column of running text, in characters; a narrower one would have one word per line."""
 
 
 class Columns:

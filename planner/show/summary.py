@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
     from planner.plan import Plan
 
-_MANY = 10  # most rows of stages; a longer table has its middle folded
+_MANY = 10  # largest number of rows; a longer table is folded in the middle
 
 
 def summary(plan: Plan, command: str) -> Group:

@@ -15,7 +15,7 @@ from planner.specs.generations import with_defaults
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna2", "cdna3", "cdna4"]
-_FROM_GENERATION: Final = "or give `generation`, from which it follows"
+_FROM_GENERATION: Final = "or give `generation`, which supplies the value"
 
 
 def _leave_out(schema: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Efficiency(InputDocument):
     launch: Seconds
     layer_floor: Seconds = Field(description="least host time of one layer's forward pass in eager mode")
     step_floor: Seconds = Field(
-        default=0.0, ge=0, description="host time once a step: clipping, the optimizer's launches, data, logging"
+        default=0.0, ge=0, description="host time per step: clipping, launches of the optimizer, data, logging"
     )
 
 
@@ -67,7 +67,9 @@ class DeviceSpec(InputDocument):
     kind: Literal["cuda", "cpu"] = "cuda"
     generation: Generation | None = None
     memory: Bytes = Field(description="what the driver lets a program use")
-    peak: dict[Precision, FlopsPerSecond] = Field(min_length=1, description="without sparsity, summed up in fp32")
+    peak: dict[Precision, FlopsPerSecond] = Field(
+        min_length=1, description="FLOPs per second without sparsity, with sums in fp32"
+    )
     memory_bandwidth: Bandwidth
     num_processors: int = Field(
         ge=1, le=1_000_000, description=f"streaming multiprocessors; 1 for a CPU; {_FROM_GENERATION}"
@@ -75,7 +77,9 @@ class DeviceSpec(InputDocument):
     efficiency: Efficiency = Field(description=f"shares of peak and bandwidth that are reached; {_FROM_GENERATION}")
     reserved_memory: Bytes = Field(description=f"runtime: device context and communication buffers; {_FROM_GENERATION}")
     power: Watts | None = None
-    assumed: tuple[str, ...] = Field(default=(), description="keys that the generation gave; written by the planner")
+    assumed: tuple[str, ...] = Field(
+        default=(), description="keys that the generation supplied; written by the planner"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -124,10 +128,12 @@ class LinkSpec(InputDocument):
     """
 
     name: Name
-    spans: Annotated[str, BeforeValidator(lambda v: v)] = Field(description="`8 devices`, or `cluster`")
+    spans: Annotated[str, BeforeValidator(lambda v: v)] = Field(
+        description="devices that one such link joins: `8 devices`, or `cluster`"
+    )
     bandwidth: Bandwidth
     latency: Seconds = Field(
-        description="of one hop; NCCL counts 3.4 us for NVLink, 5.7 us for PCIe and 14 us for a network"
+        description="time of one hop; NCCL counts 3.4 us for NVLink, 5.7 us for PCIe and 14 us for a network"
     )
     kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory", "pcie"]
     efficiency: float = Field(default=0.8, gt=0, le=1)
@@ -206,12 +212,14 @@ class ClusterSpec(InputDocument):
     hosts: int = Field(default=1, ge=1, le=10_000_000)
     links: tuple[LinkSpec, ...] = Field(min_length=1)
     price: UsdPerHour | None = None
-    host: HostSpec | None = Field(default=None, description="memory of one host; without it nothing is offloaded")
+    host: HostSpec | None = Field(default=None, description="memory of one host; without this key nothing is offloaded")
     alone: float | None = Field(default=None, ge=1, le=16)
-    segment: int | None = Field(default=None, ge=1, description="hosts of each scale-up domain that a job takes")
-    domains: int | None = Field(default=None, ge=1, description="scale-up domains; without it as many as a job takes")
+    segment: int | None = Field(default=None, ge=1, description="hosts that a job takes in each scale-up domain")
+    domains: int | None = Field(
+        default=None, ge=1, description="number of scale-up domains; without this key as many as a job takes"
+    )
     failures: FailureSpec = Field(
-        default=FailureSpec(), description="how often devices fail, and what that costs a run"
+        default=FailureSpec(), description="how often devices fail, and what failures cost a run"
     )
 
     @property

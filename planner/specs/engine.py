@@ -24,57 +24,76 @@ class EngineDefaults(InputDocument):
     """
 
     recompute: Recompute = "none"
-    etp: Literal["tp", "1"] = Field(default="1", description="experts are cut as the rest of the layer, or not by tp")
-    sp: bool = Field(default=True, description="sequence parallelism with tp > 1")
+    etp: Literal["tp", "1"] = Field(
+        default="1", description="`tp`: tp also cuts the experts; `1`: experts are not cut by tp"
+    )
+    sp: bool = Field(default=True, description="whether layouts with tp > 1 have sequence parallelism")
 
 
 class EngineAbilities(InputDocument):
     """Features that the engine can run."""
 
-    axes: tuple[Literal["tp", "pp", "dp", "cp", "ep", "etp"], ...] = Field(description="mesh axes that may exceed 1")
+    axes: tuple[Literal["tp", "pp", "dp", "cp", "ep", "etp"], ...] = Field(
+        description="axes of the mesh whose degree may exceed 1"
+    )
     precisions: tuple[Precision, ...]
     optimizers: tuple[Optimizer, ...]
     memory_recipes: tuple[MemoryRecipe, ...] = Field(
         default=(),
-        description="named recipes that it can keep; those of the literature are priced for every engine",
+        description="named memory recipes that the engine supports; recipes of the literature are priced for every "
+        "engine",
     )
     losses: tuple[Loss, ...] = Field(
-        default=("whole",), min_length=1, description="how it computes the loss; by default the first way"
+        default=("whole",),
+        min_length=1,
+        description="ways in which the engine computes the loss; the first is the default",
     )
     mlp_tiles: bool = Field(default=False, description="feed-forward blocks can be computed in parts of the sequence")
-    cuda_graphs: tuple[CudaGraphs, ...] = Field(default=("none",), description="what it can capture in CUDA graphs")
-    expert_overlap: bool = Field(
-        default=False, description="exchanges of experts can run beside the other pass of another microbatch"
+    cuda_graphs: tuple[CudaGraphs, ...] = Field(
+        default=("none",), description="operators that the engine can capture in CUDA graphs"
     )
-    dropout: bool = Field(description="it trains with dropout")
+    expert_overlap: bool = Field(
+        default=False,
+        description="passes of two microbatches can run side by side, so that each hides the other's expert exchanges",
+    )
+    dropout: bool = Field(description="the engine trains with dropout")
     frozen_weights: tuple[FrozenWeights, ...] = Field(
-        default=(), description="how it keeps frozen weights beside adapters (LoRA); none: it trains all weights"
+        default=(),
+        description="storage of frozen weights beside adapters (LoRA); an empty list means that the engine trains "
+        "all weights",
     )
     adapters_priced_only: bool = Field(
         default=False,
-        description="no program that runs its plans trains adapters; a published run is priced all the same",
+        description="programs that run the engine's plans train no adapters; published runs with adapters are "
+        "priced all the same",
     )
     fp8_adapters: bool = Field(default=False, description="frozen weights beside adapters can compute in fp8")
-    model_features: tuple[str, ...] = Field(description="of ModelSpec.features, those that it runs")
+    model_features: tuple[str, ...] = Field(description="features of ModelSpec.features that the engine runs")
     zero_stages: tuple[int, ...] = Field(description="ZeRO stages without a pipeline")
     replicates_shards: bool = Field(
-        default=True, description="ZeRO may shard within replicas of a smaller group (HSDP)"
+        default=True,
+        description="ZeRO can shard within a smaller group, which is then replicated (HSDP)",
     )
-    recompute: tuple[Recompute, ...] = Field(description="policies that a search tries, where the model has the parts")
+    recompute: tuple[Recompute, ...] = Field(
+        description="recompute policies that a search tries, if the model has these parts"
+    )
     recompute_modules: tuple[Module, ...] = Field(
-        default=(), description="parts of a layer of which any set can be recomputed alone"
+        default=(), description="parts of a layer that can be recomputed alone or in any combination"
     )
     recompute_some: tuple[Literal["full", "every"], ...] = Field(
-        default=(), description="some layers can be recomputed whole: `full:k`, k of each chunk; `every:n`, every n-th"
+        default=(),
+        description="some layers can be recomputed whole. `full`: k layers of each chunk (`full:k`); `every`: every "
+        "n-th layer (`every:n`)",
     )
     recompute_some_by_hand: bool = Field(
         default=False,
-        description="only a program of the user's own recomputes some layers: where a policy is left open, it is none "
-        "of these",
+        description="only a program written for this purpose recomputes some layers; a layout that leaves the "
+        "policy open is assumed not to",
     )
     tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
     repeats_kv_heads: bool = Field(
-        default=False, description="tp may be a multiple of the key-value heads, which several ranks then have"
+        default=False,
+        description="tp may be a multiple of the number of key-value heads; several ranks then have the same head",
     )
     pads_vocabulary: bool = Field(default=True, description="a vocabulary that tp does not divide is padded")
 
@@ -101,9 +120,9 @@ class EnginePipeline(InputDocument):
     zero_stages: tuple[int, ...] = Field(description="ZeRO stages under a pipeline")
     uneven_stages: bool = Field(description="stages may hold different numbers of layers")
     recompute_per_stage: bool = Field(
-        default=False, description="stages may have different recompute policies; else one is for all"
+        default=False, description="stages may have different recompute policies; otherwise all stages share one policy"
     )
-    context_parallel: bool = Field(default=True, description="context parallelism may be cut into stages")
+    context_parallel: bool = Field(default=True, description="context parallelism can be combined with a pipeline")
     needs_filling: bool = Field(description="1F1B needs at least as many microbatches as stages")
 
 
@@ -112,129 +131,151 @@ class EngineMemory(InputDocument):
 
     states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
     whole_gradients: Literal["lasting", "piped", "accumulated"] = Field(
-        description="where a device holds gradients of all its parameters. `lasting`: below ZeRO-2, in a buffer that "
-        "lasts; `piped`: below ZeRO-2 while microbatches add up, and under a pipeline at every ZeRO stage; "
-        "`accumulated`: at every ZeRO stage while microbatches add up (no_sync)"
+        description="when a device holds gradients of all its parameters. `lasting`: below ZeRO-2, in a permanent "
+        "buffer; `piped`: below ZeRO-2 while gradients of microbatches are summed, and under a pipeline "
+        "at every ZeRO stage; `accumulated`: at every ZeRO stage while gradients of microbatches are "
+        "summed (no_sync)"
     )
     pipeline_sums: float = Field(
         default=0,
         ge=0,
-        description="bytes per parameter of fp32 sums of gradients, whole under a pipeline in bf16",
+        description="bytes per parameter of further fp32 sums of gradients, which bf16 training keeps under a pipeline",
     )
     gradients_apart: bool = Field(
         default=False,
-        description="gradients of activations and of one layer's weights are counted beside the sums they are added to",
+        description="gradients of activations and of one layer's weights count in addition to the sums to which "
+        "they are added",
     )
-    vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to this times tp")
-    replicates_embedding: bool = Field(default=False, description="the embedding is whole on every tp rank")
-    shards_positions: bool = Field(default=False, description="a learned table of positions is cut by tp")
-    logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, of 16-bit training")
+    vocab_multiple: int = Field(ge=1, description="the vocabulary is padded to a multiple of this number times tp")
+    replicates_embedding: bool = Field(default=False, description="every tp rank holds the whole embedding")
+    shards_positions: bool = Field(default=False, description="tp cuts a learned table of positions")
+    logits_bytes: float = Field(ge=0, description="bytes per logit at the loss, in 16-bit training")
     fused_logits_bytes: float = Field(
         default=2,
         ge=2,
-        description="bytes per logit of a fused loss: 2 if the gradient is written over the logits, else 4",
+        description="bytes per logit of a fused loss: 2 if the gradient overwrites the logits, otherwise 4",
     )
-    whole_logits: bool = Field(default=False, description="every tp rank has all logits at the loss, not its part")
+    whole_logits: bool = Field(
+        default=False, description="every tp rank has all logits at the loss, not only its own part"
+    )
     keeps_joint_projection: bool = Field(
-        default=False, description="the joint product of queries, keys and values stays beside their rotated copies"
+        default=False,
+        description="the joint product of queries, keys and values is kept in addition to the rotated queries and keys",
     )
-    score_bytes: float = Field(default=2, gt=0, description="kept for each score of attention without a fused kernel")
-    regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs, gathers them again")
+    score_bytes: float = Field(
+        default=2, gt=0, description="bytes kept for each attention score without a fused kernel"
+    )
+    regathers_inputs: bool = Field(description="sequence parallelism stores sharded inputs and gathers them again")
     fused_swiglu: bool
     norm_kernel: bool = Field(
-        default=True, description="RMSNorm is one kernel; else it runs operator by operator in fp32, and keeps copies"
+        default=True,
+        description="RMSNorm is one kernel; otherwise RMSNorm runs operator by operator in fp32 and keeps copies",
     )
     selective_recompute: Literal["attention-core", "operators", "light"] = Field(
         default="attention-core",
-        description="what `selective` drops: scores of unfused attention; all but every second product's output; or "
-        "(light) outputs of norms, of latent attention's up-projections, and of the gate",
+        description="what `selective` drops. `attention-core`: scores of unfused attention; `operators`: all "
+        "outputs of operators except those of every second product; `light`: outputs of norms, of "
+        "latent attention's up-projections, and of the gate",
     )
     fused_norms: bool = Field(
         default=False,
-        description="a norm is part of the product behind it and is recomputed with that or not at all; those before "
-        "latent attention and experts stand alone",
+        description="a norm is fused with the product after it and is recomputed only together with this product; "
+        "norms before latent attention and experts stand alone",
     )
     keeps_expert_outputs: bool = Field(
         default=True, description="the outputs of experts are kept for the gradient of the router's weights"
     )
-    fp8_activations: bool = Field(default=False, description="in fp8, inputs of products are kept in 8 bits")
-    fp8_gates: bool = Field(default=False, description="and so is what the activation function reads")
+    fp8_activations: bool = Field(default=False, description="in fp8 training, inputs of products are kept in 8 bits")
+    fp8_gates: bool = Field(
+        default=False, description="in fp8 training, inputs of the activation function are also kept in 8 bits"
+    )
     fp8_weight_bytes: float = Field(
         default=0,
         ge=0,
-        description="in fp8 without ZeRO, kept of each weight of a layer beside the 16-bit one: copy and transpose; "
-        "with ZeRO they take its place",
+        description="in fp8 training without ZeRO, bytes per weight of a layer for an 8-bit copy and its transpose, "
+        "beside the 16-bit weight; with ZeRO the 8-bit copies replace the 16-bit weight",
     )
     gradient_placeholders: bool = Field(
         default=False,
-        description="where products add to the gradient themselves, autograd has an empty 16-bit tensor, which is "
-        "kept for each shape of a weight",
+        description="if products add to the gradient sums themselves, autograd gets an empty 16-bit tensor instead; "
+        "one tensor is kept for each weight shape",
     )
     keeps_stage_outputs: bool = Field(
-        default=False, description="a pipeline stage keeps what it sent for each microbatch in flight"
+        default=False, description="a pipeline stage keeps its sent outputs for each microbatch in flight"
     )
     keeps_ends_gathered: bool = Field(
         default=True, description="ZeRO-3 keeps embedding and head gathered until the backward pass ends"
     )
     gathers_head_apart: bool = Field(
         default=False,
-        description="ZeRO-3 gathers an untied head as a unit of its own, with the last norm, and frees its gradient "
-        "when the loss is done",
+        description="ZeRO-3 gathers an untied head as a separate unit, with the last norm, and frees the head's "
+        "gradient when the loss is done",
     )
     shards_whole_experts: bool = Field(
-        default=False, description="a rank's shard of the experts is a number of whole experts"
+        default=False, description="each rank's shard of the experts is a whole number of experts"
     )
     prefetched_params: float = Field(
-        default=1e12, gt=0, description="parameters of the next layer that ZeRO-3 gathers ahead, at most"
+        default=1e12, gt=0, description="largest number of parameters of the next layer that ZeRO-3 gathers ahead"
     )
     live_params: float = Field(
         default=0,
         ge=0,
-        description="gathered parameters that ZeRO-3 keeps from one pass to the next, at most, and the distance to "
-        "their next use",
+        description="largest number of gathered parameters that ZeRO-3 keeps from one pass to the next; also the "
+        "largest distance to their next use, in parameters",
     )
     reduced_params: float = Field(
-        default=1e12, gt=0, description="parameters whose gradients wait for their reduction, at most a layer's"
+        default=1e12,
+        gt=0,
+        description="largest number of parameters, within one layer, whose gradients wait for their reduction",
     )
     gradient_bucket: float = Field(
-        default=0, ge=0, description="parameters of the bucket that gradients are copied to, with ZeRO and no pipeline"
+        default=0,
+        ge=0,
+        description="parameters of the bucket into which gradients are copied, with ZeRO and without a pipeline",
     )
     bucket_buffers: int = Field(
         default=0,
         ge=0,
-        description="buffers of that size for the gradients to come, which exist from the first gradient of a "
-        "backward pass",
+        description="number of buffers, each of the size of gradient_bucket, for further gradients; they exist from "
+        "the first gradient of a backward pass",
     )
     updated_params: float = Field(
-        default=1e12, gt=0, description="parameters whose gradients the update of ZeRO-3 copies at a time, at most"
+        default=1e12,
+        gt=0,
+        description="largest number of parameters whose gradients the update of ZeRO-3 copies at a time",
     )
     fragmentation: float = Field(
         ge=0,
         lt=1,
-        description="share of activations and transients that the allocator cannot use, even where memory is short",
+        description="memory that the allocator cannot use, as a share of activations and transients, even where "
+        "memory is short",
     )
     communicator_memory: Bytes | None = Field(
-        default=None, description="for each mesh axis above 1, beside the device's reserved_memory"
+        default=None, description="memory for each mesh axis above 1, in addition to the device's reserved_memory"
     )
 
 
 class EngineOffload(InputDocument):
     """Data that the engine keeps in the host's memory."""
 
-    what: tuple[Offload, ...] = Field(description="what it can keep there")
-    with_pipeline: Offload = Field(default="both", description="how much of that also under a pipeline")
+    what: tuple[Offload, ...] = Field(description="data that the engine can keep there")
+    with_pipeline: Offload = Field(
+        default="both", description="part of this data that the engine can also offload under a pipeline"
+    )
     activations_of: tuple[Recompute, ...] = Field(
-        default=("none", "selective", "full"), description="recompute policies whose activations it can offload"
+        default=("none", "selective", "full"),
+        description="recompute policies with which the engine can offload activations",
     )
     optimizer_takes: Literal["states", "gradients", "weights"] = Field(
         default="states",
-        description="what goes with an offloaded optimizer: its states alone; reduced gradients too, as they come; or "
-        "(weights) those, and the shards of the weights, which go up for each gathering",
+        description="data on the host with an offloaded optimizer. `states`: its states alone; `gradients`: also "
+        "reduced gradients, as they are computed; `weights`: also the shards of the weights, which are "
+        "copied to the device for each gathering",
     )
     host_update_factor: float = Field(
         default=1,
         gt=0,
-        description="seconds of the optimizer's update on the host over those of a fused one (CPU-Adam)",
+        description="time of the optimizer's update on the host, divided by the time of a fused update (CPU-Adam)",
     )
 
 
@@ -243,10 +284,12 @@ class EngineCompute(InputDocument):
 
     attention_kernel: Literal["latest", "flash-2"] = Field(
         default="latest",
-        description="fused attention written for the device's generation (cuDNN in Transformer Engine, "
-        "FlashAttention-3 and 4), or FlashAttention-2",
+        description="`latest`: fused attention written for the device's generation (cuDNN in Transformer Engine, "
+        "FlashAttention-3 and 4); `flash-2`: FlashAttention-2",
     )
-    fp8_experts: bool = Field(default=True, description="in fp8, products of routed experts are in 8 bits too")
+    fp8_experts: bool = Field(
+        default=True, description="in fp8 training, products of routed experts also run in 8 bits"
+    )
     accumulation_bytes: float = Field(
         ge=0, description="bytes moved per parameter to add one microbatch's gradient, outside the matrix product"
     )
@@ -254,10 +297,12 @@ class EngineCompute(InputDocument):
         default=0, ge=0, description="bytes moved per parameter around the reduction of a step's gradients"
     )
     host_factor: float = Field(
-        ge=0, description="host time of a layer over the device file's layer_floor (0: captured graphs)"
+        ge=0, description="host time of a layer, divided by the device file's layer_floor; 0 with captured graphs"
     )
-    tp_host_factor: float = Field(default=1, ge=0, description="times the above with tensor parallelism")
-    expert_host_factor: float = Field(ge=0, description="the same for a layer with experts")
+    tp_host_factor: float = Field(
+        default=1, ge=0, description="further factor on the host time of a layer with tensor parallelism"
+    )
+    expert_host_factor: float = Field(ge=0, description="host_factor of a layer with experts")
 
 
 _Messages = Annotated[int, Field(ge=1, le=1000)]
@@ -268,30 +313,31 @@ class EngineCommunication(InputDocument):
 
     context_exchange: Literal["ring", "gather", "all-to-all"] = Field(
         default="ring",
-        description="context parallelism passes keys and values round a ring, gathers and keeps those of all ranks, or "
-        "trades its part of the sequence for heads (Ulysses)",
+        description="`ring`: context parallel ranks pass keys and values round a ring; `gather`: each rank gathers "
+        "and keeps the keys and values of all ranks; `all-to-all`: each rank trades its part of the "
+        "sequence for heads (Ulysses)",
     )
     dispatches_once_per_host: bool = Field(
-        default=False, description="a token goes to each host once, whatever number of its experts are there"
+        default=False, description="a token goes to each host once, even if several of its experts are there"
     )
     fp8_dispatch: bool = Field(
-        default=False, description="in fp8, tokens travel to their experts in 8 bits and back in 16"
+        default=False, description="in fp8 training, tokens travel to their experts in 8 bits and back in 16 bits"
     )
     reduces_whole: bool = Field(
-        default=False, description="with ZeRO too, gradients are summed whole on every rank (all-reduce)"
+        default=False, description="even with ZeRO, every rank gets the whole sums of the gradients (all-reduce)"
     )
     reduces_16_bit: bool = Field(
         default=False,
-        description="gradients are reduced in the 16 bits in which the backward pass makes them, and summed in fp32 "
-        "afterwards",
+        description="gradients are reduced in 16 bits, as the backward pass makes them, and summed in fp32 afterwards",
     )
     broadcasts_weights: bool = Field(
         default=False,
-        description="below ZeRO-3 each rank keeps whole matrices, and broadcasts the updated ones, rank after rank",
+        description="below ZeRO-3 a rank's shard is whole matrices, and one rank after the other broadcasts its "
+        "updated matrices",
     )
     send_messages: tuple[_Messages, _Messages] = Field(
         default=(1, 1),
-        description="messages in which a stage's output goes to the next stage, and in which its gradient comes back",
+        description="number of messages for a stage's output to the next stage, and for the gradient that comes back",
     )
     send_share: float = Field(
         default=1, gt=0, le=1, description="share of a link's bandwidth that a send between two pipeline ranks reaches"
@@ -299,10 +345,12 @@ class EngineCommunication(InputDocument):
     rank_wait: Seconds = Field(
         default=0.0,
         ge=0,
-        description="host time of a tensor-parallel collective for each rank of its group, under pipelines over hosts",
+        description="host time that a tensor-parallel collective needs for each rank of its group, in pipelines "
+        "over several hosts",
     )
     scatters_pipeline_sends: bool = Field(
-        description="without sequence parallelism each tensor-parallel rank sends its share, gathered on arrival"
+        description="without sequence parallelism, each tensor-parallel rank sends only its share; the shares are "
+        "gathered on arrival"
     )
 
 
@@ -310,25 +358,29 @@ class EngineOverlap(InputDocument):
     """Communication that the engine hides behind computing."""
 
     data_parallel: bool = Field(description="reductions of gradients and ZeRO's gathering of weights")
-    sharded_data_parallel: bool = Field(default=True, description="the same with ZeRO, where it is so without")
+    sharded_data_parallel: bool = Field(default=True, description="`data_parallel` holds with ZeRO too")
     weight_gathering: bool = Field(
-        default=True, description="updated weights are gathered beside the next forward pass, where reductions hide too"
+        default=True,
+        description="updated weights are gathered beside the next forward pass, if reductions are hidden too",
     )
     tensor_parallel: bool = Field(
         default=False,
-        description="with sequence parallelism, tensor-parallel collectives run in pieces beside the products next to "
-        "them (--tp-comm-overlap)",
+        description="with sequence parallelism, tensor-parallel collectives run in pieces beside the neighbouring "
+        "matrix products (--tp-comm-overlap)",
     )
     weight_gradients: bool = Field(
-        default=False, description="the sum of input gradients over tensor-parallel ranks runs beside weight gradients"
+        default=False,
+        description="the sum of input gradients over tensor-parallel ranks runs beside the computing of weight "
+        "gradients",
     )
     pipeline_sends: Literal["none", "interleaved", "all"] = Field(
         default="none",
-        description="sends between stages: none; those of interleaved schedules, while the next chunk computes; all",
+        description="sends between stages that are hidden. `none`: no sends; `interleaved`: sends of interleaved "
+        "schedules, while the next chunk computes; `all`: all sends",
     )
     paired_passes: bool = Field(
         default=False,
-        description="passes that a schedule pairs (F&B of DualPipe) hide exchanges of experts and sends",
+        description="passes that a schedule pairs (F&B of DualPipe) hide expert exchanges and sends",
     )
     offload: bool = Field(default=False, description="copies to and from the host run beside computing")
 
@@ -337,13 +389,15 @@ class EngineSpec(InputDocument):
     """An engine profile; it is data, so the cost model reads it and never asks for the engine's name."""
 
     name: Name
-    program: str = Field(description="what runs the plan")
+    program: str = Field(description="program that runs the plan")
     emits: tuple[str, ...] = Field(
         default=(),
-        description="programs that `planner emit --to` writes a plan for, the usual one first; none: it is priced only",
+        description="programs for which `planner emit --to` writes a plan, the usual program first; an empty list "
+        "means that plans are only priced",
     )
     stands_for: str = Field(
-        default="", description="a program without a profile, which this one prices; error bands are then wider"
+        default="",
+        description="a program without a profile of its own, priced by this profile; error bands are then wider",
     )
     defaults: EngineDefaults = EngineDefaults()
     can: EngineAbilities

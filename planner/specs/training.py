@@ -72,14 +72,14 @@ class TrainingSpec(InputDocument):
     )
     failures: bool = Field(default=False, description="whether the length of the run counts failures and checkpoints")
     checkpoint_interval: Seconds | None = Field(
-        default=None, gt=0, description="training between two checkpoints; without it the best one"
+        default=None, gt=0, description="training time between two checkpoints; without this key the best interval"
     )
-    asynchronous_checkpoints: bool = Field(default=False, description="written while training goes on")
-    price: UsdPerHour | None = Field(default=None, description="of one device; overrides the cluster's own price")
+    asynchronous_checkpoints: bool = Field(default=False, description="checkpoints are written while training goes on")
+    price: UsdPerHour | None = Field(default=None, description="price of one device; overrides the cluster's own price")
     learning_rate: float = Field(default=3e-4, gt=0)
     min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
     warmup_steps: int = Field(default=10, ge=0)
-    steps: int = Field(default=100, ge=1, description="optimizer steps of `planner launch`")
+    steps: int = Field(default=100, ge=1, description="number of optimizer steps of `planner launch`")
     weight_decay: float = Field(default=0.1, ge=0)
     gradient_clip: float = Field(default=1.0, gt=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)

@@ -165,7 +165,7 @@ def _forget_the_agent() -> None:
 
 def _quiet_torch() -> None:
     """Silence torch's messages about its own internals; its errors are still shown."""
-    for name in ("torch.distributed.tensor", "torchao"):  # torchao names every kernel that this build of it lacks
+    for name in ("torch.distributed.tensor", "torchao"):  # torchao lists every kernel that its build lacks
         logging.getLogger(name).setLevel(logging.ERROR)
     # the embedding's output is never changed in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

@@ -45,7 +45,7 @@ def main() -> int:
         torchrun(_forking(sys.argv[1:]) if on_cpu else sys.argv[1:])
     except (ChildFailedError, SignalException):
         return ExitCode.RANK_FAILED
-    except DistError as error:  # of the rendezvous: no rank was started
+    except DistError as error:  # the rendezvous failed: no rank was started
         sys.stderr.write(f"error: the hosts have not met: {str(error).partition(chr(10))[0]}\n")
         return ExitCode.ENVIRONMENT
     return ExitCode.OK

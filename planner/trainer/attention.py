@@ -158,10 +158,10 @@ def attend(
         return result
     blocks = _blocks(positions, window if window < length else 0)
     mixed, width = [], value_BHTD.shape[-1]
-    if width != query_BHSD.shape[-1] and not query_BHSD.is_cuda:  # the CPU's fused kernel wants one head size
+    if width != query_BHSD.shape[-1] and not query_BHSD.is_cuda:  # the CPU's fused kernel needs equal head sizes
         value_BHTD = F.pad(value_BHTD, (0, query_BHSD.shape[-1] - width))
     if mask is not None:
-        groups = query_BHSD.shape[1] // key_BHTD.shape[1]  # GPU kernels with masks support no groups of heads
+        groups = query_BHSD.shape[1] // key_BHTD.shape[1]  # GPU kernels with a mask do not support grouped heads
         key_BHTD, value_BHTD = (each.repeat_interleave(groups, dim=1) for each in (key_BHTD, value_BHTD))
         return F.scaled_dot_product_attention(query_BHSD, key_BHTD, value_BHTD, attn_mask=mask)[..., :width]
     for rows, query in zip(blocks, torch.split(query_BHSD, [len(block) for block in blocks], dim=-2), strict=True):

@@ -58,7 +58,7 @@ class Saver:
 
     def __init__(self, folder: Path, *, keep: int = 2, background: bool = False) -> None:
         self._folder, self._keep, self._background = folder, keep, background
-        # gloo: collectives of objects, and no stream of the GPU that the training waits for
+        # gloo sends objects, and uses no GPU stream for which the training waits
         self._group = dist.new_group(backend="gloo") if background else None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -98,7 +98,7 @@ class Saver:
         final, draft = self._folder / _name(state["step"]), self._folder / f".{_name(state['step'])}.tmp"
         try:
             if dist.get_rank() == 0:
-                for unfinished in self._folder.glob(".step-*.tmp"):  # of runs that were killed while they saved
+                for unfinished in self._folder.glob(".step-*.tmp"):  # drafts of runs that were killed during a save
                     shutil.rmtree(unfinished, ignore_errors=True)
                 draft.mkdir(parents=True)
             dist.barrier(group=self._group)
@@ -168,7 +168,7 @@ def _cause(error: BaseException) -> str:
     """The cause in one line. DCP collects the errors of all ranks; the first one is shown."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    if isinstance(error, UnpicklingError):  # torch's words advise to run what the file carries
+    if isinstance(error, UnpicklingError):  # torch's message advises to run the file's code
         return "a shard asks for more than tensors need; it is no checkpoint of ours, and nothing of it was run"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
@@ -233,10 +233,10 @@ def _commit(draft: Path, final: Path, digests: dict[str, str], state: dict[str, 
     write_json(draft / STATE, state)
     write_json(draft / MANIFEST, digests | {STATE: _hash(draft / STATE)})
     sync(draft)
-    shutil.rmtree(final, ignore_errors=True)  # a step that an earlier attempt saved, and that was rejected
+    shutil.rmtree(final, ignore_errors=True)  # a rejected checkpoint of an earlier attempt
     draft.rename(final)
     sync(final.parent)
-    # later steps are of a run that was given up for an earlier checkpoint: `auto` must not go back to them
+    # later steps belong to a run that was given up for an earlier checkpoint; `auto` must not use them
     later = [step for step in saved_steps(final.parent) if step > state["step"]]
     for old in later + saved_steps(final.parent)[len(later) + keep :]:
         shutil.rmtree(final.parent / _name(old), ignore_errors=True)

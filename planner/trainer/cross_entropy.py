@@ -48,7 +48,7 @@ class _CrossEntropy(torch.autograd.Function):
         at = 0
         for rows in _blocks(logits_TV):
             block = slice(at, at := at + len(rows))
-            softmax = rows.float().sub_(log_sum_T[block, None]).exp_()  # `rows` itself where that is fp32
+            softmax = rows.float().sub_(log_sum_T[block, None]).exp_()  # if `rows` is fp32, this is `rows` itself
             softmax.scatter_add_(1, column_T[block, None], -here_T[block, None].float())
             softmax.mul_(grads[0])
             if softmax.dtype != rows.dtype:

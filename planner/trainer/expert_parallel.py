@@ -81,7 +81,7 @@ class _Exchange:
         arriving_RX = arriving.view(ranks, -1)
         self.sent, self.received = counts_X.view(ranks, -1).sum(1).tolist(), arriving_RX.sum(1).tolist()
         expert = torch.arange(arriving_RX.shape[1], device=x_TE.device).repeat(ranks).repeat_interleave(arriving)
-        self.order = expert.argsort(stable=True)  # arrived by rank, then expert; wanted by expert
+        self.order = expert.argsort(stable=True)  # from order by rank, then expert, to order by expert
         rows = _AllToAll.apply(x_TE, self.sent, self.received, self.group)  # type: ignore[no-untyped-call] # torch's
         return rows[self.order], arriving_RX.sum(0)
 

@@ -30,7 +30,7 @@ def heartbeat(output: Path, rank: int) -> Iterator[None]:
 
     def beat() -> None:
         while not ended.wait(SECONDS_BETWEEN_BEATS):
-            with contextlib.suppress(OSError):  # a full disk, or the launcher took the file away
+            with contextlib.suppress(OSError):  # the disk is full, or the launcher removed the file
                 path.touch()
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)

@@ -49,7 +49,9 @@ class MemoryMeter:
 
     Only the layers' activations count. The meter counts storages, so a view is free, and a tensor that two operators
     keep counts once. The meter works on every device, because it asks autograd and FSDP2 instead of the allocator. The
-    meter costs time, so only a warm-up step runs under it. layers: the classes of layers.
+    meter costs time, so only a warm-up step runs under it.
+
+    layers: the classes of layers.
     """
 
     def __init__(

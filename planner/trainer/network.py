@@ -28,7 +28,7 @@ def interface_towards(host: str) -> str:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 1))  # sends nothing: the system looks up the way
+            probe.connect((host, 1))  # sends nothing; the system only looks up the route
         except OSError:
             return ""
         own = probe.getsockname()[0]
@@ -40,6 +40,6 @@ def interface_towards(host: str) -> str:
 def _address_of(interface: str, probe: socket.socket) -> str:
     try:
         answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()))
-    except OSError:  # it has none
+    except OSError:  # the interface has no address
         return ""
     return socket.inet_ntoa(answer[20:24])

@@ -19,7 +19,7 @@ def die_with_parent() -> None:
     It also puts its own id into `PARENT_VARIABLE`, where its child processes look for their parent's id.
     """
     named = os.environ.get(PARENT_VARIABLE)
-    parent = int(named) if named and int(named) != os.getpid() else os.getppid()  # own: called twice
+    parent = int(named) if named and int(named) != os.getpid() else os.getppid()  # its own id: the second call
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REPEATS: Final = 15
-SHORTEST: Final = 0.005  # seconds of one repeat; shorter work is done several times in it
+SHORTEST: Final = 0.005  # seconds of one repetition, in which shorter work is done several times
 TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 Row = dict[str, Any]

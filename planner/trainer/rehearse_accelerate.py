@@ -70,7 +70,7 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
         with (
             mock.patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": "cpu"}),
             mock.patch.object(PartialState, "_prepare_backend", return_value=("fake", kind)),
-            # it reads positions, which here belong to one sequence
+            # reads values of positions; here all belong to one sequence
             mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None),
         ):
             yield
@@ -95,7 +95,7 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     counter = Counter(mode)
     with _fake_world(launch["num_processes"], rank), counter.watch(), contextlib.chdir(folder):
-        accelerator = _accelerator(launch)  # a mesh of devices looks at values
+        accelerator = _accelerator(launch)  # a device mesh reads values
         with torch.device("meta"):
             model, _ = program_of(folder).model_of(settings)
         model.config.use_cache = False  # as the Trainer sets it

@@ -48,11 +48,11 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
             mock.patch.dict(os.environ, of_launcher),
             mock.patch.object(accelerator, "available_memory", return_value=2**60),
             mock.patch.object(accelerator, "is_fp16_supported", return_value=True),
-            # a kernel for processes of one host, which would be compiled here
+            # would compile a kernel for processes of one host
             mock.patch.object(sys.modules["deepspeed.comm.torch"], "build_shm_op"),
             mock.patch.object(partitioned_param_coordinator, "assert_ints_same_as_other_ranks"),
-            mock.patch.object(FakeTensor, "data_ptr", return_value=0, create=True),  # to check that it is aligned
-            # it reads positions, which here belong to one sequence
+            mock.patch.object(FakeTensor, "data_ptr", return_value=0, create=True),  # for a check of alignment
+            # reads values of positions; here all belong to one sequence
             mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None),
         ):
             yield
@@ -73,7 +73,7 @@ def _engine(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> Any
         trained = [each for each in model.parameters() if each.requires_grad]
         groups = [[each for each in trained if each.ndim > 1], [each for each in trained if each.ndim == 1]]
         optimizer = OPTIMIZERS[settings["optim"]]([{"params": group} for group in groups if group])
-        model.to = lambda *_, **__: model  # it is on its device, and fake tensors cannot be moved twice
+        model.to = lambda *_, **__: model  # already on its device; fake tensors cannot be moved twice
         config = json.loads((folder / settings["deepspeed"]).read_text())
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     engine.train()
@@ -99,7 +99,7 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
             meter = MemoryMeter([engine.module], engine.optimizer.optimizer, (GradientCheckpointingLayer,))
             with meter.watch():
                 _step(engine, settings, counter)
-    state = engine.optimizer.optimizer.state  # by flat master weights
+    state = engine.optimizer.optimizer.state  # keys: flat master weights
     of_update = [*state, *(each for moments in state.values() for each in moments.values())]
     weights = [part for each in engine.module.parameters() for part in (each, getattr(each, "ds_tensor", each))]
     flat = getattr(engine.optimizer, "grad_partitions_flat_buffer", None)

@@ -95,7 +95,7 @@ def _config(folder: Path) -> Any:
     )
     for part in ("metrics", "tokenizer", "dataloader", "checkpoint"):
         setattr(config, part, dummy)
-    # fully_shard of torch 2.13 does not know the types of the default backend, which shards alike
+    # fully_shard of torch 2.13 does not accept the default backend's types; both backends shard in the same way
     config.parallelism.spmd_backend = "partial_dtensor"
     return config
 

@@ -89,7 +89,7 @@ class _Lookup(ParallelStyle):
             found = F.embedding(torch.where(here, rows_BS - first, 0), own) * here[..., None]
             summed = DTensor.from_local(found, device_mesh, [Partial()], run_check=False)
             result: Tensor = summed.redistribute(placements=[Shard(1)]).to_local()
-            return result.clone()  # what FSDP2 wraps must not return a view
+            return result.clone()  # a module under FSDP2 must not return a view
 
         module.forward = forward  # type: ignore[assignment, method-assign] # torch's styles only have hooks around it
         return module

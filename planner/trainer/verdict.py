@@ -29,7 +29,7 @@ def record_failure(output: Path, reason: str, code: ExitCode, rank: int) -> bool
         return False
     status = output / "status.json"
     step = json.loads(status.read_text())["step"] if status.exists() else 0
-    with contextlib.suppress(OSError):  # if the disk is full, the message on stderr must suffice
+    with contextlib.suppress(OSError):  # on a full disk, the message on stderr must suffice
         write_status(output, "failed", step, reason, rank=rank, exit_code=int(code))
     return True
 

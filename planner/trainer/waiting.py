@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_SAMPLES: Final = 0.002
 _COLLECTIVES: Final = ("distributed/distributed_c10d.py", "distributed/_functional_collectives.py")
-_OPERATORS: Final = "torch/_ops.py"  # what calls an operator by its name
+_OPERATORS: Final = "torch/_ops.py"  # the file that calls operators by name
 _ASKED_BY: Final = (
     ("trainer/context_parallel.py", LineName.CP_COMM),
     ("trainer/expert_parallel.py", LineName.EP_COMM),

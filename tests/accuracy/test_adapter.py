@@ -1,4 +1,4 @@
-"""Rows of a table become jobs that say what the row says; odd rows give a reason, never an exception."""
+"""Rows of a table become jobs with the values that the row states; odd rows give a reason, never an exception."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_published_row_is_read() -> None:
 
 
 def test_layers_for_further_tokens_are_those_that_the_sources_own_flops_count() -> None:
-    """Published FLOPs over published tokens, from which the time cancels, against a count from the shape."""
+    """Published FLOPs divided by published tokens (the time cancels), compared with a count from the shape."""
     seen = 0
     for run, row in zip(RUNS, CELLS, strict=True):
         setup = job_of(run) if run.model == "DeepSeek-V3" and row["tflops_gpu"] and row["tok_s_gpu"] else None

@@ -1,4 +1,4 @@
-"""The fit of the calibration, on runs that were made up so that the right answer is known."""
+"""The fit of the calibration, on made-up runs for which the right answer is known."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FACTORS = ("slowdown", "core_attention", "scale_up", "network", "host")
 
 
 def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", fold=0, rest=1.0, **parts):
-    """A run that took exactly rest + slowdown * compute seconds, and each further part as long as its factor says.
+    """A run that took exactly rest + slowdown * compute seconds, plus seconds times factor for each further part.
 
-    parts: seconds at a factor of 1, and their true factor; `compute`, seconds at a slowdown of 1.
+    parts: seconds at a factor of 1, and the true factor; `compute`: seconds at a slowdown of 1.
     """
     slowdown = slowdown or DEVICES[device] * ENGINES[engine]
     compute = parts.pop("compute", 9.0)

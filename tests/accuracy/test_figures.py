@@ -1,4 +1,4 @@
-"""The figures that a change is judged by: no row is forecast from its own source, and the sums are the rows' own."""
+"""The figures that judge a change: no row is forecast from its own source, and the sums equal the sums of the rows."""
 
 from __future__ import annotations
 

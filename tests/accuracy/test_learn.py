@@ -1,4 +1,4 @@
-"""What runs of one's own teach, on runs that were made up so that the right answer is known."""
+"""Corrections learnt from a user's own runs, on made-up runs for which the right answer is known."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_wild_run_does_not_carry_the_others_away(plans):
 
 @pytest.mark.slow
 def test_left_out_is_the_fit_of_the_others(plans):
-    """Oracle: the fit again, without the run; its slopes are taken elsewhere."""
+    """Oracle: a new fit without the run; its slopes are taken at other factors."""
     runs = [
         replace(run, measured_seconds=run.measured_seconds * factor)
         for run, factor in zip(slower(plans, 1.0), (1.1, 1.3, 1.2, 1.15), strict=True)
@@ -115,7 +115,7 @@ def test_each_device_and_engine_learns_by_itself(plans):
 
 
 def made_up(truth, count, scatter, seed=3):
-    """Slopes as those of runs on several hosts, and the log errors that factors of this truth make."""
+    """Slopes like those of runs on several hosts, and the log errors that these true factors cause."""
     random = np.random.default_rng(seed)
     slopes = random.dirichlet((6, 1, 2, 1, 1, 0.5), count)
     return slopes, slopes @ np.array(truth) + scatter * random.standard_normal(count)
@@ -129,7 +129,7 @@ def test_factors_are_found_where_runs_tell_them_apart() -> None:
 
 
 def test_the_posterior_is_that_of_the_textbook() -> None:
-    """Oracle: with one value for share and scatter it is ridge regression, here by its normal equations."""
+    """Oracle: with one value for share and scatter, the posterior is ridge regression, here by its normal equations."""
     slopes, errors = made_up((0.1, 0.2, -0.1, 0.3, 0.0, 0.1), 7, 0.05)
     prior = Prior(spreads=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), scatter=0.05)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Bands of memory, on runs that were made up so that their distribution is known."""
+"""Bands of memory, on made-up runs whose distribution is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.cost.memory_band import MemoryDistribution, t_below
 
 
 def made_up(rng, *, location, scale, sources=12, runs=20, between=0.0, bound=None):
-    """Runs whose log ratios are t-distributed; with `bound`, two thirds only say on which side of it they are."""
+    """Runs whose log ratios are t-distributed; with `bound`, two thirds only say on which side of `bound` they are."""
     found = []
     for source in range(sources):
         middle = location + rng.normal(0, between)

@@ -1,4 +1,4 @@
-"""What `planner accuracy` says of a published row is what anybody gets who types the row into `planner explain`."""
+"""The forecast of `planner accuracy` for a published row equals that of `planner explain` for the same values."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RUNS = read_runs(Path(__file__).parents[1] / "published" / "measurements.csv")
 
 
 def sample() -> list[Run]:
-    """The first row of each source, and one from its middle."""
+    """The first row of each source, and one row from its middle."""
     by_source = sorted(RUNS, key=lambda run: run.source_set)
     sources = (list(rows) for _, rows in groupby(by_source, key=lambda run: run.source_set))
     return list({run.id: run for rows in sources for run in (rows[0], rows[len(rows) // 2])}.values())
 
 
 def typed(question: Question, folder: Path) -> tuple[list[str], dict]:
-    """Arguments and keywords of `planner.api.estimate_layout` for a question, its documents as files."""
+    """Arguments and keywords of `planner.api.estimate_layout` for a question, with its documents as files."""
     paths = []
     for name, document in (("model", question.model), ("cluster", question.cluster)):
         paths.append(str(folder / f"{name}.yaml"))
@@ -39,7 +39,7 @@ def typed(question: Question, folder: Path) -> tuple[list[str], dict]:
 
 
 def check(run: Run, folder: Path) -> None:
-    """Price and verdict of the row are those of the API, which reads files and texts, to the last bit."""
+    """Price and verdict of the row equal, to the last bit, those of the API, which reads files and texts."""
     row = score(run)
     try:
         question = question_of(run)

@@ -1,4 +1,4 @@
-"""The figures of `planner accuracy`, computed again from its own rows with other means, and its contract."""
+"""The figures of `planner accuracy`, computed again from its own rows in another way, and its contract."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write(rows: list[dict[str, str]], table: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["small sources", pytest.param("all", marks=pytest.mark.slow)])
 def table(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    """Rows of whole sources, of which a sweep has need: those with few rows, or all."""
+    """Rows of whole sources, because sweeps need whole sources: the sources with few rows, or all sources."""
     num_rows = Counter(row["source_set"] for row in CELLS)
     return [row for row in CELLS if request.param == "all" or num_rows[row["source_set"]] <= SMALL]
 
@@ -149,7 +149,7 @@ def test_memory_counters_are_nested(report: Report) -> None:
 
 
 def test_reserved_memory_is_as_runs_saw_it(report: Report) -> None:
-    """The runs on B200 say in words what the allocator had reserved beside what was allocated."""
+    """The notes of the runs on B200 state how much memory the allocator reserved, besides the allocated memory."""
     found = []
     for row in report.rows:
         stated = re.search(r"max_reserved=([\d.]+)GiB", row.run.notes)
@@ -302,7 +302,7 @@ def memory_errors(report: Report) -> dict[str, list[float]]:
 
 
 def test_memory_of_tensors_is_as_close_as_promised(report: Report) -> None:
-    """Bounds a little above what is reached; a change that moves them has to say why."""
+    """The bounds are slightly above the present errors; a change that moves the bounds must give a reason."""
     errors = memory_errors(report)
     assert statistics.mean(map(abs, errors["b200"])) < 0.02
     # 0.026 but for T1214, whose overlapped exchanges of experts are told a second microbatch in flight

@@ -1,4 +1,4 @@
-"""Runs of one's own as files: what is read, what is left out and said, and what is refused by line."""
+"""A user's own runs as files: files that are read, files that are left out with a message, files refused by line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = {"gpus": 2, "global_batch": 32, "seq_len": 128}
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """A folder as `planner launch` left it: its plan, and the record of twelve steps on two processes of a CPU."""
+    """A folder as `planner launch` leaves it: the plan, and the record of twelve steps on two processes of a CPU."""
     folder = tmp_path / "run"
     folder.mkdir()
     write_plan(estimate_layout("tiny-gpt", "local-cpu", layout="dp=2,zero=1", **JOB), folder / "plan.json")

@@ -1,4 +1,4 @@
-"""Logs of other programs, in lines as these programs print them."""
+"""Logs of other programs, in the lines that these programs print."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pipeline(numbers) -> list[str]:
 
 
 def trainer(seconds: float, *, last: int = 60, loss: str = "1.5") -> list[str]:
-    """The bar of tqdm with whole seconds, 30 s of the first step, and Trainer's records."""
+    """The bar of tqdm with whole seconds, a first step of 30 s, and Trainer's records."""
     lines = []
     for n in range(last + 1):
         clock = int(n and 30 + (n - 1) * seconds)

@@ -1,4 +1,4 @@
-"""What each command does, called as a function: what it prints and returns, and what it refuses."""
+"""Each command called as a function: what it prints, returns and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA and QLoRA against the numbers of their papers, and what must hold of any adapters."""
+"""LoRA and QLoRA compared with the numbers of their papers, and properties that all adapters must have."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_adapters_that_cannot_be_are_refused_with_the_reason(make_job, model, en
 
 
 def test_frozen_weights_compute_in_8_bits_and_adapters_in_16(make_job):
-    """Megatron-Bridge, peft/lora_layers.py: no fp8 in adapters. Without the casts, products take half as long."""
+    """Adapters do not use fp8 (Megatron-Bridge, peft/lora_layers.py); without casts, fp8 products take half as long."""
     quick = ("device.memory_bandwidth=1e9 TB/s", "device.efficiency.launch=0 us", "device.efficiency.layer_floor=0 us")
     seconds = {}
     for precision in ("bf16", "fp8"):

@@ -1,4 +1,4 @@
-"""Error bands: quantiles of what forecasts missed by, wider where nobody measured."""
+"""Error bands: quantiles of forecast errors, wider where there are no measurements."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_axes_are_what_divides_the_work(text, axes):
 
 
 def sources(rng, *, between, within, number=40, runs=25, **keys):
-    """Runs of sources whose logs are normal about a mean of their own."""
+    """Runs of sources whose log errors are normally distributed around the source's own mean."""
     means = rng.normal(0, between, number)
     return [
         evidence(np.exp(mean + rng.normal(0, within, runs)), source=f"source {place}", **keys)

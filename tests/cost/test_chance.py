@@ -1,4 +1,4 @@
-"""The chance of fitting against draws of the error, and against an integral of the published density."""
+"""The chance of fitting compared with draws of the error, and with an integral of the published density."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPREAD = MemoryDistribution(location=-0.03, scale=0.08)
 
 
 def below(value):
-    """Student's t with 4 degrees of freedom below a value: the density 3/8 (1 + x^2/4)^-2.5, integrated."""
+    """Probability that Student's t with 4 degrees of freedom is below a value: the integral of 3/8 (1 + x^2/4)^-2.5."""
     x = np.linspace(0, value, 200_001)
     density = 0.375 * (1 + x**2 / 4) ** -2.5
     return 0.5 + np.sum((density[1:] + density[:-1]) / 2 * np.diff(x))
@@ -50,7 +50,7 @@ def test_stages_that_share_their_error_fit_together_when_the_worst_does():
 
 @pytest.mark.parametrize("risk", [0.01, 0.05, 0.3, 0.9])
 def test_the_upper_line_moves_with_the_risk_and_the_lower_one_stays(make_job, risk):
-    """By the device's memory, which is changed until the chance crosses each line; the peak does not move."""
+    """The device's memory is changed until the chance crosses each line; the peak stays the same."""
     layout = parse_layout("dp=8,zero=3", num_layers=32, num_devices=8)
     memory = (MemorySpread(counter="device", location=-0.03, scale=0.08),)
     job = replace(make_job("llama3-8b", gpus=8, engine="fsdp"), spread=Spread(memory=memory), risk=risk)

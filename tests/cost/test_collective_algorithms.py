@@ -1,4 +1,4 @@
-"""The algorithms of all-reduce against walks through their steps, and the wiring of meshes against a search."""
+"""The algorithms of all-reduce compared with a walk through their steps, and the wiring of meshes with a search."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ V100 = load_cluster("dgx1-v100")
 
 
 def link(**values):
-    """A link of 1 byte per second and 1 second per hop, so that costs are counts."""
+    """A link of 1 byte per second and 1 second per hop, so that costs equal counts."""
     base = {"name": "net", "spans": "cluster", "bandwidth": "1 B/s", "latency": "1 s", "kind": "fat-tree"}
     return LinkSpec.model_validate({**base, "efficiency": 1.0, **values})
 
@@ -45,7 +45,7 @@ def flat(**values):
 
 
 def run_ring(n):
-    """Reduce and gather n parts around a ring; steps and parts that each rank sends. The sums are checked."""
+    """Reduce and gather n parts around a ring, and check the sums; returns steps and parts that each rank sends."""
     parts = [[float(rank == part) + rank for part in range(n)] for rank in range(n)]
     want = [sum(column) for column in zip(*parts, strict=True)]
     steps = sent = 0
@@ -61,7 +61,7 @@ def run_ring(n):
 
 
 def run_butterfly(n):
-    """Recursive halving and doubling with the nearest partner first; steps and bytes of the busiest rank."""
+    """Recursive halving and doubling with the nearest partner first: its steps, and the bytes of the busiest rank."""
     power = 2 ** int(math.log2(n))
     held = {rank: set(range(power)) for rank in range(power)}
     steps, sent = (2, 2.0) if power < n else (0, 0.0)
@@ -74,7 +74,7 @@ def run_butterfly(n):
 
 
 def tree_depth(n):
-    """Depth of NCCL's binary tree: rank 0 over the tree of the others, whose root is the highest power of two."""
+    """Depth of NCCL's binary tree: rank 0 is above a tree of the others, whose root is the highest power of two."""
     depths = []
     for rank in range(n):
         here, depth = rank, 0
@@ -174,7 +174,7 @@ def test_sharp_halves_what_the_network_carries():
 
 
 def test_sharp_above_links_that_do_not_sum_carries_the_shards_of_their_rings():
-    """Two levels of rings, 4 ranks in each of 4 switches, below a network that sums at half its bandwidth of 2 B/s."""
+    """Two levels of rings (4 ranks in each of 4 switches) below a network that sums at half its bandwidth of 2 B/s."""
     board = link(name="board", spans="4 devices", bandwidth="8 B/s", kind="switch")
     rack = link(name="rack", spans="16 devices", bandwidth="4 B/s", latency="2 s", kind="switch")
     network = link(bandwidth="2 B/s", latency="3 s", startup="5 s", in_network=0.5)
@@ -196,7 +196,7 @@ def test_a_parameter_server_for_each_rank_moves_everything_twice_and_one_is_n_ti
 
 
 def test_what_has_no_bytes_takes_its_hops_and_the_start():
-    """4 ranks, a second for each hop and five to start: three hops in a ring, two up a tree, one to a peer."""
+    """4 ranks, 1 s for each hop and 5 s to start: a ring has three hops, a tree two hops up, a peer one hop."""
     where = group(flat(startup="5 s"), 4, 1)
     assert reduce_scatter_seconds(where, 0.0) == 3 + 5
     assert ring_all_reduce_seconds(where, 0.0) == hierarchical_all_reduce_seconds(where, 0.0) == 2 * (3 + 5)

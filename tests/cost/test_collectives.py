@@ -1,6 +1,6 @@
-"""Collectives: identities, the geometry of groups against a count over real ranks, and a published table.
+"""Collectives: identities, the geometry of groups compared with a count over real ranks, and a published table.
 
-The algorithms are checked against walks through their steps in test_collective_algorithms.py.
+The algorithms are checked in test_collective_algorithms.py by walks through their steps.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def test_a_hop_of_a_ring_costs_one_adapter_however_many_ranks_a_host_has():
 
 @pytest.mark.parametrize(("hosts", "choices"), [(2, 2), (2, 8), (4, 3), (8, 4)])
 def test_copies_go_to_each_host_once(hosts, choices):
-    """The bytes that leave a host, against a count over every way in which choices can fall on hosts."""
+    """The bytes that leave a host, compared with a count over all ways to distribute the choices over hosts."""
     cluster, num_bytes = CLUSTER["dgx-a100"], 1e13  # so many that latency is nothing
     link = cluster.links[1]
     ways = list(itertools.product(range(hosts), repeat=choices))
@@ -230,7 +230,7 @@ def test_copies_go_to_each_host_once(hosts, choices):
 
 @pytest.mark.parametrize("hosts", [2, 4, 8, 16])
 def test_a_token_reaches_few_hosts_where_its_experts_are_of_few_groups(hosts):
-    """8 groups of experts, 8 choices in 4 groups of 2 each: the hosts of every choice of groups, counted one by one."""
+    """8 choices in 4 of 8 groups of experts, 2 in each: the hosts of every choice of groups, counted one by one."""
     cluster, num_bytes = CLUSTER["dgx-a100"], 1e13  # so many that latency is nothing
     reached = []
     for chosen in itertools.combinations(range(8), 4):
@@ -256,9 +256,9 @@ def test_where_each_choice_is_sent_alone_it_does_not_matter_whose_groups_they_ar
     [(True, {4: 22.8, 8: 13.7, 16: 7.2, 32: 3.8, 64: 1.9}), (False, {4: 32.9, 8: 27.4, 16: 27.9, 32: 28.7, 64: 26.4})],
 )
 def test_a_measured_network_gives_fewer_hosts_what_was_measured_over_fewer_hosts(piped, measured):
-    """One cluster's all-reduce over hosts, GB/s for each GPU of 50: medians of the runs with pipelines, and without.
+    """All-reduce over the hosts of one cluster, in GB/s of 50 for each GPU: medians of runs with and without pipelines.
 
-    Told the figure over the most hosts alone, groups over fewer get what was measured there, within 30 %.
+    Only the figure over the most hosts is given; bandwidths over fewer hosts then follow within 30 %.
     """
     path = Path(__file__).parents[1] / "published" / "measurements.csv"
     found = {hosts: [] for hosts in measured}
@@ -283,7 +283,7 @@ def test_a_measured_network_gives_fewer_hosts_what_was_measured_over_fewer_hosts
 
 @pytest.mark.parametrize(("size", "stride"), [(8, 1), (16, 1), (64, 1), (8, 4), (16, 4), (4, 8), (24, 1), (2, 1)])
 def test_the_last_block_of_a_ring_has_come_over_all_links_but_the_nearest(size, stride):
-    """Every block walked round the ring, link by link; the slowest sets the latency of the pass."""
+    """Every block is walked around the ring, link by link; the slowest block determines the latency of the pass."""
     cluster = load_cluster("p5").model_copy(update={"hosts": 64})
     inner, outer = (link.latency for link in cluster.links)
     ranks = [number * stride for number in range(size)]

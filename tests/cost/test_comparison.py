@@ -1,4 +1,4 @@
-"""All schedules of one layout: against each other, against the textbook, and against their executions."""
+"""All schedules of one layout, compared with each other, with the textbook, and with their executions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def priced_job(make_job, draw, *, batches):
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2-xl", "mixtral-8x7b"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_ledger_is_the_execution(make_job, model, schedule):
-    """Even stages: the last one is slowest, because of the head; so 1F1B's closed form is exact."""
+    """All stages have equally many layers; the head makes the last stage slowest, so 1F1B's closed form is exact."""
     job = make_job(model, gpus=16, batch=32, sequence=1024)
     text = f"tp=2,pp=4,dp=2,mbs=1,schedule={schedule}" + (",interleave=2" if schedule == "interleaved" else "")
     layout = parse_layout(text, num_layers=job.model.num_layers, num_devices=16)
@@ -82,7 +82,7 @@ def test_schedules_keep_their_order(make_job, data):
 @settings(max_examples=15)
 @given(st.data())
 def test_without_recompute_zbv_stores_as_much_as_the_first_stage_of_1f1b(make_job, data):
-    """Its chunks are half as long and twice as many are in flight: balanced, and never more than 1F1B's fullest."""
+    """ZBV's chunks are half as long, and twice as many are in flight: no stage holds more than 1F1B's fullest."""
     job, layout = priced_job(make_job, data.draw, batches=st.sampled_from([16, 32]))
     even = ["none"] * layout.pp
     layout = replace(layout, recompute=tuple(even), layers_per_stage=(job.model.num_layers // layout.pp,) * layout.pp)
@@ -121,7 +121,7 @@ def test_interleaving_lowers_the_bubble_and_raises_what_is_stored(make_job, inte
 
 
 def test_textbook_figures(make_job):
-    """(p - 1) / m of GPipe and 1F1B, (p - 1) / (v m) interleaved, m / (m + p - 1) of the stages used."""
+    """Bubbles: (p - 1) / m of GPipe and 1F1B, (p - 1) / (v m) of interleaved; stages in use: m / (m + p - 1)."""
     job = make_job("llama3-8b", gpus=4, batch=32)
     layout = parse_layout("pp=4,dp=1,interleave=2", num_layers=32, num_devices=4)
     found = compare_schedules(job, layout)
@@ -147,7 +147,7 @@ def test_a_schedule_without_an_order_says_why(make_job):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_stored_activations_are_those_of_the_execution(make_job, schedule, policy):
-    """What is kept of each chunk, held from F to I; all of it from I to W where the two are apart."""
+    """Each chunk holds its kept tensors from F to I; if the schedule separates I and W, all tensors from I to W."""
     job = make_job("llama3-8b", gpus=8, batch=24)
     text = f"pp=4,dp=1,recompute={policy},schedule={schedule}" + (",interleave=2" if schedule == "interleaved" else "")
     layout = parse_layout(text, num_layers=32, num_devices=8)

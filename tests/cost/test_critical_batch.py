@@ -1,4 +1,4 @@
-"""Published fits of batch sizes against numbers that other texts derive from them."""
+"""Published fits of batch sizes compared with numbers that other texts derive from the fits."""
 
 from __future__ import annotations
 

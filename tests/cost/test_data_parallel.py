@@ -1,4 +1,4 @@
-"""Data-parallel traffic of ZeRO and HSDP against the volumes of the ZeRO paper and collectives put together by hand."""
+"""Data-parallel traffic of ZeRO and HSDP, compared with the ZeRO paper and with collectives put together by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_gradients_that_are_reduced_in_16_bits_are_half_as_long(make_job, with_e
 
 
 def test_hsdp_in_a_node_trades_memory_for_traffic(make_job):
-    """Where the network between nodes is slow; eight cards of 25 GB/s are as fast as the links inside."""
+    """This holds if the network between nodes is slow; eight cards of 25 GB/s would be as fast as the links inside."""
     (job, whole, far), (_, node, near) = (
         job_and_prices(make_job, f"dp=64,zero=3,hsdp={hsdp},mbs=1", settings=("infiniband.bandwidth=5 GB/s",))
         for hsdp in (1, 8)
@@ -88,7 +88,7 @@ def nanotron_prices(make_job, zero):
 
 
 def test_engines_that_sum_gradients_whole_gather_weights_too(make_job):
-    """nanotron with ZeRO-1: an all-reduce of fp32 gradients and, after the update, an all-gather of bf16 weights."""
+    """nanotron with ZeRO-1: an all-reduce of fp32 gradients, and after the update an all-gather of bf16 weights."""
     job, layout, prices = nanotron_prices(make_job, 1)
     held, where = float(held_params(job, layout, stages_of(job, layout)).total[0]), group(job.cluster, 8, 8)
     by_hand = all_reduce_seconds(where, 4.0 * held) + all_gather_seconds(where, 2.0 * held)

@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders: priced whole, on one stage."""
+"""Encoders and encoder-decoders, priced as a whole on one stage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_encoders_are_priced_on_one_stage_only(make_job, model, sequence, text):
 
 
 def test_a_mean_layer_of_t5_stores_half_of_the_cross_attention(make_job):
-    """Tensors of h 16-bit numbers for each token, by hand; half of the layers are the decoder's."""
+    """Tensors of h 16-bit numbers per token, counted by hand; half of the layers belong to the decoder."""
     job, layout = job_and_layout(make_job, "t5-large", "dp=8")
     h, heads, tokens = 1024, 16, 512
     self_attention = 2 * (1 + 1 + 3 + 1 + 1) * h + 4 * heads  # input, its norm, q k v, output, residual; log-sum-exp
@@ -58,7 +58,7 @@ def test_cross_attention_has_one_more_pair_of_collectives(make_job):
 
 
 def test_a_decoder_of_t5_takes_more_time_than_its_encoder(make_job):
-    """More of the layers in the encoder: less cross-attention, and more of the square."""
+    """With more layers in the encoder there is less cross-attention, and more attention over the full square."""
     job, layout = job_and_layout(make_job, "t5-11b", "dp=8")
     seconds = []
     for encoders in (4, 24, 44):

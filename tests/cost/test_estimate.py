@@ -203,9 +203,9 @@ def test_pairs_of_passes_hide_exchanges_and_sends_and_the_ledger_ends_with_the_e
 
 
 def test_deepseek_v3_as_it_was_trained(make_job):
-    """2,048 H800: 19.9 s a step (Zhao et al., ISCA 2025, table 4), from 16 stages of DualPipe, the last with one layer.
+    """2,048 H800 took 19.9 s a step (Zhao et al., ISCA 2025, table 4): DualPipe on 16 stages, the last with one layer.
 
-    The report's 2.664 million device hours for 14.8 T tokens, in steps of 15,360 sequences, say the same.
+    The report's 2.664 million device hours for 14.8 T tokens, in steps of 15,360 sequences, give the same step time.
     """
     assert pytest.approx(19.926, rel=0.01) == 2.664e6 * 3600 / 2048 / (14.8e12 / (15360 * 4096))
     job = make_job(
@@ -222,7 +222,7 @@ def test_deepseek_v3_as_it_was_trained(make_job):
 
 
 def test_a_send_of_one_pair_of_ranks_is_slower_than_the_link(make_job, with_engine):
-    """With scatter and gather: an eighth of 2 s b h bytes at the share of the link, gathered on NVLink."""
+    """With scatter and gather, a rank sends an eighth of 2 s b h bytes at `send_share`; NVLink gathers the parts."""
     job = make_job("gpt3-175b", engine="megatron-2021", gpus=96, batch=96, precision="fp16")
     lines = {}
     for share in (1.0, 0.35):
@@ -256,7 +256,7 @@ def test_copies_around_a_reduction_are_felt_once_a_step(make_job, with_engine):
 
 
 def test_the_host_launches_every_hop_of_a_ring(make_job):
-    """Two tokens a rank: the floor of 300 us, and a third of that for each hop; 1.6 times as much backward."""
+    """With two tokens a rank, a forward pass takes 300 us, and a third of that per hop; backward 1.6 times as much."""
     job = make_job("llama3-8b", cluster="dgx-h100", engine="megatron", gpus=64, sequence=128)
     job = replace(job, calibration=UNCALIBRATED)
     for cp in (2, 8, 64):
@@ -267,9 +267,9 @@ def test_the_host_launches_every_hop_of_a_ring(make_job):
 
 
 def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make_job, with_engine):
-    """128 tokens a rank: a layer takes as long as the host launches it, 11 x 300 us, exchange included.
+    """With 128 tokens a rank, a layer with its exchange takes the host's time for launches, 11 x 300 us.
 
-    An all-to-all waits for the sizes of its parts, and comes on top.
+    An all-to-all waits for the sizes of its parts, so its time is added.
     """
     job = make_job("qwen3-30b-a3b", cluster="dgx-h100", engine="megatron-bridge", gpus=16, sequence=128)
     job = replace(job, calibration=UNCALIBRATED)
@@ -286,8 +286,8 @@ def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make
 def test_a_long_sequence_is_not_spread_over_more_ranks_than_pays(make_job):
     """Meta trained 405B parameters at 131,072 tokens on 16,384 H100 with tp=8, cp=16, pp=16, dp=8 at 380 TFLOP/s.
 
-    Llama 3 (2024), table 4, with attention counted whole (PaLM, appendix B). Twice as many ranks in the ring gain
-    little, eight times as many lose.
+    Source: Llama 3 (2024), table 4, with attention counted as a full square (PaLM, appendix B). Twice as many ranks in
+    the ring gain little, and eight times as many lose.
     """
     job = make_job("llama3-405b", cluster="dgx-h100", engine="megatron", gpus=16384, batch=128, sequence=131072)
     cut = "tp=8,cp={},pp=16,dp={},zero=1,interleave=2"

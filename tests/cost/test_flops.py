@@ -19,7 +19,7 @@ def test_days_of_the_sc21_paper(tokens, params, gpus, teraflops, days):
 
 
 def test_sc21_equation_counts_four_passes_and_the_full_square(make_job):
-    """96 B s L h^2 is 4 passes of 24 h^2 per token and layer; attention and the head are added by hand here."""
+    """96 B s L h^2 is 4 passes of 24 h^2 per token and layer; this test adds attention and the head by hand."""
     job = make_job("megatron-22b", batch=4)
     m, s = job.model, 2048
     h, layers, tokens = m.hidden_size, m.num_layers, 4 * s
@@ -51,7 +51,7 @@ def mixtral_8x7b(s):
 
 
 def deepseek_v3(s):
-    """Latents of 1536 and 512 + 64, 128 heads with keys of 192 and values of 128; 3 dense layers; one more layer."""
+    """Latents of 1536 and 512 + 64, 128 heads with keys of 192 and values of 128; 3 dense layers; one layer for MTP."""
     attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * (128 + 128) + 128 * 128 * 7168
     core = 128 * (192 + 128) * s / 2
     experts = 7168 * 256 + 9 * 3 * 7168 * 2048
@@ -62,7 +62,7 @@ def deepseek_v3(s):
 
 
 def bert_large(s):
-    """Every token sees every other; pre-training's small heads are not of the model."""
+    """Every token attends to every other token; the small heads of pre-training are not part of the model."""
     return 24 * (4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024 * s)
 
 
@@ -71,7 +71,7 @@ def vit_large(s):
 
 
 def t5_large(s):
-    """24 layers of the encoder, and 24 of the decoder with cross-attention to as many positions."""
+    """24 encoder layers, and 24 decoder layers with cross-attention to equally many positions."""
     encoder = 4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024 * s
     decoder = 8 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024 * s / 2 + 2 * 1024 * s
     return 24 * (encoder + decoder) + 1024 * 32128
@@ -95,7 +95,7 @@ def test_flops_are_those_counted_by_hand(make_job, by_hand, s):
 
 
 def pairs(s, *, causal, window):
-    """Keys that each query sees, counted in a mask, over the queries."""
+    """Mean number of keys that a query attends to, counted in a mask."""
     query, key = np.meshgrid(np.arange(s), np.arange(s), indexing="ij")
     return np.mean(np.sum((~causal | (key <= query)) & (key > query - window), axis=1))
 
@@ -103,7 +103,7 @@ def pairs(s, *, causal, window):
 @pytest.mark.parametrize("s", [256, 1000])
 @pytest.mark.parametrize("model", ["llama3-8b", "mistral-7b", "gemma2-9b", "gpt-oss-20b", "bert-large", "t5-large"])
 def test_the_span_of_attention_is_counted_in_masks(make_job, model, s):
-    """Half a key more or less: formulas of the field leave out half of the diagonal."""
+    """The counts may differ by half a key, because the usual formulas leave out half of the diagonal."""
     job = make_job(model, sequence=256, settings=("model.sliding_window=100",) if model in WINDOWED else ())
     m = job.model
     window = m.sliding_window or s

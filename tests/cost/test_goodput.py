@@ -1,4 +1,4 @@
-"""Effective training time against a simulation of events, against limits, and against published runs."""
+"""Effective training time compared with a simulation of events, with limits, and with published runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PUBLISHED = Path(__file__).parents[1] / "published" / "failures.csv"
 
 
 def simulated(each: Interruptions, interval, num_failures, *, evicting=0.0, repair=1.0, spares=None):
-    """Effective share and share of waiting, by playing failures one after the other."""
+    """Effective share and waiting share, from a simulation of one failure after another."""
     random = np.random.default_rng(5)
     now = kept = waited = 0.0
     failure, out = random.exponential(each.between), list[float]()
@@ -102,7 +102,7 @@ def test_best_interval_is_youngs_where_checkpoints_are_quick() -> None:
 
 
 def test_small_losses_add_up_as_kokolis_and_others_have_it() -> None:
-    """arXiv 2410.21680: of each failure the restart and half an interval, and what saving takes."""
+    """arXiv 2410.21680: each failure costs the restart and half an interval; the time of saving is added."""
     each = Interruptions(between=1e7, restart=600.0, blocked=2.0)
     lost = (600 + 1000 / 2) / 1e7 + 2 / 1000
     assert 1 - float(effective_share(each, 1000.0)) == pytest.approx(lost, rel=0.01)
@@ -160,7 +160,7 @@ def test_default_is_the_median_of_published_runs() -> None:
 
 
 def forecast_of(row, model="llama3-70b") -> float:
-    """What the planner says of a published run; the defaults stand for what is not stated."""
+    """The forecast for a published run; defaults replace values that the source does not state."""
     asked = load_job(
         model=model, cluster="dgx-h100", nodes=int(row["devices"]) // 8, sequence_length=2048, global_batch_size=2048,
         engine="megatron",
@@ -177,7 +177,7 @@ def forecast_of(row, model="llama3-70b") -> float:
 
 @pytest.mark.parametrize("number", ["F01", "F02", "F11"])
 def test_a_published_bound_is_kept(number) -> None:
-    """MegaScale: 100 restarts in three weeks, the strictest reading of several."""
+    """MegaScale: 100 restarts in three weeks, the strictest of several interpretations."""
     row = next(row for row in rows() if row["id"] == number)
     row |= {"span_days": "21", "failures": "100"} if row["run"] == "MegaScale" else {}
     told = forecast_of(row, "gpt3-175b" if row["run"] == "MegaScale" else "llama3-405b")
@@ -187,7 +187,7 @@ def test_a_published_bound_is_kept(number) -> None:
 
 @pytest.mark.parametrize("number", ["F03", "F12", "F13", "F14"])
 def test_a_published_figure_is_met(number) -> None:
-    """Within two points, or equal to the digits that were printed."""
+    """The forecast is within two points, or equals the printed digits."""
     row = next(row for row in rows() if row["id"] == number)
     told, printed = forecast_of(row), row["effective_share"]
     assert row["bound"] == "equal"
@@ -195,7 +195,7 @@ def test_a_published_figure_is_met(number) -> None:
 
 
 def test_every_published_figure_with_its_failures_is_compared() -> None:
-    """That of OPT counts people who wait, which no part of the forecast does."""
+    """OPT's figure is left out: it includes the time in which people wait, which the forecast does not contain."""
     stated = {row["id"] for row in rows() if row["effective_share"] and mtbf_hours(row) is not None}
     assert stated == {"F01", "F03", "F04", "F11", "F12", "F13", "F14"}
 
@@ -209,7 +209,7 @@ def test_where_nothing_fails_saving_takes_its_part_of_each_period_and_the_rest_t
 
 
 def test_a_checkpoint_beside_training_blocks_it_for_the_copy_to_the_host() -> None:
-    """14 bytes of 405.85e9 parameters: over 16,384 devices by PCIe, and over 2,048 hosts to the storage."""
+    """14 bytes for each of 405.85e9 parameters: 16,384 devices copy them over PCIe, and 2,048 hosts to the storage."""
     asked = job(
         **{
             "training.asynchronous_checkpoints": "true",

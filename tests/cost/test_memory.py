@@ -1,4 +1,4 @@
-"""Memory against the published closed forms: ZeRO's table, Korthikanti's formulas and figure 1, the textbook."""
+"""Memory compared with the published closed forms: ZeRO's table, Korthikanti's formulas and figure 1, the textbook."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_activations_of_a_layer_are_its_tensors(make_job, name, engine, text):
 
 @pytest.mark.parametrize("t", [1, 4])
 def test_operator_by_operator_every_second_product_stays(make_job, t):
-    """Queries and values, attention's output and scores, one of gate and up, and two tensors of the hidden size."""
+    """Kept: queries, values, attention's output and scores, one of gate and up, two tensors of the hidden size."""
     job = make_job("llama3-8b", engine="torchtitan", sequence=512)
     layout = parse_layout(f"tp={t},sp={int(t > 1)}", num_layers=32, num_devices=64)
     _, selective, _ = layer_activation_bytes(job, layout)
@@ -110,7 +110,7 @@ def test_operator_by_operator_every_second_product_stays(make_job, t):
 
 @pytest.mark.parametrize(("ep", "etp"), [(1, 1), (4, 1), (2, 2)])
 def test_activations_of_experts_are_those_of_the_choices(make_job, ep, etp):
-    """Mixtral: two choices a token, each with its input, gate, up, product and output; 8 fp32 scores, twice."""
+    """Mixtral: two choices per token, each with input, gate, up, product and output; 8 fp32 scores, kept twice."""
     job = make_job("mixtral-8x7b", engine="megatron", sequence=512, settings=("model.moe.imbalance=1.0",))
     t = 4
     layout = parse_layout(f"tp={t},ep={ep},etp={etp}", num_layers=32, num_devices=64)
@@ -122,7 +122,7 @@ def test_activations_of_experts_are_those_of_the_choices(make_job, ep, etp):
 
 
 def test_activations_of_latent_attention(make_job):
-    """DeepSeek-V2-Lite: the latent of 512 before and after its norm and 64 positions, whole on each rank."""
+    """DeepSeek-V2-Lite: each rank has the whole latent of 512, before and after its norm, and 64 rotary positions."""
     job = make_job("deepseek-v2-lite", engine="megatron", sequence=512)
     for t in (1, 2):
         layout = parse_layout(f"tp={t},sp={int(t > 1)}", num_layers=27, num_devices=64)
@@ -143,7 +143,7 @@ def test_of_frozen_matrices_only_inputs_of_adapters_stay(make_job):
 
 @pytest.mark.parametrize(("exchange", "keys", "outputs"), [("ring", 1, 1), ("gather", 4, 2), ("all-to-all", 1, 2)])
 def test_context_parallel_ranks_keep_what_they_exchange(make_job, with_engine, exchange, keys, outputs):
-    """Those that gather keep keys and values of all four, and the joined output beside their own."""
+    """Ranks that gather keep the keys and values of all four ranks, and the joined output beside their own output."""
     job = with_engine(
         make_job("llama3-8b", engine="megatron", sequence=512), communication={"context_exchange": exchange}
     )
@@ -226,9 +226,10 @@ def lines_of(job, text, **stage):
 
 
 def test_the_loss_and_a_recomputed_layer_are_never_alive_together(make_job, with_engine):
-    """Whole gradients and no ZeRO-3: what is left of the transients is the larger of the two, worked out by hand.
+    """With whole gradients and without ZeRO-3, transients are the larger of loss and layer, computed here by hand.
 
-    With the layer there is the gradient of gate and up; and with both a placeholder for each matrix, and for the head.
+    The layer also has the gradients of gate and up. In both cases there is a placeholder for each matrix and for the
+    head.
     """
     job = make_job("llama3-8b", engine="megatron", gpus=8, sequence=8192)
     tokens, vocab, hidden, layer = 8192, 128256, 4096, 218_112_000
@@ -265,7 +266,7 @@ def test_a_head_that_is_a_unit_is_gathered_at_the_loss_and_reduced_after_it(make
 
 
 def test_sums_of_replicas_are_kept_until_the_backward_pass_ends(make_job, with_engine):
-    """With half as many shards, each is twice as long, and the activations of all layers are freed by then."""
+    """With half as many shards, each shard is twice as long; the activations of all layers are freed before the end."""
     job = with_engine(make_job("llama3-8b", engine="fsdp", gpus=16, batch=16), memory={"logits_bytes": 0})
     lines = lines_of(job, "dp=16,zero=3,hsdp=2", policy=1)
     layer, head, inner = 218_112_000, 128256 * 4096, 2 * 2048 * 2 * 14336
@@ -295,7 +296,7 @@ def test_stacked_experts_are_cut_into_whole_ones_as_torch_cuts_them(make_job, ra
 
 
 def test_deepspeed_gathers_and_reduces_by_buckets(make_job, with_engine):
-    """One layer with 50 million parameters of the next; the ends at the loss, and the buffer of the whole run."""
+    """One layer, and 50 million parameters of the next; at the loss, both ends and the buffer of the whole run."""
     job = make_job("llama3-8b", engine="deepspeed", gpus=8, batch=8)
     layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
     in_layer = 2 * (layer + 50_000_000) + (2 + 2) * layer
@@ -316,7 +317,7 @@ def test_each_group_of_ranks_has_buffers(make_job, with_engine):
 
 @pytest.mark.parametrize(("precision", "pp", "each"), [("bf16", 4, 6), ("fp16", 4, 2), ("bf16", 1, 2)])
 def test_pipelines_in_bf16_sum_in_fp32(make_job, precision, pp, each):
-    """BF16_Optimizer keeps 2 bytes of autograd's gradient and 4 of the sum; other optimizers sum in 16 bits."""
+    """BF16_Optimizer keeps 2 bytes of autograd's gradient and 4 bytes of the sum; other optimizers sum in 16 bits."""
     job = make_job("gpt3-175b", engine="deepspeed", gpus=64, batch=64, precision=precision, cluster="dgx-h100")
     lines = lines_of(job, f"tp=8,pp={pp},dp={8 // pp},zero=1,sp=0", num_layers=8, policy=2)
     params = lines[LineName.PARAMS] / 2
@@ -326,9 +327,9 @@ def test_pipelines_in_bf16_sum_in_fp32(make_job, precision, pp, each):
 
 @pytest.mark.parametrize(("text", "buckets"), [("dp=8,zero=0", 0), ("dp=8,zero=1", 2), ("pp=2,dp=4,zero=1", 0)])
 def test_gradients_pass_through_a_bucket(make_job, with_engine, text, buckets):
-    """Two buffers of 500 million parameters in 16 bits, which ZeRO-1 keeps between the microbatches of a step.
+    """ZeRO-1 keeps two buffers of 500 million 16-bit parameters between the microbatches of a step.
 
-    Pipelines reduce their gradients otherwise. `planner verify` counts the buffers in DeepSpeed's own step.
+    Pipelines reduce gradients in another way. `planner verify` counts the buffers in DeepSpeed's own step.
     """
     job = make_job("llama3-8b", engine="deepspeed", gpus=8, batch=64)
     small = with_engine(job, memory={"gradient_bucket": 0})
@@ -337,7 +338,7 @@ def test_gradients_pass_through_a_bucket(make_job, with_engine, text, buckets):
 
 
 def test_in_8_bits_inputs_of_products_are_kept_and_what_the_gate_reads_is_not(make_job):
-    """Transformer Engine: inputs of both blocks and of the second product; gate and up stay, attention's output too."""
+    """Transformer Engine: 8-bit inputs of both blocks and the second product; 16-bit gate, up and attention output."""
     job = make_job("llama3-8b", engine="megatron", gpus=8, sequence=512, precision="fp8", cluster="dgx-h100")
     layout = parse_layout("dp=8", num_layers=32, num_devices=8)
     saved = [float(layer_activation_bytes(each, layout)[0]) for each in (with_precision(job, "bf16"), job)]
@@ -359,7 +360,7 @@ def test_in_8_bits_inputs_of_products_are_kept_and_what_the_gate_reads_is_not(ma
 
 
 def test_experts_share_placeholders_of_one_shape(make_job, with_engine):
-    """Mixtral: attention, router and norms of a layer, and one of its experts; no head on the first of two stages."""
+    """Mixtral: attention, router and norms of a layer, and one of its experts; the first of two stages has no head."""
     job = make_job("mixtral-8x7b", engine="megatron", gpus=8)
     without = with_engine(job, memory={"gradient_placeholders": False})
     stage = {"num_layers": 16, "num_expert_layers": 16}
@@ -369,7 +370,7 @@ def test_experts_share_placeholders_of_one_shape(make_job, with_engine):
 
 
 def test_moments_in_few_bits_are_unpacked_when_no_activation_is_held(make_job):
-    """8 bytes a parameter of the shard; the peak of what is alive for a moment is of one phase, not of both."""
+    """8 bytes for each parameter of the shard; the peak of transients is of the backward pass or of the update."""
     job = make_job("llama3-8b", engine="megatron", gpus=8, sequence=8192)
     aware = replace(job, training=job.training.model_copy(update={"memory_recipe": "precision-aware"}))
     for text, shards in (("dp=8,zero=1", 8), ("dp=8,zero=0", 1)):
@@ -381,7 +382,7 @@ def test_moments_in_few_bits_are_unpacked_when_no_activation_is_held(make_job):
 
 
 def test_attention_without_a_kernel_needs_the_gradient_of_its_scores(make_job, with_engine):
-    """Full recompute and no logits: the layer, its scores of 4 bytes among it, and their gradient."""
+    """Full recompute and no logits: the recomputed layer with its 4-byte scores, and the gradient of the scores."""
     memory = {"logits_bytes": 0, "score_bytes": 4}
     job = with_engine(make_job("gpt3-175b", engine="megatron-2021", gpus=8, settings=OLD_GPT), memory=memory)
     fused = with_engine(make_job("gpt3-175b", engine="megatron-2021", gpus=8), memory=memory)
@@ -392,7 +393,7 @@ def test_attention_without_a_kernel_needs_the_gradient_of_its_scores(make_job, w
 
 
 def test_light_recompute_in_8_bits_keeps_what_the_report_says(make_job):
-    """One layer of DeepSeek-V3, bytes a token: norms, up-projections and the gate's output are made again."""
+    """Bytes per token of one layer of DeepSeek-V3: norms, up-projections and the gate's output are recomputed."""
     job = make_job("deepseek-v3", cluster="hgx-h800", engine="hai-llm", gpus=2048, sequence=4096, precision="fp8")
     layout = parse_layout("pp=16,ep=64", num_layers=61, num_devices=2048)
     _, kept, _ = layer_activation_bytes(job, layout, experts=True)
@@ -403,7 +404,7 @@ def test_light_recompute_in_8_bits_keeps_what_the_report_says(make_job):
 
 
 def test_inputs_of_products_are_kept_in_8_bits(make_job):
-    """A dense layer of DeepSeek-V3 (section 3.3.3): inputs of both blocks, and gate, up and their product."""
+    """A dense layer of DeepSeek-V3 (section 3.3.3): the inputs of both blocks, and gate, up and their product."""
     job = make_job("deepseek-v3", cluster="hgx-h800", engine="hai-llm", gpus=2048, sequence=4096, precision="fp8")
     layout = parse_layout("pp=16,ep=64", num_layers=61, num_devices=2048)
     kept = [float(layer_activation_bytes(each, layout)[0]) / 4096 for each in (job, with_precision(job, "bf16"))]
@@ -446,7 +447,7 @@ def test_what_a_profile_adds(make_job, with_engine):
 
 
 def test_ranks_beyond_the_key_value_heads_keep_one_head_each(make_job):
-    """Of queries, keys and values a rank of eight with two key-value heads keeps 4 + 1 + 1 heads of 128 numbers."""
+    """With tp=8 and two key-value heads, a rank keeps 4 query heads, 1 key head and 1 value head of 128 numbers."""
     layout = parse_layout("tp=8", num_layers=32, num_devices=8)
     one, eight = (make_job("llama3-8b", settings=(f"model.num_kv_heads={heads}",), sequence=1024) for heads in (2, 8))
     kept = [
@@ -477,7 +478,7 @@ def test_what_a_loss_keeps_of_its_logits(make_job, engine, loss, length):
 def test_ligers_loss_frees_what_was_published(make_job):
     """stas00/ml-engineering, when-to-upgrade-gpus: 99 -> 80 GiB with Liger; Llama 3 8B, ZeRO-2 on 8 H200, 8,192 tokens.
 
-    Its other kernels, of norms and SwiGLU, free what is left of the 19 GiB.
+    Liger's other kernels, for norms and SwiGLU, free the rest of the 19 GiB.
     """
     layout = parse_layout("dp=8,zero=2,mbs=1", num_layers=32, num_devices=8)
     peaks = []
@@ -500,9 +501,10 @@ def test_logits_that_are_gathered_before_the_loss_do_not_shrink_with_tp(make_job
 
 
 def test_gradients_of_a_layer_and_those_of_the_one_before_are_alive_together(make_job):
-    """Llama 3 8B in torch, few tokens: at a layer's end its gradients in 16 bits, and the last ones on their way in 32.
+    """Llama 3 8B in torch, few tokens: at a layer's end its gradients are in 16 bits, the previous layer's in 32.
 
-    What the layer kept is gone by then. A stage with a single layer has none before it.
+    The previous layer's gradients are still being reduced then, and the layer's kept tensors are freed. A stage with a
+    single layer has no previous layer.
     """
     job = make_job("llama3-8b", engine="torch", gpus=8, batch=8, sequence=128)
     layout = parse_layout("dp=8,zero=2,mbs=1", num_layers=32, num_devices=8)

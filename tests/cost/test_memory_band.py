@@ -1,4 +1,4 @@
-"""Which distribution of memory a job takes, and how explain shows it."""
+"""The distribution of memory that applies to a job, and its display by explain."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Relations that any right cost model keeps, whatever its constants: change the input, know the sign of the answer.
+"""Relations that every correct cost model satisfies, whatever its constants: the sign of an effect is known in advance.
 
 Each relation takes a random legal case (a model, a cluster, an engine, a workload and a layout) and compares two
-estimates. They catch errors of sign, unit and scope, for which no measured number is needed.
+estimates. The relations catch errors of sign, unit and scope, without any measured number.
 
 Source of the method: Segura et al., A Survey on Metamorphic Testing (IEEE TSE 2016).
 """
@@ -163,12 +163,12 @@ def totals(cost: Estimate) -> np.ndarray[Any, Any]:
 
 
 def at_most(low: Any, high: Any) -> None:
-    """`low <= high`, but for rounding, everywhere."""
+    """Everywhere `low <= high`, except for rounding."""
     assert np.all(np.asarray(low) <= np.asarray(high) * (1 + SAME) + 1e-12), (low, high)
 
 
 def equal(one: Any, other: Any) -> None:
-    """Equal but for rounding, everywhere."""
+    """Equal everywhere, except for rounding."""
     assert np.allclose(one, other, rtol=SAME, atol=1e-12), (one, other)
 
 
@@ -224,7 +224,7 @@ def a_network_outside_the_group_costs_nothing(case: Case) -> None:
 
 @relation
 def a_stronger_device_is_never_slower(case: Case) -> None:
-    """Without ring exchange: its hops hide behind attention alone, also where the host bounds the layer."""
+    """Ring exchange is excluded: its hops hide only behind attention, even if the host limits the layer."""
     assume(case.layout.cp == 1)
     peak = {name: 1.5 * value for name, value in case.job.cluster.device.peak.items()}
     at_most(case.with_device(peak=peak).cost.step_seconds, case.cost.step_seconds)
@@ -232,7 +232,7 @@ def a_stronger_device_is_never_slower(case: Case) -> None:
 
 @relation
 def a_stronger_device_has_a_lower_mfu(case: Case) -> None:
-    """Everything but the products stays as slow, so that a smaller share of the higher peak is reached."""
+    """Everything except the products stays as slow, so a smaller share of the higher peak is reached."""
     peak = {name: 1.5 * value for name, value in case.job.cluster.device.peak.items()}
     at_most(case.with_device(peak=peak).cost.mfu, case.cost.mfu)
 
@@ -259,7 +259,7 @@ def k_times_faster_hardware_is_at_most_k_times_faster(case: Case) -> None:
 
 @relation
 def time_has_its_unit(case: Case) -> None:
-    """k times all rates and 1 / k of all delays of the hardware: every second that is hardware's becomes 1 / k."""
+    """With hardware rates times k and delays divided by k, every second due to hardware is divided by k."""
     k = 4.0
     device = case.job.cluster.device
     quick = device.efficiency.model_copy(
@@ -307,7 +307,7 @@ def names_price_and_power_are_not_priced_into_the_step(case: Case) -> None:
 
 @relation
 def idle_devices_cost_no_time(case: Case) -> None:
-    """Not so in racks and from stage to stage: groups are priced as if the layout filled the cluster."""
+    """Racks and pipelines are excluded: there, groups are priced as if the layout filled the cluster."""
     assume(case.job.cluster.scale_up_devices <= case.job.cluster.devices_per_host and case.layout.pp == 1)
     same(case.with_cluster(hosts=case.job.cluster.hosts * 3).cost, case.cost)
 
@@ -358,7 +358,7 @@ def states_know_nothing_of_the_batch(case: Case) -> None:
 
 @relation
 def only_gpipe_stores_activations_of_the_whole_batch(case: Case) -> None:
-    """With the pipeline full, other schedules hold as many microbatches whatever follows."""
+    """If the pipeline is full, other schedules hold equally many microbatches, however many follow."""
     m = case.layout.num_microbatches(case.job.training.global_batch_size)
     assume(case.layout.pp > 1 and m >= 3 * case.layout.pp)
     one, two = (num_bytes(x.cost, LineName.ACTIVATIONS) for x in (case, doubled_batch(case)))

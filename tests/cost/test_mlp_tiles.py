@@ -1,4 +1,4 @@
-"""Feed-forward blocks computed in parts of the sequence (DeepSpeed, TiledMLP), against counts by hand."""
+"""Feed-forward blocks computed in parts of the sequence (DeepSpeed, TiledMLP), compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def line_of(job, layout, name):
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_layers_keep_no_tensor_of_the_block(make_job, tp):
-    """Without tiles, 4 tensors of 2 bytes a token and element of the width: gate, up, their activation and product."""
+    """Without tiles, 4 tensors are kept, with 2 bytes per token and element: gate, up, their activation and product."""
     text = f"zero=1,tp={tp},mbs=1,recompute=none"
     kept = [line_of(*case(make_job, text, tiles), "activations") for tiles in (1, 16)]
     assert kept[0] - kept[1] == pytest.approx(LAYERS * 4 * 2 * TOKENS * WIDTH / tp)
 
 
 def test_the_backward_pass_holds_one_tile(make_job):
-    """Of one tile: gate, up, their activation and product, and the gradients of gate and up, 2 bytes each."""
+    """Of one tile: gate, up, their activation and product, and the gradients of gate and up, with 2 bytes each."""
     transients = [line_of(*case(make_job, "zero=3,recompute=full", tiles), "transients") for tiles in (2, 4)]
     assert transients[0] - transients[1] == pytest.approx((4 + 2) * 2 * TOKENS * WIDTH * (1 / 2 - 1 / 4))
 
 
 @pytest.mark.parametrize(("policy", "whole"), [("none", 0), ("full", 1)])
 def test_the_backward_pass_repeats_the_products(make_job, policy, whole):
-    """Three products of hidden size times width for each token, once more than recompute repeats them."""
+    """Three products of hidden size times width per token are repeated once more than by recompute alone."""
     plain, tiled = (chunk_flops(*case(make_job, f"zero=3,recompute={policy}", tiles)) for tiles in (1, 4))
     product = 2 * 3 * HIDDEN * WIDTH * TOKENS * LAYERS
     assert tiled["repeated"].sum() - plain["repeated"].sum() == pytest.approx(product)

@@ -1,4 +1,4 @@
-"""A norm that is no kernel of its own: what torch moves and keeps when it runs Llama's RMSNorm operator by operator."""
+"""A norm without a kernel of its own: bytes that torch moves and keeps for Llama's RMSNorm, operator by operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host offload against what ZeRO-Offload and DeepSpeed publish, and what must hold of any of it."""
+"""Host offload compared with publications of ZeRO-Offload and DeepSpeed, and properties that any offload must have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer on devices that count: with all but one resource free, seconds are FLOPs or bytes, here counted by hand."""
+"""A layer on devices that count: with all but one resource free, seconds equal FLOPs or bytes, counted by hand here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gpt3_175b(T, _own, t):
 
 
 def t5_large(T, _own, t):
-    """The mean of a layer of the encoder and one of the decoder, which has four more maps."""
+    """The mean of an encoder layer and a decoder layer, which has four more linear maps."""
     attention = [(T, 1024, 3 * 1024 / t), (T, 1024 / t, 1024)]
     cross = [(T, 1024, 1024 / t, 0.5), (T, 1024, 2 * 1024 / t, 0.5), (T, 1024 / t, 1024, 0.5)]
     return [*attention, *cross, (T, 1024, 4096 / t), (T, 4096 / t, 1024)], 2 * 2 * 1024 / t
@@ -54,7 +54,7 @@ def latent(T, own, t):
 
 
 def deepseek_v2_lite(T, own, t):
-    """Queries are not compressed."""
+    """DeepSeek-V2-Lite does not compress queries."""
     attention, core = latent(T, own, t)
     ffn = [(T, 2048, 2 * 11264 / t), (T, 11264 / t, 2048)]
     return [*attention, (T, 2048, 16 * 256 / t), *ffn], core
@@ -67,7 +67,7 @@ def compressed_queries(T, own, t):
 
 
 def experts(T, own, t):
-    """128 experts of 1408, 6 for each token, and shared ones of 4096; ep is 8, so 16 experts are here."""
+    """128 experts of width 1408, 6 for each token, and shared experts of width 4096; with ep 8, 16 experts are here."""
     attention, core = latent(T, own, t)
     each = T / t * 6 / 16
     here = [(each, 2048, 2 * 1408, 16), (each, 1408, 2048, 16)]
@@ -92,7 +92,7 @@ SPAN = {t5_large: (LENGTH + LENGTH / 2 + LENGTH) / 2}  # all in the encoder; hal
 
 
 def priced(make_job, by_hand, text, unit, *settings, exchange="gather"):
-    """Seconds of the layer, its layout, tokens, own tokens and linear maps."""
+    """Seconds of the layer, its layout, all tokens and the rank's own tokens, and the linear maps."""
     name, own_settings = CASES[by_hand]
     job = counting(make_job(name, settings=(*own_settings, *settings), sequence=LENGTH), unit)
     communication = job.engine.communication.model_copy(update={"context_exchange": exchange})
@@ -110,7 +110,7 @@ def flops_of(maps):
 
 
 def bytes_of(maps):
-    """Both factors read and the product written, in 16 bits."""
+    """Bytes of products in 16 bits: both factors are read, and the product is written."""
     return sum(
         2 * (rows * fan_in + fan_in * fan_out + rows * fan_out) * (many or [1])[0]
         for rows, fan_in, fan_out, *many in maps
@@ -133,7 +133,7 @@ def test_a_layer_takes_the_flops_of_its_products(make_job, by_hand, text, exchan
 
 
 def test_numbers_of_tokens_need_no_alignment_and_widths_do(make_job):
-    """100 tokens; a width of 1,800 fills 15 tiles of 128, and reaches three quarters of the rate."""
+    """100 tokens need no padding; a width of 1,800 fills 15 tiles of 128 and reaches three quarters of the rate."""
     job = counting(make_job("llama3-8b"), "flops")
     assert linear_seconds(job, 100, 1792, 512).backward_weight == 2 * 100 * 1792 * 512
     assert linear_seconds(job, 100, 1800, 512).backward_weight == pytest.approx(2 * 100 * 15 * 128 * 512 / 0.75)
@@ -201,7 +201,7 @@ def test_norms_of_heads_and_dropout_move_what_they_read_and_write(make_job):
 
 @pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=8,sp=0", "tp=2,mbs=3"])
 def test_unfused_attention_moves_the_square_of_scores(make_job, text):
-    """Two products a head; softmax, mask and dropout pass 9 bytes a score forward, 11 backward; heads are copied."""
+    """Two products per head; softmax, mask and dropout move 9 bytes a score forward, 11 backward; heads are copied."""
     fused, layout, T, *_ = priced(make_job, gpt3_175b, text, "bytes")
     found, *_ = priced(make_job, gpt3_175b, text, "bytes", "training.attention=unfused")
     s, heads = LENGTH, layout.mbs * 96 / layout.tp
@@ -269,7 +269,7 @@ def test_light_recompute_repeats_norms_the_gate_and_what_comes_from_a_latent(mak
 @pytest.mark.parametrize("by_hand", [llama3_8b, deepseek_v2_lite])
 @pytest.mark.parametrize("text", ["tp=1,cp=4", "tp=2,cp=2,mbs=3"])
 def test_a_hop_of_a_ring_adds_a_part_to_the_sum(make_job, by_hand, text):
-    """Part and sum read, sum written: of outputs forward, of the gradients of queries, keys and values backward."""
+    """A hop reads part and sum, and writes the sum: outputs forward; gradients of queries, keys, values backward."""
     gathered, layout, T, *_ = priced(make_job, by_hand, text, "bytes")
     ring, *_ = priced(make_job, by_hand, text, "bytes", exchange="ring")
     hops, cut = layout.cp - 1, T / layout.tp
@@ -281,7 +281,7 @@ def test_a_hop_of_a_ring_adds_a_part_to_the_sum(make_job, by_hand, text):
 
 @pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1"])
 def test_quantised_weights_are_unpacked_for_both_passes(make_job, text):
-    """Read in 4 bits and 0.127 of constants, written in 16."""
+    """Weights are read in 4 bits, with 0.127 bits of constants, and written in 16 bits."""
     lora = ("training.lora_rank=128", "training.precision=bf16")
     plain, layout, *_ = priced(make_job, llama3_8b, text, "bytes", *lora)
     packed, *_ = priced(make_job, llama3_8b, text, "bytes", *lora, "training.frozen_weights=nf4")
@@ -316,7 +316,7 @@ def test_bytes_of_head_and_loss_by_hand(make_job, engine, loss):
 
 @pytest.mark.parametrize("tp", [1, 8])
 def test_a_gate_of_attention_is_one_more_product_that_tensor_parallelism_cuts(make_job, tp):
-    """Qiu et al. (arXiv 2505.06708), section 2.2, by element: from the hidden state to 32 heads of 128 numbers."""
+    """Qiu et al. (arXiv 2505.06708), section 2.2, by element: a product from hidden state to 32 heads of 128."""
     layout = parse_layout(f"tp={tp}", num_layers=32, num_devices=8)
     gated, plain = (
         layer_seconds(

@@ -1,4 +1,4 @@
-"""What optimizers keep, against the states that torch's own optimizers make, and relations between recipes."""
+"""The states of optimizers compared with those of torch's own optimizers, and relations between recipes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ VECTORS = 32 * 2 * 4096 + 4096
 
 @pytest.mark.parametrize(("text", "devices", "ep"), [("tp=1", 1, 1), ("tp=1,ep=4,dp=4,zero=0", 4, 4)])
 def test_states_of_a_mixture_are_those_of_its_tensors(make_job, text, devices, ep):
-    """Muon keeps one mean of a matrix, two of all else; Adafactor a sum for each row and column, and vectors whole."""
+    """Muon keeps one mean of a matrix, two of other weights; Adafactor keeps row and column sums, and whole vectors."""
     found = {
         each: optimizer_bytes(
             make_job("mixtral-8x7b", precision="fp32", settings=(f"training.optimizer={each}",)), text, devices

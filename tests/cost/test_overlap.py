@@ -1,4 +1,4 @@
-"""Exchanges of experts beside other microbatches, and CUDA graphs, against steps put together by hand."""
+"""Expert exchanges beside other microbatches, and CUDA graphs, compared with steps put together by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def line_of(job, layout, name):
 
 @pytest.mark.parametrize(("text", "pairs"), [("ep=8", 8 - 1), ("pp=2,interleave=4,ep=8", 16 - 1 / 4)])
 def test_pairs_of_passes_hide_exchanges_of_all_but_the_first_and_the_last(text, pairs):
-    """m - 1 pairs without a pipeline; with one of v chunks a step is m - 1/v stages and once through all chunks."""
+    """m - 1 pairs without a pipeline; with v chunks per stage, a step is m - 1/v stages and one pass through all."""
     layout = parse_layout(f"{text},zero=1,mbs=1", num_layers=32, num_devices=32)
     alone, paired = mixtral(), mixtral("training.expert_overlap=true")
     exchanges = line_of(alone, layout, LineName.EP_COMM)
@@ -44,7 +44,7 @@ def test_pairs_of_passes_hide_exchanges_of_all_but_the_first_and_the_last(text, 
 
 
 def test_pairs_hide_no_more_than_they_compute():
-    """A network that takes ten times as long as the products: one microbatch computes while the other waits."""
+    """The network takes ten times as long as the products: one microbatch computes while the other waits."""
     layout = parse_layout("ep=8,zero=0,mbs=1", num_layers=32, num_devices=32)
     slow = ("nvlink.bandwidth=5 GB/s",)
     alone, paired = mixtral(*slow), mixtral(*slow, "training.expert_overlap=true")
@@ -61,7 +61,7 @@ def test_the_executed_schedule_hides_what_the_step_does():
 
 @pytest.mark.parametrize("text", ["ep=8", "pp=2,interleave=4,ep=8"])
 def test_one_more_layer_is_held_while_passes_run_in_pairs(text):
-    """As many as are alive while a forward pass enters layers and a backward pass leaves others, last ones first."""
+    """Layers that are alive while a forward pass enters layers and a backward pass leaves others, last layers first."""
     layout = parse_layout(f"{text},zero=1,mbs=1", num_layers=32, num_devices=32)
     job = mixtral("training.expert_overlap=true")
     m, stage = layout.num_microbatches(256), stages_of(job, layout)
@@ -96,7 +96,7 @@ def test_what_does_not_go_together_is_named(engine, text, setting, words):
 
 
 def test_graphs_take_the_host_out_of_the_way():
-    """A host of 9 ms a layer: graphs of layers spare it dense layers, and of those with experts a part."""
+    """The host takes 9 ms a layer; graphs of layers save all of it for dense layers, a part for layers with experts."""
     slow = "device.efficiency.layer_floor=9 ms"
     layout = parse_layout("mbs=1", num_layers=32, num_devices=1)
 
@@ -115,7 +115,7 @@ def test_graphs_take_the_host_out_of_the_way():
 
 @pytest.mark.parametrize(("cp", "taken"), [(8, 32 / 132), (16, 4 / 132)])
 def test_a_hop_takes_processors_from_attention(cp, taken):
-    """NCCL's channels: 32 in an NVLink domain of H100, 4 for an adapter of 50 GB/s; with a fast link the rest hides."""
+    """NCCL's channels: 32 in an NVLink domain of H100, 4 for an adapter of 50 GB/s; on a fast link the rest hides."""
     job = load_job(
         model="llama3-8b", cluster="dgx-h100", engine="megatron", gpus=16, sequence_length=131072, global_batch_size=2,
         settings=tuple(f"{link}.latency=0 us" for link in ("nvlink", "infiniband")),
@@ -140,7 +140,7 @@ def test_every_hop_of_a_ring_launches_its_kernel_and_what_adds_it_up(with_engine
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_more_is_held_than_all_microbatches_of_a_step(count):
-    """A single one has no other whose pass it could meet."""
+    """A single microbatch has no other microbatch whose pass it could run beside."""
     layout = parse_layout("ep=8,zero=1,mbs=1", num_layers=32, num_devices=32)
     job = mixtral("training.expert_overlap=true", batch=32 * count)
     (held, _), *_ = held_of_stage(job, layout, stages_of(job, layout), count)

@@ -1,4 +1,4 @@
-"""Parameter counts against published closed forms, and placement against a count tensor by tensor."""
+"""Parameter counts compared with published closed forms, and placement with a count tensor by tensor."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_stages_of_a_model_with_experts_add_up(make_job, name, text):
 
 
 def test_layers_of_one_set_of_weights_are_held_once_and_passed_each_time(make_job):
-    """24 of 32 layers of Llama-3-8B share six: a token meets as many matrices, and 18 layers fewer are held."""
+    """24 of 32 layers of Llama-3-8B share six layers: a token meets as many matrices; 18 fewer layers are held."""
     settings = ("engine.memory.vocab_multiple=1", "model.layers=[{num_layers: 24, shared_by: 4}]")
     plain, job = make_job("llama3-8b", settings=settings[:1]), make_job("llama3-8b", settings=settings)
     assert num_matmul_params(job.model) == num_matmul_params(plain.model)
@@ -174,7 +174,7 @@ def test_layers_of_one_set_of_weights_are_held_once_and_passed_each_time(make_jo
 
 
 def test_embeddings_narrower_than_the_model(make_job):
-    """An embedding of 512 and a head that reads 1024, of a vocabulary of 128,256."""
+    """An embedding of width 512 and a head that reads 1024 numbers, for a vocabulary of 128,256."""
     settings = ("engine.memory.vocab_multiple=1", "model.embedding_size=512", "model.head_input_size=1024")
     plain, job = make_job("llama3-8b", settings=settings[:1]), make_job("llama3-8b", settings=settings)
     assert num_params(plain.model) - num_params(job.model) == 128_256 * (2 * 4096 - 512 - 1024)
@@ -195,7 +195,7 @@ def test_one_device_holds_the_whole_of_a_hybrid(make_job, name):
 
 
 def test_experts_behind_a_latent_multiply_and_send_its_width(make_job):
-    """Experts of 512 numbers in place of Mixtral's 4096, and two matrices to that width and back."""
+    """Experts read 512 numbers instead of Mixtral's 4096; two matrices lead to this width and back."""
     plain = make_job("mixtral-8x7b")
     job = make_job("mixtral-8x7b", settings=("model.moe.latent_size=512",))
     expert = 2 * 3 * 14336 * (4096 - 512) - 2 * 4096 * 512
@@ -220,7 +220,7 @@ def test_matmul_params_of_deepseek_v3_by_hand():
 
 
 def test_encoder_decoder_by_hand():
-    """T5: the decoder's layers attend twice; an encoder's layer and a decoder's average on a device."""
+    """T5's decoder layers have two attention blocks; a device holds the mean of an encoder and a decoder layer."""
     model = load_model("t5-3b")
     attention, ffn, norm = 4 * 1024 * 4096, 2 * 1024 * 16384, 1024
     encoder, decoder = attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm

@@ -1,4 +1,4 @@
-"""Links of kind `pcie`: against a count of the bytes that cross each port and the host's memory."""
+"""Links of kind `pcie`, compared with a count of the bytes that cross each port and the host's memory."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def box(*, on_one_port: int = 1, memory: float = 1e12) -> ClusterSpec:
 
 
 def counted(sends: Iterator[tuple[int, int, float]], *, on_one_port: int, memory: float) -> float:
-    """Seconds of transfers (from, to, bytes) that run at once: the fullest of slots, ports and memory sets the pace.
+    """Seconds of simultaneous transfers (from, to, bytes): the fullest of slots, ports and memory limits the speed.
 
-    Each transfer goes up from the slot through its port into memory, and down to the other slot through its port.
+    Each transfer goes up from the slot through its port into memory, and down through the other port to the other slot.
     """
     up_slot, down_slot, up_port, down_port = (np.zeros(CARDS) for _ in range(4))
     in_memory = 0.0

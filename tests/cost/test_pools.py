@@ -1,4 +1,4 @@
-"""Layouts on mixed clusters, against uniform clusters and against sums made by hand."""
+"""Layouts on mixed clusters, compared with uniform clusters and with sums made by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def placed(text, pools):
 @pytest.mark.parametrize("model", ["llama3-8b", "opt-6.7b"])  # the second one ties its embeddings
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_pools_of_equal_hosts_are_priced_as_the_uniform_cluster_that_they_are(text, model):
-    """Each stage fills whole hosts, so that neighbours are joined by the same link inside a pool and between pools."""
+    """Each stage fills whole hosts, so the same link joins neighbours within a pool and between pools."""
     whole, half = job(nodes=4, model=model), job(nodes=2, model=model)
     layout = parse_layout(text, num_layers=32, num_devices=32)
     pools = ("left",) * (layout.pp // 2) + ("right",) * (layout.pp // 2)
@@ -70,7 +70,7 @@ def test_pools_of_equal_hosts_are_priced_as_the_uniform_cluster_that_they_are(te
 
 
 def test_the_step_of_two_kinds_of_devices_by_hand():
-    """Stage times are those of uniform clusters; sends between the pools are added up from bytes, rate and latency."""
+    """Stage times equal those of uniform clusters; sends between the pools are summed from bytes, rate and latency."""
     jobs = job(nodes=2), job(cluster="dgx-h100", nodes=1)
     a100, h100 = (replace(each, calibration=UNCALIBRATED) for each in jobs)
     layout = placed("tp=4,pp=3,dp=2,mbs=2,layers_per_stage=8/8/16,recompute=none/none/none", ("a100", "a100", "h100"))

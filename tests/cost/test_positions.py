@@ -1,4 +1,4 @@
-"""Which layers a stage holds, and what they cost, against loops over the layers one by one."""
+"""The layers that a stage holds, and their cost, compared with loops over single layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEDULES = ("1f1b", "interleaved", "zbv")
 
 @st.composite
 def stacks(draw):
-    """What decides the kinds of layers of a small model."""
+    """Values that determine the kinds of layers of a small model."""
     layers = draw(st.integers(4, 13))
     experts = draw(st.booleans())
     return {
@@ -56,7 +56,7 @@ def job_with(make_job, stack, sequence=64):
 
 
 def kind_of(job, number):
-    """Whether a layer has experts, and whether a window that is shorter than the sequences."""
+    """Whether a layer has experts, and whether it has a window that is shorter than the sequences."""
     return job.model.layer_has_experts(number), 0 < job.model.window_of_layer(number) < job.training.sequence_length
 
 
@@ -156,7 +156,7 @@ def test_a_stage_computes_for_as_long_as_its_layers_one_by_one(make_job, name, s
 )
 @pytest.mark.parametrize("text", ["pp=4,layers_per_stage=1/2/20/25", "pp=2,schedule=gpipe"])
 def test_the_step_is_as_long_as_its_passes_executed(make_job, name, sequence, text):
-    """Stages of one chunk: the closed form of 1F1B never ends before the executed passes, and GPipe's is the same."""
+    """With one chunk per stage, the closed form is never shorter than the executed passes."""
     job = make_job(name, gpus=64, batch=64, sequence=sequence, settings=("model.num_layers=48",))
     layout = parse_layout(text, num_layers=48, num_devices=64)
     executed, priced = timeline(job, layout).seconds, estimate(job, layout).pipeline_seconds
@@ -168,7 +168,7 @@ def test_the_step_is_as_long_as_its_passes_executed(make_job, name, sequence, te
 @pytest.mark.parametrize(("name", "sequence"), [("gpt-oss-20b", 65536), ("gemma3-4b", 65536)])
 @pytest.mark.parametrize("layers", ["6/6/6/6", "5/7/6/6", "7/6/6/5"])
 def test_an_interleaved_step_is_as_long_as_its_passes_executed(make_job, name, sequence, layers):
-    """Chunks of whole periods are alike and have a closed form; of chunks that differ in kind there is none."""
+    """Chunks of whole periods are alike and have a closed form; chunks of different kinds have none."""
     job = make_job(name, gpus=64, batch=64, sequence=sequence, settings=("model.num_layers=24",))
     layout = parse_layout(f"pp=2,interleave=2,layers_per_stage={layers}", num_layers=24, num_devices=64)
     executed = timeline(job, layout).seconds

@@ -1,4 +1,4 @@
-"""Prices of stages and chunks: seconds by cause and by pass are the same seconds."""
+"""Prices of stages and chunks: the sums of seconds by cause and by pass are equal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_parts_of_the_chunks_are_the_causes_of_the_stage(make_job, text, model, 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2-xl"])
 def test_half_of_the_backward_pass_of_a_linear_map_is_for_the_weights(make_job, model):
-    """Both products of the backward pass have the forward's FLOPs; attention and norms have inputs only."""
+    """Both products of the backward pass have the forward FLOPs; attention and norms only have gradients of inputs."""
     job = make_job(model, gpus=8, batch=64, sequence=1024)
     layout = parse_layout("pp=4,dp=2", num_layers=job.model.num_layers, num_devices=8)
     chunks = chunk_seconds(job, layout)

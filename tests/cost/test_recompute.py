@@ -1,4 +1,4 @@
-"""Recompute part by part: bytes counted from the published formula, seconds and transfers by hand, and their order."""
+"""Recompute part by part: bytes by the published formula, seconds and transfers by hand, and the order of policies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_layer_of_gpt_drops_the_terms_of_its_parts(make_job, with_engine, text
 
 
 def test_a_layer_of_deepseek_v3_drops_the_tensors_of_its_parts(make_job):
-    """Bytes a token: 128 heads, latents of 1536 and 512, 8 choices of 2048 among 256 experts, one shared expert."""
+    """Bytes per token: 128 heads, latents of 1536 and 512, 8 choices of 2048 among 256 experts, one shared expert."""
     job = make_job("deepseek-v3", engine="megatron", sequence=4096, settings=("model.moe.imbalance=1.0",))
     layout = parse_layout("ep=8", num_layers=61, num_devices=64)
     h, products, choices = 7168, 128 * (192 + 128 + 128 + 192), 8
@@ -232,7 +232,7 @@ def test_what_an_engine_or_a_model_does_not_have_is_refused(make_job, name, engi
 
 @pytest.mark.parametrize(("name", "frequent"), [("llama3-8b", False), ("mixtral-8x7b", True), ("deepseek-v3", True)])
 def test_parts_are_idle_that_drop_nothing_of_the_kind_of_layer_that_is_most_frequent(make_job, name, frequent):
-    """frequent: whether that kind has experts; of DeepSeek-V3's 61 layers 58 have."""
+    """frequent: whether the most frequent kind of layer has experts; 58 of DeepSeek-V3's 61 layers have."""
     job = make_job(name, engine="megatron")
     layout = parse_layout("tp=1", num_layers=job.model.num_layers, num_devices=64)
     everything = kept(job, layout, "none", experts=frequent)

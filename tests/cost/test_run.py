@@ -1,4 +1,4 @@
-"""The whole run against published days, and what must hold of any run."""
+"""The whole run compared with published days, and properties that every run must have."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_of(job, step_seconds, num_devices):
     [("gpt3-175b", 1536, 128, 300e9, 140, 34), ("megatron-1t", 3072, 384, 450e9, 163, 84)],
 )
 def test_days_of_the_sc21_paper(model, batch, nodes, tokens, teraflops, days):
-    """Steps at the throughput that the paper states take the days that it states, step by step and in closed form."""
+    """Steps at the stated throughput take the stated number of days, both step by step and in closed form."""
     asked = job(model, nodes, batch, tokens=tokens)
     step = sc21_flops_per_step(asked.model, asked.training) / (nodes * 8 * teraflops * 1e12)
     found = run_of(asked, step, nodes * 8)

@@ -1,4 +1,4 @@
-"""The closed forms of the pipeline against the execution of the schedules, and against the textbook."""
+"""The closed forms of the pipeline, compared with the execution of the schedules and with the textbook."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ seconds = st.floats(0.1, 2.0)
 
 
 def chunks_of(stages, interleave):
-    """Chunks of stages that differ by the stage only, cut into equal chunks; V-shaped stages must be equal."""
+    """The chunks of stages that are cut into equal chunks; in V-shaped schedules all stages must be equal."""
     return ChunkSeconds(**{name: np.tile(np.asarray(each) / interleave, interleave) for name, each in stages.items()})
 
 
@@ -109,7 +109,7 @@ def test_naive_is_the_sum_and_gpipe_is_exact_for_stages_that_differ_by_a_factor(
 
 
 def executed_moments(schedule, pp, m, interleave):
-    """Every (waiting for I, waiting for W) of each stage, in stages; a microbatch moves when its I ends."""
+    """Every (waiting for I, waiting for W) of each stage, in units of a stage; the end of I moves a microbatch."""
     for stage in range(pp):
         before = waiting = 0
         seen = set()
@@ -123,7 +123,7 @@ def executed_moments(schedule, pp, m, interleave):
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "pipedream"])
 @pytest.mark.parametrize("whole", [1.0, 1.5, 10.0])
 def test_what_a_stage_holds_while_gradients_of_weights_wait(schedule, whole):
-    """A microbatch before its I weighs 1, one that waits for its W weighs `whole`, as recompute makes it."""
+    """A microbatch before its I weighs 1; a microbatch that waits for its W weighs `whole`, as with recompute."""
     interleave = 3 if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
     for pp in range(1, 6):
         for m in range(1, 15):
@@ -260,7 +260,7 @@ def test_an_unknown_schedule_is_not_priced_silently():
 
 
 def uneven_stages(seed):
-    """Interleaved stages with chunks that differ by a layer, some recomputed, and a head; all in layers' seconds."""
+    """Interleaved stages with chunks that differ by a layer, some recomputed, and a head; times in units of a layer."""
     pick = random.Random(seed)
     pp, v, rounds = pick.choice([2, 3, 4, 6, 8, 12]), pick.choice([2, 3, 4, 6]), pick.choice([1, 1, 2, 4, 8])
     largest, spread = pick.randint(1, 6), pick.choice([1, v, 2 * v])
@@ -329,7 +329,7 @@ def test_a_stage_whose_chunks_differ_holds_no_more_than_it_is_said_to(seed):
 
 @pytest.mark.parametrize(("pp", "largest"), [(8, 2), (16, 2), (16, 3), (16, 5)])
 def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
-    """Equal stages of a larger and a smaller chunk; without that wait the form is too short."""
+    """Equal stages of a larger and a smaller chunk; without this wait, the closed form is too short."""
     m, is_last = 8 * pp, np.arange(pp) == pp - 1
     chunks = np.repeat([largest, largest - 1], pp) / 3
     layers = np.full(pp, 2 * largest - 1)

@@ -1,4 +1,4 @@
-"""How a layout lies in racks: groups that straddle, counted over real ranks, and the segment that a layout gets."""
+"""The place of a layout in racks: groups that straddle racks, counted over real ranks, and the layout's segment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def groups_of(layout):
 
 
 def straddling(layout, hosts_per_rack):
-    """By name the share of groups whose ranks are in more than one rack, four to a host."""
+    """For each name, the share of groups with ranks in more than one rack, with four ranks to a host."""
     return {
         name: sum(len({rank // 4 // hosts_per_rack for rank in ranks}) > 1 for ranks in groups) / len(groups)
         for name, groups in groups_of(layout).items()
@@ -53,7 +53,7 @@ def straddling(layout, hosts_per_rack):
 
 
 def crossing(layout, gpus=256):
-    """By name whether the price has a group leave its rack."""
+    """For each name, whether the price assumes that a group leaves its rack."""
     where = {
         "tp": (layout.tp, 1),
         "cp": (layout.cp, layout.tp),
@@ -83,7 +83,7 @@ def test_groups_leave_a_rack_exactly_where_their_ranks_do(text, segment):
 
 
 def test_equal_parts_of_racks_keep_experts_together_that_packed_racks_cut():
-    """Four racks with 16 hosts each, and the same 64 hosts packed into racks of 18."""
+    """Four racks with 16 hosts each, compared with the same 64 hosts packed into racks of 18."""
     equal, packed = layout_of("pp=4,dp=64,ep=64,segment=16"), layout_of("pp=4,dp=64,ep=64,segment=18")
     assert straddling(equal, 16)["ep"] == 0
     assert straddling(packed, 18)["ep"] == 3 / 4
@@ -101,7 +101,7 @@ def test_equal_parts_of_racks_keep_experts_together_that_packed_racks_cut():
 @pytest.mark.parametrize("gpus", [128, 192, 240, 256, 320, 512, 1152])
 @pytest.mark.parametrize("ep", [1, 8, 16, 32, 64])
 def test_a_layout_gets_the_segment_with_which_fewest_groups_straddle(gpus, ep):
-    """No other segment that a scheduler gives keeps more groups of experts whole."""
+    """No other segment that a scheduler offers keeps more groups of experts whole."""
     layout = layout_of(f"pp=1,dp={gpus},ep={ep}", gpus)
     if gpus % ep:
         return
@@ -155,7 +155,7 @@ def test_a_segment_that_no_scheduler_gives_is_refused(cluster, settings, segment
 
 
 def test_tensor_parallelism_stays_inside_the_hosts_that_are_taken():
-    """16 divides the 64 devices of 16 hosts, and not the 72 of 18."""
+    """16 divides the 64 devices of 16 hosts, but not the 72 devices of 18 hosts."""
     job = load_job(
         model="gpt3-175b", cluster="gb200-nvl72", engine="megatron", gpus=256, sequence_length=2048,
         global_batch_size=256,

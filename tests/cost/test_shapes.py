@@ -1,4 +1,4 @@
-"""Layers of equal shape are priced once: the prices are those of every configuration priced by itself."""
+"""Layers of equal shape are priced once: the prices equal those of each configuration priced alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEGREES = {
 
 
 def leaves(price):
-    """All arrays of a price, by their place in it."""
+    """All arrays of a price, by their position in it."""
     if is_dataclass(price):
         return [x for f in fields(price) for x in leaves(getattr(price, f.name))]
     if isinstance(price, dict):
@@ -59,7 +59,7 @@ def test_parts_of_equal_shapes_are_those_of_each_configuration(make_job, case, s
 
 
 def test_every_degree_of_a_shape_counts(make_job):
-    """Configurations that differ in one degree of their layers only have other prices."""
+    """Configurations whose layers differ in only one degree have different prices."""
     job = make_job("deepseek-v3", "dgx-h100", gpus=1024, batch=768, sequence=4096)
     same = DegreeArrays(**{key: np.full(300, values[min(1, len(values) - 1)]) for key, values in DEGREES.items()},
                         schedule="1f1b")  # fmt: skip
@@ -71,7 +71,7 @@ def test_every_degree_of_a_shape_counts(make_job):
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=50), st.sampled_from([1, 10**6, 2**50]))
 def test_distinct_rows_are_those_of_numpy(rows, scale):
-    """However large the numbers are: their product may exceed 64 bits."""
+    """This holds for numbers of any size: their product may exceed 64 bits."""
     columns = [np.array([row[i] * scale for row in rows], dtype=np.int64) for i in range(3)]
     first, position = distinct_rows(columns)
     table = np.stack(columns, axis=1)

@@ -1,4 +1,4 @@
-"""The simulation against what defines an earliest-start schedule, against torch's orders, and against the papers."""
+"""The simulation compared with the definition of an earliest start, with torch's orders, and with the papers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TORCH = {
 
 
 def uniform(chunks, forward=1.0, backward_input=1.0, backward_weight=1.0):
-    """Chunks that take the same time."""
+    """Chunks that all take the same time."""
     return ChunkSeconds(
         forward=np.full(chunks, forward),
         backward_input=np.full(chunks, backward_input),
@@ -38,7 +38,7 @@ def uniform(chunks, forward=1.0, backward_input=1.0, backward_weight=1.0):
 
 @st.composite
 def shapes(draw, schedules=SCHEDULES):
-    """A schedule, stages, microbatches and chunks of a stage that go together."""
+    """A valid combination of schedule, stages, microbatches and chunks of a stage."""
     schedule = draw(st.sampled_from(schedules))
     pp = draw(st.integers(1, 5))
     m = draw(st.integers(2 * pp if schedule == "dualpipev" else 1, 14))
@@ -50,7 +50,7 @@ def shapes(draw, schedules=SCHEDULES):
 
 @st.composite
 def runs(draw):
-    """A timeline of unequal chunks and sends, with all that it was made of."""
+    """A timeline of unequal chunks and sends, with all its inputs."""
     schedule, pp, m, interleave = draw(shapes())
     chunks = pp * interleave
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -63,7 +63,7 @@ def runs(draw):
 
 
 def table(timeline):
-    """Each operation's (start, end) by (kind, microbatch, chunk); a whole backward pass stands as I and as W."""
+    """Each operation's (start, end) by (kind, microbatch, chunk); a whole backward pass is listed as I and as W."""
     found = {}
     columns = (timeline.kind, timeline.microbatch, timeline.chunk, timeline.start, timeline.end)
     for kind, i, j, start, end in zip(*(column.tolist() for column in columns), strict=True):
@@ -85,7 +85,7 @@ def test_every_pass_runs_once_on_its_own_stage(run):
 
 
 def needed(kind, i, j, last, sends, passes, crosses):
-    """When the input of a pass has arrived, from the times of the other passes."""
+    """The time at which the input of a pass has arrived, from the times of the other passes."""
     if kind == "F":
         return passes["F", i, j - 1][1] + sends[j - 1] * crosses[j - 1] if j else 0.0
     if kind == "W":
@@ -181,7 +181,7 @@ SHAPES = [(1, 2), (2, 2), (2, 5), (3, 3), (4, 8), (4, 10), (4, 20), (5, 15), (8,
 
 
 def torch_actions(schedule, pp, m, interleave):
-    """torch's own order of every rank, without processes; None where torch does not have this shape."""
+    """torch's own order of every rank, without processes; None if torch does not support the shape."""
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     if schedule in ("interleaved", "zb-h1") and m % max(1, m // pp):
@@ -196,7 +196,7 @@ def torch_actions(schedule, pp, m, interleave):
 
 
 def as_operations(actions, *, renumber):
-    """torch's actions as ours; torch counts the last stage's forward passes of GPipe and 1F1B from 1."""
+    """torch's actions as our operations; torch counts the last stage's forward passes of GPipe and 1F1B from 1."""
     found, forwards = [], itertools.count()
     for action in filter(None, actions):
         for part in action.sub_actions or (action,):
@@ -224,7 +224,7 @@ def test_the_order_of_operations_is_the_one_of_torch(schedule, interleave):
 
 @pytest.mark.parametrize(("schedule", "interleave"), [case for case in CASES if case[0] not in ("1f1b", "dualpipev")])
 def test_times_are_those_of_the_visualiser_of_torch(schedule, interleave, capsys):
-    """Its event loop counts in units of F, I and W. It runs overlapped pairs in another way, and 1F1B not at all."""
+    """torch's event loop counts in units of F, I and W. It runs overlapped pairs differently, and does not run 1F1B."""
     spacing = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer").add_schedule_op_spacing
     for pp, m in [(2, 4), (4, 8), (3, 9), (4, 16)]:
         ranks = torch_actions(schedule, pp, m, interleave)
@@ -247,7 +247,7 @@ def test_times_are_those_of_the_visualiser_of_torch(schedule, interleave, capsys
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
 def test_zb_h1_holds_what_table_2_of_zero_bubble_says(pp):
-    """Device i of p holds (p - i + 1) M_B + (i - 1) M_W, M_W the part that the weights need."""
+    """Device i of p holds (p - i + 1) M_B + (i - 1) M_W; M_W is the part that the weight gradients need."""
     peak = simulate("zb-h1", uniform(pp), 4 * pp).peak_held(1.0, share_until_weight=0.25)
     assert peak == pytest.approx([pp - i + 1 + (i - 1) * 0.25 for i in range(1, pp + 1)])
 
@@ -271,7 +271,7 @@ def test_the_last_stage_of_dualpipev_waits_as_its_authors_say(pp, share):
 
 @pytest.mark.parametrize(("exchange", "taken"), [(0.0, 0.1), (0.3, None), (0.3, 0.1), (0.9, 0.2)])
 def test_overlapped_pairs_hide_what_they_exchange(exchange, taken):
-    """F + B = 3, of which C = 2 x exchange is communication: together max(C, 3 - C + taken C)."""
+    """F + B = 3, of which C = 2 x exchange is communication; the pair takes max(C, 3 - C + taken C)."""
     pp, m, comm = 4, 20, 2 * exchange
     seconds = replace(uniform(2 * pp), forward_exchange=exchange, backward_exchange=exchange)
     given = {} if taken is None else {"exchange_share": taken}
@@ -294,7 +294,7 @@ def test_pipedream_has_no_bubble_once_it_is_full(pp, rounds, seed):
 
 
 def test_sends_of_1f1b_are_felt_though_they_keep_nobody_busy_and_those_of_interleaving_are_not():
-    """A microbatch goes down and up again while p - r others are in flight: 2 c (p - 1) / p for each of them."""
+    """A microbatch goes down and up again while p - r others are in flight, which costs each 2 c (p - 1) / p."""
     pp, c = 4, 0.1
 
     def each(schedule, interleave):

@@ -1,4 +1,4 @@
-"""The list of transfers against counts that papers print or that are made by hand, and against the time ledger."""
+"""The list of transfers, compared with counts in papers, with counts by hand, and with the time ledger."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LINES = {
     name: LineName(f"{name}_comm") for name in ("tp", "cp", "ep", "pp", "dp")
 } | {"tied": LineName.TIED_EMBEDDING}  # fmt: skip
 SENT = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "all-reduce": 2}
-"""Of the bytes that a rank holds, times (n - 1) / n: what it sends."""
+"""Bytes that a rank sends, divided by the bytes that it holds and by (n - 1) / n."""
 
 
 @cache
@@ -54,7 +54,7 @@ def layout_of(job, text):
 
 
 def listed(job, layout, stage=0):
-    """The transfers of one stage that happen, with how often in a step."""
+    """The actual transfers of one stage, with their number in a step."""
     m = layout.num_microbatches(job.training.global_batch_size)
     own = job.pools[pool_indices(job, layout)[stage]]
     for each in transfers(own, layout, stages_of(job, layout)):
@@ -64,7 +64,7 @@ def listed(job, layout, stage=0):
 
 
 def counted(job, layout, stage=0):
-    """How often each kind runs on a stage: `line kind size x stride`, `across` between pools."""
+    """Number of runs of each kind on a stage: `line kind size x stride`, `across` between pools."""
     found = Counter()
     for each, times in listed(job, layout, stage):
         where = f"{int(each.where.size)}x{int(each.where.stride)}" + " across" * each.where.across
@@ -149,9 +149,9 @@ def test_a_middle_stage_has_no_ends():
 
 
 def test_tokens_go_to_their_experts_in_8_bits_and_come_back_in_16():
-    """DeepSeek-V3 (2024), section 3.3.2: 128 numbers of 8 bits share a scale of 32; 8 experts of 7168 numbers a token.
+    """DeepSeek-V3 (2024), section 3.3.2: 128 8-bit numbers share a 32-bit scale; a token has 8 experts of 7168 numbers.
 
-    58 layers with experts and one for further tokens, each in two passes.
+    58 layers with experts and one MTP layer, each in two passes.
     """
     job = job_of("deepseek-v3", "hai-llm", precision="fp8")
     found = [(each.num_bytes, n) for each, n in listed(job, layout_of(job, "ep=8")) if each.line == LINES["ep"]]
@@ -180,7 +180,7 @@ def sent_bytes(job, layout, name, stage=0):
     ],
 )
 def test_volumes_of_the_zero_paper(text, volume):
-    """ZeRO (SC 2020), section 7: 2 psi with stages 0 to 2 and 3 psi with stage 3, less a rank's own part of it."""
+    """ZeRO (SC 2020), section 7: 2 psi with stages 0 to 2 and 3 psi with stage 3, less a rank's own part."""
     job = job_of(engine="torch", precision="fp32")
     found = sent_bytes(job, layout_of(job, f"{text},mbs=1"), "dp")
     assert found == pytest.approx(volume * 4 * num_params(job.model), rel=1e-3)
@@ -190,7 +190,7 @@ def test_volumes_of_the_zero_paper(text, volume):
 def test_volumes_of_megatron(sp):
     """Narayanan et al. (SC 2021), section 3.2: b s h between two stages and 8 b s h (t - 1) / t in a layer.
 
-    Section 4.1: a rank sends its t-th part, here in either direction, and section 2.2.2: v times as much.
+    Section 4.1: a rank sends a t-th of it, here in either direction. Section 2.2.2: interleaving sends v times as much.
     """
     job = job_of("gpt2")
     activation = 2 * 4 * 1024 * 768  # 4 sequences in 16 bits
@@ -232,7 +232,7 @@ def seconds_by_hand(job, each):
 
 
 def busy_by_hand(job, layout, time):
-    """Seconds of each line: what happens in every microbatch is of the slowest stage, what happens once of the last."""
+    """Seconds of each line: those of the slowest stage for every microbatch, those of the last to end once a step."""
     m = layout.num_microbatches(job.training.global_batch_size)
     updates = m if layout.schedule == "pipedream" else 1
     stage_of = {line.name: line.stage for line in time}
@@ -285,7 +285,7 @@ def test_arrays_of_layouts_have_the_transfers_of_each_of_them(data):
 
 
 def test_messages_that_say_what_the_next_one_is_cost_a_send_without_bytes():
-    """nanotron describes each tensor in two messages; forward it sends the mask beside the hidden states (p2p.py)."""
+    """nanotron describes each tensor in two messages; forward it also sends the mask beside hidden states (p2p.py)."""
     job = job_of(engine="nanotron")
     layout = layout_of(job, "pp=4,dp=16,mbs=1,zero=1")  # 4 microbatches
     assert counted(job, layout, stage=1)["pp send 4x16"] == 4 * (6 + 3)
@@ -323,7 +323,7 @@ def test_a_cpu_hides_no_transfers(cluster: str, hides: bool, zero: int):
 
 
 def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
-    """Megatron-LM, attention.py:353: queries, keys and values of all ranks; their gradients summed, backward."""
+    """Megatron-LM, attention.py:353: all ranks' queries, keys and values; the backward pass sums their gradients."""
     job = job_of(settings=("model.num_kv_heads=2",))
     for tp, times in ((2, 0), (8, 2 * 32)):  # 2 microbatches of 4 sequences, 32 layers
         layout = layout_of(job, f"tp={tp},dp=8,mbs=4")
@@ -349,7 +349,7 @@ def test_key_value_heads_on_more_ranks_than_there_are_heads_are_gathered():
     ],
 )
 def test_whole_gradients_that_add_up_are_reduced_once(engine, text, reductions):
-    """4 microbatches, which FSDP gathers weights for twice each."""
+    """With 4 microbatches, FSDP gathers the weights twice for each microbatch."""
     job = job_of(engine=engine)
     layout = layout_of(job, f"{text},mbs=1")
     found, layers = counted(job, layout), 32 // layout.pp

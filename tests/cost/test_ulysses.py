@@ -24,7 +24,7 @@ def case(make_job, text, **changes):
 
 
 def test_each_rank_sends_its_tokens_of_queries_keys_values_and_outputs(make_job):
-    """By hand: 8192 / 4 tokens of 32 heads and 8 key-value heads of 128 numbers of 2 bytes."""
+    """By hand: 8192 / 4 tokens of 32 heads and 8 key-value heads, each with 128 numbers of 2 bytes."""
     job, layout = case(make_job, "cp=4,zero=3")
     tokens, head = 8192 // 4, 128 * 2
     assert [float(each) for each in context_bytes(job, layout)] == [tokens * heads * head for heads in (32, 8, 8, 32)]
@@ -36,7 +36,7 @@ def test_each_rank_sends_its_tokens_of_queries_keys_values_and_outputs(make_job)
 
 
 def test_bytes_shrink_with_the_ranks_where_those_of_a_ring_do_not(make_job):
-    """Jacobs et al. (2023), section 3.2: 4 N h / P of a rank and layer, against the N h of gathering."""
+    """Jacobs et al. (2023), section 3.2: 4 N h / P for a rank and layer, compared with N h for gathering."""
     four, eight = (sum(context_bytes(*case(make_job, f"cp={cp},zero=3"))) for cp in (4, 8))
     assert float(eight) == pytest.approx(float(four) / 2)
     repeated = context_bytes(*case(make_job, "cp=16,zero=3"))
@@ -70,7 +70,7 @@ def test_it_is_on_the_ledger_and_among_the_collectives(make_job):
 
 
 def test_activations_of_a_rank_are_those_of_its_part_of_the_sequence(make_job):
-    """Twice the ranks hold half as much each: nothing is gathered."""
+    """With twice as many ranks each rank holds half as much, because nothing is gathered."""
 
     def held(cp):
         return sum(float(term.num_bytes) for term in activation_terms(*case(make_job, f"cp={cp},zero=3")))

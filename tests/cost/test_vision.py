@@ -1,4 +1,4 @@
-"""The tower that reads images: by hand, and as a part of the first stage alone."""
+"""The tower that reads images: counted by hand, and as a part of the first stage only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROJECTOR = 1024 * 4096 + 4096 + 4096 * 4096 + 4096
 
 
 def job_with(images: float = 1.0, **training):
-    """Llama 3 8B behind the tower and projector of LLaVA 1.5, or without them where there are no images."""
+    """Llama 3 8B behind the tower and projector of LLaVA 1.5, or without both if there are no images."""
     job = load_job(model="llama3-8b", cluster="dgx-h100", global_batch_size=16, sequence_length=2048, engine="fsdp")
     tower = {"encoder": CLIP, "tokens_per_image": 576, "images_per_sequence": images, "projector_params": PROJECTOR}
     model = ModelSpec.model_validate(

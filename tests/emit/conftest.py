@@ -1,4 +1,4 @@
-"""Programs that stand for those of a cluster."""
+"""Scripts that replace the programs of a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def program(folder: Path, name: str, text: str) -> None:
-    """A script in a folder that stands first on the path."""
+    """A script in a folder at the front of the path."""
     path = folder / name
     path.write_text(f"#!/usr/bin/env bash\n{text}\n")
     path.chmod(0o755)
@@ -16,7 +16,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def tools(tmp_path) -> Path:
-    """A folder of programs that stand for torchrun, srun, scontrol and planner."""
+    """A folder of scripts that replace torchrun, srun, scontrol and planner."""
     folder = tmp_path / "tools"
     folder.mkdir()
     program(folder, "torchrun", 'printf "%s\\n" "$@"')

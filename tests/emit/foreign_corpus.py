@@ -1,8 +1,9 @@
-"""Files of other programs after public examples and issues: settings retyped as facts, scripts not copied.
+"""Files of other programs, modelled on public examples and issues: settings are retyped as facts, no script is copied.
 
-`layout` is written by hand from what the source says, and is the oracle; so are `open_keys`, which are on and have no
-price.
-outcome: whether the run of the source ran or ran out of memory, where it says so, on the machines of `cluster`.
+`layout` is written by hand from the source's statements and is the oracle; the same holds for `open_keys`, which are
+switched on and have no price.
+
+outcome: whether the source's run succeeded or ran out of memory on the machines of `cluster`, if the source says so.
 """
 
 from __future__ import annotations

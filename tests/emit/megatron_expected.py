@@ -1,4 +1,4 @@
-"""What Megatron-LM has to understand of a plan, written by hand from its own documentation, and not from our tables."""
+"""What Megatron-LM must understand of a plan, written by hand from its documentation, and not from our tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def expected(plan: Plan) -> dict[str, Any]:
-    """Names and values of Megatron-LM's arguments, those too that are to stay at their defaults."""
+    """Names and values of Megatron-LM's arguments, including arguments that must keep their defaults."""
     return {**_model(plan), **_layout(plan), **_training(plan)}
 
 
@@ -142,12 +142,12 @@ def _training(plan: Plan) -> dict[str, Any]:
 
 
 def chunks_in_letters(letters: str) -> list[int]:
-    """Layers of each chunk of a text such as `Et*3|t*4|t*3mL`, as this emitter writes it."""
+    """Layers of each chunk of a text such as `Et*3|t*4|t*3mL`, in this emitter's notation."""
     return [int(re.sub("[EmLt*]", "", chunk)) for chunk in letters.split("|")]
 
 
 def differences(found: dict[str, Any], plan: Plan) -> list[str]:
-    """What Megatron-LM understood otherwise than the plan has it."""
+    """Differences between Megatron-LM's arguments and the plan."""
     letters = found.get("pipeline_model_parallel_layout")
     understood = {**found, "layers of chunks": chunks_in_letters(letters) if letters else None}
     wrong = []

@@ -1,4 +1,4 @@
-"""Plans of the Megatron family: one for each thing that a table has to say, and combinations of them."""
+"""Plans of the Megatron family: one plan for each decision that a table must express, and combinations of decisions."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ SHARDED: tuple[Case, ...] = (
     ("mixtral-8x7b", 4, "tp=1,ep=8,zero=3,recompute=full", ()),
     ("deepseek-v2-lite", 1, "ep=8,zero=1", ()),
 )
-"""The same of engine megatron-fsdp."""
+"""The same for engine megatron-fsdp."""
 
 
 def plan_of(case: Case, engine: str = "megatron") -> Plan:
-    """The plan of a case: its layout, priced, whether it fits or not."""
+    """The plan of a case: its layout with its price, even if the layout does not fit."""
     model, nodes, layout, settings = case
     of_engine = [each for each in settings if each.startswith("engine.")]
     given = dict(each.removeprefix("training.").split("=") for each in settings if each not in of_engine)

@@ -1,4 +1,4 @@
-"""`planner emit`: scripts that bash and shellcheck accept, and that do what they say when they run."""
+"""`planner emit`: bash and shellcheck accept the scripts, and the scripts do what their text says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTILE = ("a b.txt", "$(touch owned)", "`touch owned`", "a\nb; touch owned", "'
 
 
 def written(plan, folder, on="torchrun", **arguments):
-    """The script that a starter's bundle is started by."""
+    """The script of a starter's bundle that starts the run."""
     paths, _ = write_bundle(plan, folder, on=on, how=How(arguments=RunArguments(**arguments)))
     return paths[-1]
 
@@ -56,7 +56,7 @@ def with_a_smaller_last_host(plan):
 
 
 def on_two_pools(plan):  # noqa: ARG001 - as the others
-    """One host of h100 and then two of a100, eight ranks each."""
+    """One host of h100, then two hosts of a100, with eight ranks each."""
     job = load_job(model="llama3-8b", cluster="mixed-a100-h100", global_batch_size=64, settings=("a100.hosts=2",))
     layout = parse_layout(
         "pp=3,dp=8,zero=1,pools=h100/a100/a100", num_layers=job.model.num_layers, num_devices={"a100": 16, "h100": 8}
@@ -108,7 +108,7 @@ def test_hostile_names_reach_the_trainer_as_they_are(plan, tmp_path, tools):
 
 
 def test_a_tokenizer_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
-    """A folder of the same name comes first, as it does for transformers; our own trainer takes files only."""
+    """A local folder of the same name has precedence, as in transformers; our own trainer accepts only files."""
     monkeypatch.chdir(tmp_path)
 
     def tokenizer_of(to, name):
@@ -185,7 +185,7 @@ def test_a_slurm_job_saves_before_its_time_is_up(training, warned, code, requeue
     [(256, 16, ["#SBATCH --segment=16"]), (288, 18, ["#SBATCH --segment=18"]), (256, 18, []), (64, 0, [])],
 )
 def test_a_slurm_job_asks_for_the_plans_hosts_of_each_rack(gpus, segment, line, tmp_path):
-    """Slurm refuses a segment that does not divide the hosts; racks that are packed full are its own way."""
+    """Slurm refuses a segment that does not divide the hosts, and fills whole racks if no segment is given."""
     job = load_job(model="llama3-8b", cluster="gb200-nvl72", gpus=gpus, global_batch_size=2 * gpus)
     layout = parse_layout(f"dp={gpus},zero=1", num_layers=32, num_devices=gpus)
     written(plan_for_layout(job, replace(layout, segment=segment)), tmp_path / "out", "slurm")
@@ -195,7 +195,7 @@ def test_a_slurm_job_asks_for_the_plans_hosts_of_each_rack(gpus, segment, line, 
 
 
 def test_a_slurm_job_on_pools_numbers_its_hosts_in_the_order_of_the_ranks(plan, tmp_path, tools):
-    """A part for each pool, whose hosts Slurm lists apart; each host starts with its place among all."""
+    """The job has one part for each pool, with its own list of hosts; each host starts with its number among all."""
     folder, mixed = tmp_path / "out", on_two_pools(plan)
     program(tools, "scontrol", 'case $3 in fast*) echo fast7;; slow*) printf "slow1\\nslow2\\n";; esac')
     program(tools, "srun", 'shift 2; for SLURMD_NODENAME in slow2 fast7 slow1; do export SLURMD_NODENAME; "$@"; done')
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_written_is_told(plan, tmp_path):
 
 
 def test_a_hostile_model_name_is_no_plan(plan_file, capsys):
-    """The name stands in an #SBATCH line, where nothing can be quoted."""
+    """The name is in an #SBATCH line, where nothing can be quoted."""
     document = json.loads(plan_file.read_text())
     document["model"]["name"] = "a\n#SBATCH --wrap=x"
     plan_file.write_text(json.dumps(document))

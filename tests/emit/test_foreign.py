@@ -1,4 +1,4 @@
-"""Files of other programs: real command lines with layouts written by hand, shells that are followed, hostile text."""
+"""Files of other programs: real command lines with layouts written by hand, shell scripts, and hostile text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from planner.layout import NOT_PRICED
 
 @pytest.fixture
 def written(tmp_path):
-    """A file with a text."""
+    """A file with this text."""
 
     def write(text):
         path = tmp_path / "train.sh"
@@ -101,7 +101,7 @@ torchrun --nproc_per_node ${GPUS} pretrain_gpt.py "${A[@]}" --micro-batch-size $
 
 
 def test_a_script_is_followed_as_bash_would(tmp_path, tools):
-    """Against bash itself, with a torchrun that prints its words."""
+    """Compared with bash itself, which runs a torchrun that prints its words."""
     environment = {"PATH": f"{tools}:{os.environ['PATH']}"}
     script = tmp_path / "train.sh"
     script.write_text(SCRIPT)
@@ -179,7 +179,7 @@ RUN = f"{WHOLE} --micro-batch-size 1 --global-batch-size 48 --max-position-embed
     ],
 )
 def test_the_machines_are_those_that_the_script_gets(text, devices, written):
-    """By hand from the manuals: sbatch sets SLURM_NNODES to --nodes, and torchrun without --nnodes starts one host."""
+    """By hand from the manuals: sbatch sets SLURM_NNODES to --nodes; torchrun without --nnodes starts one host."""
     define = ("SLURM_NNODES=2",) if "megatron pt" in text else ()
     plan = estimate_file(written(text), "dgx-h100", define=define)
     assert plan.cluster.num_devices == devices
@@ -332,14 +332,14 @@ def test_an_option_that_no_program_has_is_no_option_without_a_price(more, key, m
 
 @pytest.mark.parametrize("more", ["--tp-comm-overlap-cfg x", "--fp4-recipe nvfp4", "--gradient-accumulation-fusion"])
 def test_options_of_megatron_are_no_misspellings_of_others(more, written):
-    """Options of Megatron-LM, arguments.py and transformer_config.py, whose names are near others."""
+    """Options of Megatron-LM, arguments.py and transformer_config.py, whose names resemble other options."""
     (only,) = read_foreign(written(f"{WHOLE} {more}")).assumed
     assert only.rule == NOT_PRICED
 
 
 @pytest.mark.parametrize(("of_chunk", "chunks"), [(1, 4), (2, 2), (4, 1), (3, 0)])
 def test_layers_of_a_chunk_divide_a_stage(of_chunk, chunks, written):
-    """Megatron-LM, arguments.py: a stage's layers must be divisible by those of a virtual stage. Here 4 on 2 stages."""
+    """Megatron-LM, arguments.py: a virtual stage's layers must divide a stage's layers; here 4 layers on 2 stages."""
     key = "--num-layers-per-virtual-pipeline-stage"
     stages = f"{WHOLE.replace('layers 4', 'layers 8')} --pipeline-model-parallel-size 2"
     script = written(f"# {key}\n\n{stages} \\\n {key} {of_chunk}")
@@ -406,7 +406,7 @@ def test_options_that_a_plan_cannot_hold_are_named(written, capsys, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:the file's own layout")
 def test_collectives_beside_products_are_priced_planned_and_emitted_again(written, tmp_path):
-    """Megatron-LM, arguments.py: --tp-comm-overlap is off by default, and asserts sequence parallelism."""
+    """Megatron-LM, arguments.py: --tp-comm-overlap is off by default, and requires sequence parallelism."""
     beside, plain = (estimate_file(written(f"{TP_2} --sequence-parallel {more}"), "dgx-h100") for more in (
         "--tp-comm-overlap", ""))  # fmt: skip
     assert beside.engine.overlap.tensor_parallel
@@ -421,7 +421,7 @@ def test_collectives_beside_products_are_priced_planned_and_emitted_again(writte
 
 
 def test_without_sequence_parallelism_no_collective_is_cut(written):
-    """All-reduces of `sp=0` are not cut by Transformer Engine, whatever the engine says of overlap."""
+    """Transformer Engine does not cut the all-reduces of `sp=0`, whatever the engine profile says of overlap."""
     settings = ("engine.overlap.tensor_parallel=true", "engine.overlap.weight_gradients=false")
     steps = [
         estimate_file(written(TP_2), "dgx-h100", settings=(each, settings[1])).step_seconds
@@ -439,7 +439,7 @@ def test_the_loss_that_megatron_fuses_itself_costs_what_the_plain_one_costs(name
 
 
 def test_experts_that_name_no_width_have_megatrons_four_times_the_hidden_size(written):
-    """Megatron-LM, arguments.py: ffn_hidden_size is 4 hidden_size, and moe_ffn_hidden_size is that."""
+    """Megatron-LM, arguments.py: ffn_hidden_size is 4 hidden_size, and moe_ffn_hidden_size is ffn_hidden_size."""
     read = [read_foreign(written(SMALL + f"--num-experts 4 {more}")) for more in ("", "--moe-ffn-hidden-size 96")]
     assert [each.model.moe.ffn_hidden_size for each in read] == [4 * 64, 96]
 

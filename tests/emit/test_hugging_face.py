@@ -1,4 +1,4 @@
-"""Accelerate, DeepSpeed and the files of what sits on them: emitted files read back, and files of others."""
+"""Accelerate, DeepSpeed and the programs built on them: emitted files read back, and files of other authors."""
 
 # ruff: noqa: ISC004 - files are long texts in a table
 from __future__ import annotations
@@ -112,7 +112,7 @@ SIZES = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_hid
     ids=["llama", "gpt2"],
 )
 def test_the_emitted_program_recomputes_some_layers(config, policy, again, tmp_path, monkeypatch):
-    """Loss and gradients are those without recompute; the layers that recompute keep no inner tensor."""
+    """Loss and gradients equal those without recompute; recomputed layers keep no inner tensor."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -142,9 +142,9 @@ def test_the_emitted_program_recomputes_some_layers(config, policy, again, tmp_p
 
 
 def test_models_are_those_of_transformers():
-    """Those without a config.json are encoders, encoder-decoders, and blocks that no plain class of transformers has.
+    """Models without a config.json are encoders, encoder-decoders, or have blocks of no plain class of transformers.
 
-    A model that was made from a page's own config.json is loaded from there.
+    A model that was made from a page's own config.json is loaded from this page.
     """
     pages = json.loads((Path(__file__).parents[1] / "published" / "hub_configs.json").read_text())["checkpoints"]
     made = {name for name in model_names() for page in pages if f"huggingface.co/{page} (" in model_source(name)}
@@ -183,7 +183,7 @@ def test_what_the_trainer_cannot_say_is_refused(engine, layout, settings, words)
 
 
 def test_attention_is_one_that_the_model_has():
-    """Scores that are capped or have sinks need kernels of their own; ALiBi has none in transformers."""
+    """Capped scores and sinks need special kernels; transformers has no kernel for ALiBi."""
     flash = {}
     for model in ("llama3-8b", "gpt-oss-20b"):
         texts = bundle_of(plan_of(("fsdp", model, "zero=3", ())), how=How(), force_unfit=True).texts

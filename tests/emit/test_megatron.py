@@ -30,7 +30,7 @@ TARGET = PROGRAMS["megatron"]
 
 
 def read(text: str, kind: str) -> Any:
-    """One value as Megatron-LM's type reads it."""
+    """One value, read by the type that Megatron-LM uses."""
     if kind in ("int", "float"):
         return {"int": int, "float": float}[kind](text)
     if kind == "moe_freq_type" and "[" in text:
@@ -41,7 +41,7 @@ def read(text: str, kind: str) -> Any:
 
 
 def namespace_of(words: list[str]) -> dict[str, Any]:
-    """Arguments after these words, all others at their recorded defaults; an option that is not recorded is a fault."""
+    """Arguments after these words, all others with their recorded defaults; an option without a record is a fault."""
     found = {argument: default for argument, *_, default in RECORDED.values()}
     place = 0
     while place < len(words):
@@ -84,7 +84,7 @@ def test_megatron_understands_every_case(case, engine):
 
 
 def test_no_setting_of_the_table_can_go_unnoticed():
-    """Each setting that writes a key is needed: without it some plan is understood otherwise."""
+    """Each setting that writes a key is needed: without it, some plan is understood differently."""
     plans = [plan_of(each) for each in SOME] + [plan_of(SHARDED[2], "megatron-fsdp")]
     tables = [(setting, [setting.write(plan) for plan in plans]) for setting in TARGET.settings]
     written = [values_of(TARGET, plan) for plan in plans]
@@ -119,7 +119,7 @@ def test_what_is_emitted_reads_back_as_the_same_plan(case):
 
 @pytest.mark.parametrize("model", ["gpt2-xl", "llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "qwen2.5-7b"])
 def test_the_model_reads_back(model):
-    """The price of a model that was written and read is that of the shipped one."""
+    """A model that was written and read back costs the same as the shipped model."""
     plan = plan_of((model, 32, "tp=1,pp=1,zero=1" if model == "gpt2-xl" else "tp=1,zero=1", ()))
     words = facts_of(TARGET, values_of(TARGET, plan)).of("model")
     found = ModelSpec.model_validate({"name": "read", "architecture": "llama", **words})
@@ -129,7 +129,7 @@ def test_the_model_reads_back(model):
 
 
 def script_words(plan, folder: Path, tools: Path, *arguments: str, how: How | None = None) -> list[str]:
-    """What the emitted script starts, as its shell understands it."""
+    """The words of the command that the emitted script starts, after expansion by the shell."""
     paths, _ = write_bundle(plan, folder, how=how or How(smoke=True), force_unfit=True)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "MEGATRON_PATH": "/a b/Megatron-LM"}
     done = subprocess.run(["bash", paths[-1], *arguments], env=environment, capture_output=True, text=True, check=True)
@@ -232,7 +232,7 @@ def test_hostile_letters_are_refused(text):
     ("to", "engine"), [("megatron", "megatron"), ("megatron-bridge", "megatron-bridge"), ("ms-swift", "megatron")]
 )
 def test_every_rendering_of_the_table_reads_back_as_the_same_plan(to, engine):
-    """Emitted script, its reader, the same layout and training: the key of the program and not of the table counts."""
+    """The emitted script, read by its reader, gives the same layout and training; keys have the program's own names."""
     adapters = ("training.lora_rank=16", "training.lora_targets=[query,key,value,output]")
     num_read = 0
     for case in (*SOME, ("llama3-8b", 1, "tp=2,zero=1", adapters)):

@@ -1,4 +1,4 @@
-"""Whatever the search can plan for an engine can be emitted: random legal layouts of six models."""
+"""Every plan of the search for an engine can be emitted: random legal layouts of six models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plannable(job) -> bool:
 
 
 def random_plans(engine: str, count: int, seed: int):
-    """Plans with layouts that the rules of the search allow, drawn at random."""
+    """Plans with random layouts that the rules of the search allow."""
     draw = random.Random(seed)
     jobs = [
         load_job(model=model, cluster="dgx-h100", nodes=8, engine=engine, global_batch_size=256, sequence_length=2048)
@@ -138,7 +138,7 @@ def test_a_pin_of_pipelines_leaves_the_rest_to_the_search_that_emit_can_write():
 
 
 def test_no_host_is_left_partly_idle_where_no_program_can():
-    """Of hosts of eight: 20 devices would leave half of the third idle."""
+    """With hosts of eight, 20 devices would leave half of the third host idle."""
     degrees = Constraints(whole_hosts=8)
     assert [bool(degrees.fills_hosts(count)) for count in (4, 8, 12, 16, 20, 24)] == [
         True,
@@ -170,7 +170,7 @@ def test_what_megatron_prices_and_cannot_be_told_is_not_planned(model, words):
 
 
 HYBRID = {"num_layers": 24, "mixer": {"kind": "gated-deltanet", "num_heads": 32, "key_size": 128, "value_size": 128}}
-"""Three of four layers, as Qwen3-Next has them."""
+"""The kind of three out of four layers, as in Qwen3-Next."""
 
 
 def test_a_model_that_only_transformers_builds_is_loaded_by_name():
@@ -203,7 +203,7 @@ BLOCKS = {
     "latent_size": {"moe": {"num_experts": 8, "experts_per_token": 2, "ffn_hidden_size": 512, "latent_size": 64}},
     "norms_per_layer": {"norms_per_layer": 3},
 }
-"""Blocks that few models have, by the field that a program must name where it cannot build them."""
+"""Blocks that few models have, by the field that a program must name if it cannot build them."""
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -223,7 +223,7 @@ def test_blocks_that_megatron_and_our_trainer_lack_are_refused_by_name(name):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_engines_that_a_hint_names_for_adapters_can_train_them(precision):
-    """Engine megatron prices adapters, but pretrain_gpt.py has none, so a plan for it would be refused in turn."""
+    """Engine megatron prices adapters, but pretrain_gpt.py has none, so engine megatron would refuse the plan too."""
     settings = ("training.lora_rank=16", "training.lora_targets=[query,key,value]")
     engine = "torch" if precision == "bf16" else "fsdp"
     job = load_job(model="llama3-8b", cluster="dgx-h100", engine=engine, precision=precision, global_batch_size=64,

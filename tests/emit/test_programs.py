@@ -1,4 +1,4 @@
-"""All programs under all starters: scripts that bash and shellcheck accept, and whole outputs as they are."""
+"""All programs under all starters: scripts that bash and shellcheck accept, and complete outputs as golden files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchtitan: the Python file that is emitted, run against stand-ins for the program's own modules, and read back."""
+"""torchtitan: the emitted Python file is run with stand-ins for the program's own modules, and read back."""
 
 # ruff: noqa: ISC004 - files are long texts in a table
 from __future__ import annotations
@@ -42,7 +42,7 @@ def recording(name):
 
 
 def stand_in(monkeypatch, text):
-    """Modules with recording classes for all that a file imports, and one layer of each kind in the model."""
+    """Modules with recording classes for all imports of a file, and one layer of each kind in the model."""
     layer = {"RoPE": SimpleNamespace(scaling="yarn"), "RMSNorm": SimpleNamespace()}
     told, made = {}, {}
 
@@ -85,7 +85,7 @@ def configured(monkeypatch, text):
 
 
 def found(config):
-    """Dotted names and values, without the parts that are compared by their class."""
+    """Dotted names and values, without the parts that are compared by class."""
     sections = {key: dict(value) if isinstance(value, Config) else value for key, value in config.items()}
     for key in ("model_spec", "dataloader", "activation_checkpoint"):
         sections.pop(key)
@@ -95,7 +95,7 @@ def found(config):
 
 
 def shape_faults(told, case):
-    """What the sizes of a model of its own say otherwise than its config.json."""
+    """Differences between a model's stated sizes and its config.json."""
     kind, wanted = shape_of(case) or (told.get("package"), {})
     sizes = {key: value for key, value in told.items() if key not in ("names", "package", "converters")}
     wrong = {key for key, value in {*map(repr_of, sizes.items())} ^ {*map(repr_of, wanted.items())}}
@@ -103,7 +103,7 @@ def shape_faults(told, case):
 
 
 def faults(monkeypatch, plan, to, case=None):
-    """What a file says otherwise than the plan, by name."""
+    """Differences between a file and the plan, by name."""
     config, told, layer = configured(monkeypatch, text_of(plan, to))
     release = to != "torchtitan"
     wrong = {key for key, value in {*map(repr_of, found(config).items())} ^ {*wanted_of(plan, release)}}
@@ -133,7 +133,7 @@ def test_every_value_is_the_plans(case, to, monkeypatch):
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_no_setting_can_be_left_out(to, monkeypatch):
-    """Without any one of them a field is said nowhere, or a file no longer says what is expected of it."""
+    """Without any one setting, no setting expresses some field, or some file no longer has the expected values."""
     whole, plans = PROGRAMS[to], [plan_of(each) for each in (*(CASES[place] for place in (0, 1, 7, 8)), FP8)]
     assert unsaid(whole) == ()
     for place, setting in enumerate(whole.settings):
@@ -160,7 +160,7 @@ def read_back(text, plan):
 
 
 def assert_same(facts, plan, unsaid=()):
-    """unsaid: fields of the model that the file has not."""
+    """Check that the facts equal the plan; unsaid: fields of the model that the file does not have."""
     assert facts.not_priced == ()
     layout = ",".join(
         f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"

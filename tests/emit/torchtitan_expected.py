@@ -1,4 +1,4 @@
-"""What torchtitan has to understand of a plan, written by hand from its own documentation, and not from our tables."""
+"""What torchtitan must understand of a plan, written by hand from its documentation, and not from our tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SIZES = (
 
 
 def shape_of(case: tuple[str, str, tuple[str, ...]]) -> tuple[str, dict[str, Any]] | None:
-    """Whose blocks a case's model has, and its sizes; None: the registry has the model."""
+    """The package whose blocks a case's model has, and the sizes; None if the registry has the model."""
     model, _, settings = case
     own = model in SHAPES and (
         model not in ("llama3-8b", "qwen3-30b-a3b") or any("num_layers" in each for each in settings)
@@ -65,7 +65,7 @@ def shape_of(case: tuple[str, str, tuple[str, ...]]) -> tuple[str, dict[str, Any
 
 FP8 = ("llama3-8b", "zero=3,recompute=full", ("training.precision=fp8",))
 FP8_OF_ITS_OWN = ("llama2-7b", "zero=3,recompute=full", ("training.precision=fp8",))
-"""Needs torchao and a device that computes in 8 bits where the program reads it."""
+"""A program that reads this case needs torchao, and a device that computes in 8 bits."""
 
 
 def plan_of(case: tuple[str, str, tuple[str, ...]]) -> Plan:
@@ -129,7 +129,7 @@ def modules(plan: Plan) -> list[list[str]]:
 
 
 def tokens(plan: Plan) -> dict[str, int]:
-    """The batch in tokens: of a rank's microbatch, and of all."""
+    """The batch in tokens: of one rank's microbatch, and of all ranks."""
     length, batch = plan.training.sequence_length, plan.training.global_batch_size
     found = {
         "training.num_tokens_per_microbatch_per_dp_rank": plan.layout.mbs * length,
@@ -141,7 +141,7 @@ def tokens(plan: Plan) -> dict[str, int]:
 
 
 def sequences(plan: Plan) -> dict[str, int]:
-    """The batch in sequences: under a pipeline, a rank's whole batch is cut into microbatches."""
+    """The batch in sequences; with a pipeline, a rank's whole batch is cut into microbatches."""
     batch, piped = plan.training.global_batch_size, plan.layout.pp > 1
     found = {
         "training.local_batch_size": batch // plan.layout.dp if piped else plan.layout.mbs,

@@ -1,4 +1,4 @@
-"""Layouts of every kind that the sections of `planner explain` must hold for."""
+"""Layouts of all kinds for which the sections of `planner explain` must be correct."""
 
 from __future__ import annotations
 

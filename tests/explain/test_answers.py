@@ -1,4 +1,4 @@
-"""Why not, what if, sensitivity, scaling and collectives: each against planning by hand."""
+"""Why not, what if, sensitivity, scaling and collectives: each answer compared with planning by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JOB = {"model": "llama3.2-1b", "cluster": "dgx-a100", "gpus": 8, "sequence_lengt
 
 
 def planned(job: PoolJob, constraints: Constraints) -> Plan | NothingFits:
-    """As `planner plan` does."""
+    """A plan as `planner plan` makes it."""
     return search(job, constraints, within=WITHIN)
 
 
@@ -298,7 +298,7 @@ def test_scaling_is_the_best_plan_of_each_size(plan) -> None:
 
 
 def test_scaling_breaks_where_a_step_has_no_work_left(plan) -> None:
-    """64 sequences for 512 devices: no device can be kept busy, and the size says by which line it breaks."""
+    """64 sequences for 512 devices: the devices cannot be kept busy, and the size names the line that grew most."""
     found = scaling_of(plan, "8..512")
     assert found.breaks_at is not None
     broken = next(each for each in found.sizes if each.num_devices == found.breaks_at)
@@ -363,7 +363,7 @@ def test_groups_are_whole_and_their_seconds_are_the_ledger_s(any_plan) -> None:
 
 
 def test_groups_of_experts_stand_apart(any_plan) -> None:
-    """Experts are replicated over dp * cp * tp / (ep * etp) ranks, everything else over dp * cp."""
+    """Experts are replicated over dp * cp * tp / (ep * etp) ranks, all other parameters over dp * cp ranks."""
     layout = any_plan.layout
     found = [each for each in collectives_of(any_plan).groups if each.line == LineName.DP_COMM]
     for experts in (False, True):
@@ -436,7 +436,7 @@ def test_not_waiting_saves_the_exposed_reduction_and_costs_staleness(any_plan) -
 
 
 def equal_stages(m: int, schedule: str = "1f1b", interleave: int = 1) -> Plan:
-    """8 stages with 4 layers each, alike but for embedding and head."""
+    """8 stages with 4 layers each, equal except for embedding and head."""
     job = load_job(model="llama3-8b", cluster="dgx-a100", nodes=1, sequence_length=2048, global_batch_size=m)
     text = f"pp=8,schedule={schedule},interleave={interleave},zero=1"
     return plan_for_layout(job, parse_layout(text, num_layers=32, num_devices=8))
@@ -444,7 +444,7 @@ def equal_stages(m: int, schedule: str = "1f1b", interleave: int = 1) -> Plan:
 
 @pytest.mark.parametrize("m", [8, 32, 128])
 def test_schedules_reproduce_the_textbook(m: int) -> None:
-    """(p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved, utilization m / (m + p - 1), p - 1 one by one."""
+    """(p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved, p - 1 for naive; utilization is m / (m + p - 1)."""
     found = {row.schedule: row for row in schedules_of(equal_stages(m)).rows}
     p = 8
     for name, share in {
@@ -470,7 +470,7 @@ def test_schedules_reproduce_the_textbook(m: int) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_textbook_s_words_are_the_bubble_of_the_sketch(schedule) -> None:
-    """Equal passes, executed: the wait of a stage between its first and its last pass, over its work."""
+    """Equal passes, executed: the wait of a stage between its first and last pass, divided by its work."""
     row = next(each for each in schedules_of(equal_stages(32)).rows if each.schedule == schedule)
     stages, microbatches, chunks = 4, 8, 2
     names = {"p": stages, "m": microbatches, "v": chunks}
@@ -525,7 +525,7 @@ def test_batches_are_those_that_pricing_finds(plan) -> None:
 
 @pytest.mark.parametrize("kind", ["uneven, recompute", "interleaved", "tied, without sequence parallelism"])
 def test_speed_of_a_size_is_what_more_microbatches_cost(kind: str, plan_of_kind) -> None:
-    """Bubble and tail cost the same however long the step is, so that what remains is the slowest stage's work."""
+    """Bubble and tail do not depend on the length of the step, so the difference is the slowest stage's work."""
     plan = plan_of_kind(kind)
     found = batch_of(plan)
     assert len(found.sizes) >= 3

@@ -1,4 +1,4 @@
-"""What `planner explain` always says: parts that add up, whatever the layout."""
+"""The fixed sections of `planner explain`: their parts add up for every layout."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_waterfall_begins_at_the_utilization(any_plan) -> None:
 
 
 def test_a_device_without_losses_needs_the_ideal_and_what_fused_attention_repeats(plan_of_kind, with_engine) -> None:
-    """Widths that fill whole tiles, kernels at peak, free bytes and a free host: what is left can be counted."""
+    """With whole tiles, kernels at peak, free memory traffic and a free host, the remaining time can be counted."""
     plan = plan_of_kind("whole tiles")
     losses = {"matmul_half_depth": 0.0, "launch": 0.0, "layer_floor": 0.0, "step_floor": 0.0}
     gains = {"matmul": 1.0, "attention": 1.0, "memory": 1.0}
@@ -78,13 +78,13 @@ FLOPS = {"GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15, "EFLOP": 1e18}
 
 
 def quantities(text: str, units: dict[str, float]) -> list[float]:
-    """The numbers of a text that have one of the units."""
+    """The numbers of a text that are followed by one of the units."""
     found = re.findall(rf"([\d,.]+) ({'|'.join(sorted(units, key=len, reverse=True))})(?![\w])", text)
     return [float(number.replace(",", "")) * units[unit] for number, unit in found]
 
 
 def worked_out(name: str, numbers: str) -> list[float]:
-    """The terms that the printed arithmetic of a part has, for a reader with a pocket calculator."""
+    """The values of the terms in the printed arithmetic of a part, as a pocket calculator gives them."""
     times = [float(each.replace(",", "")) for each in re.findall(r"([\d,]+)(?: microbatch(?:es)?)? x ", numbers)]
     seconds = quantities(numbers, SECONDS)
     if name == "ideal compute":
@@ -108,7 +108,7 @@ def worked_out(name: str, numbers: str) -> list[float]:
 
 
 def test_the_numbers_of_a_part_give_its_seconds(any_plan) -> None:
-    """Three digits are printed of each."""
+    """Each number is printed with three digits."""
     parts = {each.name: each for each in waterfall(any_plan).parts}
     for each in parts.values():
         if each.name == "calibration" or not each.numbers:
@@ -142,7 +142,7 @@ def test_equal_stages_have_no_imbalance_but_that_of_the_ends(plan_of_kind) -> No
 
 @pytest.mark.parametrize("kind", ["interleaved", "zero-3, hybrid", "experts"])
 def test_a_cause_that_is_removed_takes_its_part_away(kind: str, plan_of_kind) -> None:
-    """Remove slow memory from the machine itself, price it again, and compare with the part of that name."""
+    """Remove slow memory from the machine itself, price the plan again, and compare with the part of that name."""
     plan = plan_of_kind(kind)
     slowdown = plan.calibration[0].slowdown
     job = job_of(plan)
@@ -189,7 +189,7 @@ def test_every_schedule_has_a_waterfall_and_operations_that_add_up(kind: str, sc
 
 
 def test_a_ring_exchange_hides_behind_attention_and_a_gathering_one_does_not(plan_of_kind) -> None:
-    """On a link that is fast enough a ring hides; the busy time is that of its hops all the same."""
+    """On a sufficiently fast link a ring exchange is hidden; its busy time is still the time of its hops."""
     for kind, hides in (("context", True), ("gathered context", False)):
         plan = plan_of_kind(kind)
         shown = next(line for line in plan.time if line.name == LineName.CP_COMM)
@@ -211,7 +211,7 @@ def test_groups_are_those_of_the_rank_order(any_plan) -> None:
 
 
 def test_algorithms_are_compared_for_the_sum_of_gradients_and_not_for_the_weights_that_are_gathered() -> None:
-    """Llama 3 8B with ZeRO-1: gradients are summed in 32 bits, and weights gathered in 16."""
+    """Llama 3 8B with ZeRO-1: gradients are summed in 32 bits, and weights are gathered in 16 bits."""
     job = load_job(model="llama3-8b", cluster="dgx-h100", nodes=1, engine="megatron", global_batch_size=8)
     plan = plan_for_layout(job, parse_layout("dp=8,zero=1,recompute=full", num_layers=32, num_devices=8))
     (group_of_replicas,) = collectives_of(plan).groups
@@ -229,7 +229,7 @@ def test_tensors_add_up_to_the_activations_of_their_stage(any_plan) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tensors_add_up_under_every_schedule(schedule, plan_of_kind) -> None:
-    """Those that wait for the gradients of their weights hold everything, whatever the recompute policy keeps."""
+    """Microbatches that wait for their weights' gradients hold all tensors, whatever the recompute policy keeps."""
     base = plan_of_kind("uneven, recompute")
     plan = plan_for_layout(job_of(base), with_schedule(base.layout, schedule))
     for peak, memory in zip(peaks_of(job_of(plan), plan.layout), plan.memory, strict=True):
@@ -240,7 +240,7 @@ def test_tensors_add_up_under_every_schedule(schedule, plan_of_kind) -> None:
 
 
 def test_the_moment_of_the_peak(plan_of_kind) -> None:
-    """Only the stage with the head has a loss; where layers are computed again or gathered, the moment says so."""
+    """Only the stage with the head has a loss; if layers are recomputed or gathered, the description says so."""
     uneven = plan_of_kind("uneven, recompute")
     *others, last = [peak.moment for peak in peaks_of(job_of(uneven), uneven.layout)]
     assert all("loss" not in moment for moment in others)
@@ -273,14 +273,14 @@ def test_replicas_are_what_planning_that_many_devices_says(any_plan) -> None:
 
 
 def test_alternatives_are_the_nearest_neighbours(plan_of_kind) -> None:
-    """48 sequences for each of 32 replicas in microbatches of 2: the next sizes that divide them are 1 and 3."""
+    """48 sequences for each of 32 replicas in microbatches of 2: the next sizes that divide 48 are 1 and 3."""
     plan = plan_of_kind("interleaved")
     found = [each.change for each in alternatives_of(job_of(plan), plan.layout)]
     assert [each for each in found if each.startswith(("mbs", "zero"))] == ["mbs=1", "mbs=3", "zero=0", "zero=2"]
 
 
 def test_one_more_microbatch_in_flight_is_what_the_stage_before_holds_more(plan_of_kind) -> None:
-    """1F1B: each stage holds one microbatch more than the next, and middle stages are alike otherwise."""
+    """1F1B: each stage holds one microbatch more than the next; apart from this, middle stages are equal."""
     plan = plan_of_kind("uneven, recompute")
     even = replace(plan.layout, layers_per_stage=(8,) * 4, recompute=("none",) * 4)
     priced = plan_for_layout(job_of(plan), even)
@@ -355,7 +355,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 def test_the_published_schema_is_that_of_the_document() -> None:
-    """Keys, their defaults and what they are, as those who read the document find them in docs/schemas."""
+    """Readers of the document find its keys, their defaults and types in docs/schemas."""
     path = Path(__file__).parents[2] / "docs" / "schemas" / "explanation.json"
     assert json.loads(path.read_text(encoding="utf-8")) == explanation_schema(), (
         "docs/schemas/explanation.json: make docs"
@@ -374,7 +374,7 @@ def test_the_document_follows_its_published_schema(any_plan, validator) -> None:
 
 @pytest.mark.parametrize("mbs", [1, 8])
 def test_sixteen_stages_stand_in_tables_at_80_columns(mbs) -> None:
-    """Whether they fit or not; a table that is too wide would turn into a list."""
+    """This holds whether the stages fit or not; a table that is too wide would turn into a list."""
     job = load_job(model="gpt3-175b", cluster="dgx-a100", nodes=32, sequence_length=2048, global_batch_size=1536)
     plan = plan_for_layout(job, parse_layout(f"tp=8,pp=16,mbs={mbs}", num_layers=96, num_devices=256))
     text = to_text(explanation(explain(plan)), Screen(width=80))

@@ -43,7 +43,7 @@ def scheduled(request, plan_of_kind):
 
 
 def check_format(events) -> None:
-    """Complete events and metadata; slices of a thread nest or stand apart, read as Perfetto does."""
+    """Complete events and metadata; slices of a thread nest or do not overlap, as Perfetto reads them."""
     threads, named = defaultdict(list), set()
     for event in events:
         assert isinstance(event["pid"], int)
@@ -89,7 +89,7 @@ def test_the_ledger_track_is_the_estimate(any_plan) -> None:
 
 
 def check_lines(plan) -> None:
-    """Of every line the slices on its stage add up to what the ledger says, exposed and hidden."""
+    """For every line, the slices on its stage add up to the exposed and hidden seconds of the ledger."""
     events = trace_events(plan)
     for line in plan.time:
         if line.name == LineName.BUBBLE:  # nothing happens in it
@@ -112,7 +112,7 @@ def test_slices_add_up_under_every_schedule(scheduled) -> None:
 
 
 def test_the_end_is_that_of_the_executed_schedule(scheduled) -> None:
-    """`compare_schedules` executes the passes without the trace; PipeDream there never drains."""
+    """`compare_schedules` executes the passes without the trace; its PipeDream never drains."""
     schedule = scheduled.layout.schedule
     told = json.loads("".join(trace_text(scheduled)))["otherData"]
     events = trace_events(scheduled)

@@ -1,4 +1,4 @@
-"""Hosts that meet again, whichever of them is lost: the files of the attempts, with launchers that are simulated."""
+"""Hosts meet again, whichever host is lost: the files of the attempts, with simulated launchers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def no_pause(monkeypatch):
 
 
 class Cluster:
-    """Launchers that are killed and started, and ranks that notice some time later that others are gone."""
+    """Launchers that are killed and started, and ranks that notice after some time that other ranks are gone."""
 
     def __init__(self, folder, chance: random.Random) -> None:
         self.folder, self.chance = folder, chance
@@ -63,7 +63,7 @@ class Cluster:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_hosts_meet_again_after_any_losses(seed, tmp_path, capsys):
-    """Launchers come and go and ranks die, also several at a time, host 0's among them; then all of them live."""
+    """Launchers come and go and ranks die, also several at a time and on host 0; at the end all of them are alive."""
     chance = random.Random(seed)
     cluster = Cluster(tmp_path, chance)
     for _ in range(40):
@@ -99,7 +99,7 @@ def test_what_an_earlier_run_left_is_neither_an_attempt_nor_the_end(tmp_path):
 
 
 def test_a_host_is_told_port_and_step_by_host_0(tmp_path):
-    """By the one that has been started last, though nobody has entered what it announced before."""
+    """The host gets them from the last attempt that host 0 began, even if no host entered the attempt before."""
     for number, port in enumerate((29500, 29503)):
         assert Head(tmp_path, 2).begin(port=port, resume="12").number == number
     found = Follower(tmp_path, 1).look()

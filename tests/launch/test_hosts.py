@@ -1,4 +1,4 @@
-"""Which host this is: options, then what Slurm and Kubernetes set."""
+"""The number of this host: from options, else from the variables that Slurm and Kubernetes set."""
 
 from __future__ import annotations
 

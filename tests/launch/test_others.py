@@ -1,4 +1,4 @@
-"""`planner launch` of a plan for another program: it is started by the emitted file, or what is missing is said."""
+"""`planner launch` with a plan for another program starts the emitted file, or names what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `launch` refuses before any rank starts, all at once."""
+"""All reasons for which `launch` refuses a plan before any rank starts, in one message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EIGHT = (gpu(80),) * 8
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A host on which the plan of conftest runs: a function that changes it and checks."""
+    """A host on which the plan of conftest runs: a function that changes the host and runs the checks."""
 
     def check(plan, *, gpus=EIGHT, free=10**16, host=None):
         monkeypatch.setattr(preflight, "nvidia_gpus", lambda: gpus)

@@ -1,4 +1,4 @@
-"""What every brute force over layouts needs, written without a look at the search."""
+"""Functions that every brute force over layouts needs, written independently of the search."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def long_forms(*values):
 
 
 def all_alike(layers, num_layers):
-    """What a candidate needs to know of columns with so many layers where the layers of the model are all alike."""
+    """A candidate's data on columns with these numbers of layers, if all layers of the model are alike."""
     layers = np.asarray(layers, dtype=np.int64)
     return {"pattern": Pattern(), "total_load": num_layers, "start": 0 * layers, "layers": layers, "load": layers}
 
 
 def state_of(position, leading, period):
-    """The first position from which on the stack looks as from this one."""
+    """The first position from which the stack continues in the same way as from this one."""
     while position >= leading + period:
         position -= period
     return position
 
 
 def grouped(configurations):
-    """By schedule and what is offloaded, which arrays of configurations have in common."""
+    """Configurations by schedule and offload, which are the same within an array of configurations."""
     groups = {}
     for each in configurations:
         groups.setdefault((each["schedule"], each.get("offload", "none")), []).append(each)
@@ -43,7 +43,7 @@ def grouped(configurations):
 
 
 def as_arrays(alike):
-    """Configurations of one group as the cost model takes them."""
+    """Configurations of one group in the form that the cost model reads."""
     names = ("tp", "pp", "dp", "cp", "mbs", "zero", "hsdp", "interleave", "sp")
     arrays = {name: np.array([each[name] for each in alike]) for name in names}
     experts = {name: np.array([each.get(name, 1) for each in alike]) for name in ("ep", "etp")}
@@ -54,7 +54,7 @@ def as_arrays(alike):
 
 
 def obeying(job, alike):
-    """Configurations of one group that no rule of legality forbids."""
+    """Configurations of one group that break no rule of legality."""
     x, obeys = as_arrays(alike), np.ones(len(alike), dtype=bool)
     for rule in RULES:
         obeys &= np.broadcast_to(rule.holds(job, x), obeys.shape)
@@ -62,7 +62,7 @@ def obeying(job, alike):
 
 
 def compositions(total, parts, least):
-    """All ways to write `total` as an ordered sum of so many parts, each at least `least`."""
+    """All ways to write `total` as an ordered sum of a given number of parts, each at least `least`."""
     if parts == 1:
         if total >= least:
             yield (total,)
@@ -73,12 +73,12 @@ def compositions(total, parts, least):
 
 
 def shrinks(pp, v, layers):
-    """Whether the largest chunk of an even split is smaller than with one chunk less."""
+    """Whether the largest chunk of an even split is smaller than with one chunk less per stage."""
     return -(-layers // (pp * v)) < -(-layers // (pp * (v - 1)))
 
 
 def step_seconds(m, v, stages):
-    """The formula of the step, written again; stages of (seconds, tail, layers, seconds of their end of the model)."""
+    """The formula of the step, written again; stages are (seconds, tail, layers, seconds of their end of the model)."""
     times, tails, layers, ends = zip(*stages, strict=True)
     p, longest = len(stages), max(tails)
     if v == 1:
@@ -98,7 +98,7 @@ def step_seconds(m, v, stages):
 
 
 def policies_of(job, offload):
-    """Recompute policies with what is offloaded."""
+    """Recompute policies that may occur with this offload."""
     model = job.model
     without = {"core_attn"} if job.training.attention == "flash" else set()
     without |= {"mla_up_proj"} if model.mla is None else set()
@@ -114,7 +114,7 @@ def policies_of(job, offload):
 
 
 def policies_of_some_layers(job, alike):
-    """Of each configuration, full recompute of some layers: only where an even split does not fit without recompute."""
+    """For each configuration, full recompute of some layers, if an even split does not fit without recompute."""
     layers, x = job.model.num_layers, as_arrays(alike)
     if "full" not in job.engine.can.recompute_some or x.offload in ("activations", "both"):
         return [[] for _ in alike]

@@ -1,4 +1,4 @@
-"""The choice of a batch size against a search at each size, and how batches are written."""
+"""The choice of a batch size compared with a search at each size, and the notation of batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mistake in one of the two methods is noticed by the other: each is broken here, and `search` must say so."""
+"""Each of the two methods notices a mistake of the other: each is broken here, and `search` must report it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ between: {name: infiniband, spans: cluster, bandwidth: 25 GB/s, latency: 8 us, k
 
 @pytest.fixture(params=JOBS)
 def job(request, tmp_path):
-    """A job whose optimum has a pipeline, so that splits and recompute are to be decided."""
+    """A job whose optimum has a pipeline, so that splits and recompute are decided."""
     (tmp_path / "pools.yaml").write_text(POOLS, encoding="utf-8")
     given = JOBS[request.param]
     cluster = str(tmp_path / "pools.yaml") if given["cluster"] == "POOLS" else given["cluster"]
@@ -65,18 +65,18 @@ def best_of(job, objective=THROUGHPUT):
 
 
 def seconds_of(candidate):
-    """The optimum of one candidate, infinite where it has none."""
+    """The optimum of one candidate; infinite if it has none."""
     choice = best_choice(candidate)
     return choice.objective_seconds if choice else np.inf
 
 
 def is_best(plan, candidate):
-    """Whether a candidate reaches the optimum that a plan was certified with; several may tie."""
+    """Whether a candidate reaches the optimum that the plan's certificate states; several candidates may tie."""
     return seconds_of(candidate) <= plan.certificate.objective_seconds * (1 + 1e-9)
 
 
 def without_best(candidates):
-    """The candidates less those of the least optimum."""
+    """The candidates without those that reach the least optimum."""
     optima = [seconds_of(each) for each in candidates]
     return [each for each, seconds in zip(candidates, optima, strict=True) if seconds > min(optima) * (1 + 1e-9)]
 
@@ -150,7 +150,7 @@ def test_a_prune_that_drops_the_winner(monkeypatch, job, objective):
 
 @pytest.mark.parametrize("name", ["even_split_seconds", "greedy_choice"])
 def test_first_assignments_that_are_priced_too_low(monkeypatch, job, name):
-    """They make the cutoff, so that a low one could rule the optimum out."""
+    """First assignments set the cutoff, so a price that is too low could rule out the optimum."""
     honest = getattr(best_first, name)
 
     def low(*given, **named):
@@ -167,7 +167,7 @@ def test_first_assignments_that_are_priced_too_low(monkeypatch, job, name):
 
 
 def test_columns_that_one_method_left_out_are_priced_for_the_other(monkeypatch, job):
-    """Prices are shared, cutoffs are not: here somebody asked before for columns of half of the time only."""
+    """The methods share prices but not cutoffs: here an earlier request priced only columns within half of the time."""
     plan, honest = best_of(job), best_first._Search._price_part
 
     def after_low_cutoff(search, near, part):
@@ -181,7 +181,7 @@ def test_columns_that_one_method_left_out_are_priced_for_the_other(monkeypatch, 
 
 @pytest.mark.parametrize("share", [0.6, 0.9])
 def test_a_candidate_that_is_known_is_the_one_that_is_priced(job, share):
-    """Candidates with other longest steps, before and after, against configurations that nobody priced yet."""
+    """Candidates priced before and after for other longest steps equal those of configurations not yet priced."""
     priced = best_first.best_first(job, Constraints(), BestKinds(THROUGHPUT, 4, within=0.1), Reporter()).near
     positions = np.arange(len(priced))
     longest = priced.seconds * share
@@ -211,7 +211,7 @@ def by_position(near, positions, longest):
 
 
 def test_what_both_decided_on_is_all_that_the_bounds_leave(job):
-    """Counts of the certificate add up, and both methods had something to decide."""
+    """The counts of the certificate add up, and both methods had candidates to decide among."""
     plan = best_of(job)
     found = plan.certificate
     assert found.status == "optimal"
@@ -229,7 +229,7 @@ HIGH = {
 
 @pytest.fixture(scope="module")
 def small_pipeline():
-    """A job whose honest bounds the check finds right."""
+    """A job for which the check confirms the unchanged bounds."""
     job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
     assert search(job, Constraints(), check=True).certificate.num_bounds_checked == bound_check.NUM_CHECKED
     return job
@@ -237,7 +237,7 @@ def small_pipeline():
 
 @pytest.mark.parametrize("name", HIGH)
 def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, small_pipeline, name):
-    """Both methods share the bounds: the check notices one, or the winner is missing where its even split was tried."""
+    """Both methods share the bounds: the check notices a wrong bound, or a layout that was tried beats the optimum."""
     module, function, factor = HIGH[name]
     honest = getattr(module, function)
 
@@ -267,7 +267,7 @@ BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench.py"
 
 
 def jobs_of_the_bench():
-    """Arguments of `planner plan` that `make bench` times; read and not imported, because the bench needs torch."""
+    """Arguments of `planner plan` that `make bench` times; read from its source, because the bench imports torch."""
     tree = ast.parse(BENCH.read_text(encoding="utf-8"))
     value = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
     targets = next(node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "TARGETS")

@@ -1,4 +1,4 @@
-"""Pinned lists are kept to the letter, and what cannot be kept is refused instead of ignored."""
+"""Pinned lists are kept exactly, and lists that cannot be kept are refused instead of ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's name does to a forecast, against the same layout under corrections that name no engine."""
+"""The effect of the engine's name on a forecast: the same layout under corrections that name no engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def priced(engine, **given):
 
 @pytest.fixture
 def of_any_engine(tmp_path):
-    """A calibration file with the shipped entries that name no engine."""
+    """A calibration file with only those shipped entries that name no engine."""
     entries = [each for each in shipped_calibration().entries if each.engine is None]
     path = tmp_path / "any.json"
     path.write_text(json.dumps({"entries": [each.model_dump(mode="json") for each in entries]}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a layout leaves out takes what the engine's users have: each rule against its source, worked out by hand."""
+"""Missing values of a layout become the settings of the engine's users: each rule against its source, by hand."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_recompute_takes_the_first_policy_that_fits_and_the_last_where_none_does
 
 
 def test_less_recompute_comes_before_more() -> None:
-    """What is taken more likely fits than not, and no policy before it does."""
+    """The chosen policy more likely fits than not, and no policy before it does."""
     longer = DEEPSEEK | {"seq_len": 10240}
     plan = plan_of("tp=1,pp=4,ep=64", **longer)
     assert assumed(plan)["recompute"] == "layernorm+mla_up_proj+moe_act"

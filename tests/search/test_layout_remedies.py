@@ -1,4 +1,4 @@
-"""What would make a layout fit, against layouts written by hand and priced."""
+"""Changes that make a layout fit, compared with layouts written and priced by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def layout_of(values):
 
 
 def by_hand(job, values):
-    """Seconds of a layout, where it is legal and fits."""
+    """Seconds of a layout, if it is legal and fits."""
     if values["tp"] * values["pp"] * values["cp"] > 8:
         return None
     layout = layout_of(values)

@@ -1,4 +1,4 @@
-"""How layouts beside the plan are described, and which of them are listed."""
+"""The description of layouts beside the plan, and the choice of the layouts that are listed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_small_differences_keep_their_digits(share, words):
 
 
 def test_runners_up_say_the_one_reason():
-    """Against the ledgers of both layouts: the line that differs most in the direction of the whole step."""
+    """By the ledgers of both layouts, the reason is the line that differs most in the direction of the step."""
     found = search(job(), FREE, top=6)
     own = estimate(job(), found.layout)
     mine = {line.name.value.replace("_", " "): float(line.exposed_seconds) for line in own.time}
@@ -60,7 +60,7 @@ def test_runners_up_say_the_one_reason():
 
 
 def test_runners_up_lose_by_the_objective():
-    """With cost the figures are device seconds: what is slower on fewer devices may be nearly as cheap."""
+    """With objective cost, figures are device seconds: a slower layout on fewer devices may be nearly as cheap."""
     asked, objective = job("llama3-70b", nodes=16, batch=1024, length=8192), Objective(name="cost")
     found = search(asked, FREE, objective=objective, top=2)
     own = found.step_seconds * found.layout.world_size
@@ -89,7 +89,7 @@ def test_a_layout_that_is_faster_and_less_simple_says_in_what():
 
 @pytest.mark.parametrize("within", [0.0, 0.02])
 def test_runners_up_are_other_ways_to_divide_the_model(within):
-    """Distinct in kind, near the best, and each the best of its kind by a search that is pinned to it."""
+    """They differ in kind, are near the best, and are each the best of their kind by a search pinned to this kind."""
     found = search(job(), FREE, top=6, within=within)
     kinds = [kind(runner.layout) for runner in found.runners_up]
     assert len({kind(found.layout), *kinds}) == 1 + len(kinds) >= 2
@@ -104,5 +104,5 @@ def test_runners_up_are_other_ways_to_divide_the_model(within):
 
 
 def kind(layout):
-    """How the model is divided."""
+    """The way in which a layout divides the model."""
     return layout.tp, layout.pp, layout.ep, layout.zero == 3

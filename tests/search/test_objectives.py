@@ -1,4 +1,4 @@
-"""What the search chooses by each objective, against every layout priced one by one."""
+"""The choice of the search by each objective, compared with every layout priced one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FREE = Constraints()
 
 
 def small_job(seed):
-    """A random job of few layers and devices, whose memory is from hardly enough to plenty."""
+    """A random job of few layers and devices, with memory from hardly enough to plenty."""
     pick = random.Random(seed)
     return load_job(
         model="tiny-gpt",

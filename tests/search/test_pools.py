@@ -1,4 +1,4 @@
-"""The search on mixed clusters against brute force over every layout and every place of its stages."""
+"""The search on mixed clusters compared with brute force over every layout and every placement of its stages."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ WINDOWS = ("model.sliding_window=4", "device.efficiency.attention=0.002")  # glo
 
 
 def small_job(seed, *, num_pools=None, different=False):
-    """A random small mixed job: two or three pools of one to four devices, with memory of their own.
+    """A random small mixed job: two or three pools of one to four devices, each pool with its own memory.
 
-    In three of four devices are slow beside their links, and pools are small, so that several of them often win.
+    In three of four jobs devices are slow compared with their links, and pools are small, so that several pools often
+    win.
     """
     pick = random.Random(seed)
     num_pools = num_pools or pick.choice([2, 2, 3])
@@ -93,7 +94,7 @@ def small_job(seed, *, num_pools=None, different=False):
 
 
 def every_configuration(job):
-    """All outer configurations, by nested loops that know nothing of the search."""
+    """All configurations without placement, by nested loops that are independent of the search."""
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole = range(1, n + 1)
     context = whole if "cp" in job.engine.can.axes else [1]
@@ -115,7 +116,7 @@ def every_configuration(job):
 
 
 def every_place(job, common):
-    """All ways to give the stages pools, each pool's stages beside each other and on devices that it has."""
+    """All ways to assign pools to stages: each pool's stages are neighbours, and the pool has devices for them."""
     group = common["tp"] * common["dp"] * common["cp"]
     room = [
         pool.cluster.num_devices // group if pool.cluster.scale_up_devices % common["tp"] == 0 else 0
@@ -141,7 +142,7 @@ def assignments(job, pp, v):
 
 
 def borders(places, v):
-    """Of each stage how many neighbours are in another pool; the ends are neighbours where stages interleave."""
+    """For each stage, the number of neighbours in another pool; if stages interleave, the two ends are neighbours."""
     last = len(places) - 1
     for r, own in enumerate(places):
         before = places[r - 1] if r > 0 else places[last] if v > 1 else own
@@ -174,7 +175,7 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known)
 def every_layout(job):
     """Seconds, devices of each stage's pool and fullest share of each layout, by prices of single stages.
 
-    None of a layout that does not fit.
+    None for a layout that does not fit.
     """
     known = {}
     for common in every_configuration(job):
@@ -203,7 +204,7 @@ def brute_force(job):
 
 
 def with_prices(job, seed):
-    """The job where a device of each pool has a price of its own, from alike to very different."""
+    """The job with a price for a device of each pool; the prices are equal to very different."""
     prices = random.Random(seed).choices([1.0, 1.0, 2.0, 3.5, 20.0], k=len(job.pools))
     clusters = [each.cluster.model_copy(update={"price": price}) for each, price in zip(job.pools, prices, strict=True)]
     pools = tuple(replace(each, cluster=cluster) for each, cluster in zip(job.pools, clusters, strict=True))
@@ -211,7 +212,7 @@ def with_prices(job, seed):
 
 
 def check_against_brute_force(seed, **options):
-    """The fastest layout, the cheapest one, the one on fewest devices, and the one that leaves most memory free."""
+    """Check the fastest layout, the cheapest, the layout on fewest devices, and the layout with most free memory."""
     job, prices = with_prices(small_job(seed, **options), seed)
     layouts = [each for each in every_layout(job) if each]
     found = {name: search(job, NO_CONSTRAINTS, objective=Objective(name=name)) for name in OBJECTIVES}
@@ -265,7 +266,7 @@ def test_search_equals_brute_force_on_a_thousand_jobs(block):
 
 @pytest.mark.slow
 def test_several_pools_are_best_in_a_quarter_of_the_random_jobs():
-    """Or the thousand jobs would say little of what mixed clusters are about."""
+    """Otherwise the thousand jobs would hardly test mixed clusters."""
     found = [search(small_job(seed), NO_CONSTRAINTS) for seed in range(1000, 1200)]
     pools = [len(set(each.layout.pools)) for each in found if not isinstance(each, NothingFits)]
     assert sum(count > 1 for count in pools) >= len(found) / 4
@@ -305,7 +306,7 @@ def every_placement(job, degrees):
 
 @pytest.mark.parametrize("seed", [0, 2, 4, 5, 7, *long_forms(1, 3, 6)])
 def test_bounds_stay_below_the_exact_optimum(seed):
-    """Each bound alone: of partitions, of configurations without places, of those with places at several cutoffs."""
+    """Each bound alone: of partitions, of configurations without placement, and of placements at several cutoffs."""
     job, best = small_job(seed), np.inf
     for degrees in legal_degrees(job, NO_CONSTRAINTS):
         everything, rows = every_placement(job, degrees)
@@ -407,7 +408,7 @@ def test_more_devices_in_a_pool_are_never_worse(job, best):
 
 
 def test_pools_of_a_uniform_cluster_are_no_better_than_the_cluster():
-    """Whole hosts as pools: what stages inside pools can do, the uniform cluster can do, at the same price."""
+    """With whole hosts as pools, the uniform cluster can run everything that stages in pools can, at the same price."""
     whole = load_job(model="llama3-8b", cluster="dgx-a100", nodes=2, global_batch_size=32, sequence_length=2048)
     half = replace(whole, cluster=whole.cluster.model_copy(update={"hosts": 1}))
     link = whole.cluster.links[-1]
@@ -462,7 +463,7 @@ def test_nothing_fits_names_the_layout_that_comes_nearest(job):
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(7, 8), (4, 6), (1, 7)])
 def test_odd_numbers_of_hosts_and_devices_are_planned(hosts, per_host):
-    """Uniform clusters that are no powers of two: devices may idle, and the plan says how many and why."""
+    """Uniform clusters whose sizes are no powers of two: devices may idle, and the plan states how many and why."""
     whole = load_job(model="llama3-8b", cluster="dgx-a100", nodes=hosts, global_batch_size=48, sequence_length=2048)
     job = replace(whole, cluster=whole.cluster.model_copy(update={"devices_per_host": per_host}))
     found = search(job, NO_CONSTRAINTS)

@@ -1,6 +1,6 @@
-"""Lessons of Narayanan et al. (SC 2021) come out of the model by themselves, in the setting of their time.
+"""The model reproduces the lessons of Narayanan et al. (SC 2021) in the setting of their time.
 
-Engine megatron-2021, ZeRO 0, full recompute, the batch of each figure. None of the figures enters a fit.
+Engine megatron-2021, ZeRO 0, full recompute, the batch of each figure. No fit uses any of the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What would make a job fit: each change is verified here by a search of its own."""
+"""Changes that make a job fit: each change is verified here by a separate search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planner.specs.load import load_job
 
 
 def job(nodes=2, **options):
-    """With a plain limit, unless `headroom=None` asks for the chance."""
+    """A job with a plain limit; with `headroom=None`, with a limit by the chance of fitting."""
     arguments = {"model": "gpt3-175b", "cluster": "dgx-a100", "global_batch_size": 64, "sequence_length": 2048}
     return load_job(**{**arguments, "nodes": nodes, "headroom": 0.05, **options})
 

@@ -1,4 +1,4 @@
-"""What the search chooses by the chance of fitting and of meeting a deadline, against every layout one by one."""
+"""The choice of the search by the chances of fitting and of meeting a deadline, compared with every layout."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SPREAD = Spread(memory=(MemorySpread(counter="device", location=0.05, scale=0.12
 
 @cache
 def priced(seed):
-    """A small job whose limit is a chance, and every layout with its price; how far off forecasts are is made up."""
+    """A small job whose limit is a chance, and every layout with its price; the forecast errors are made up."""
     job = replace(small_job(seed), headroom=None, risk=0.05, spread=SPREAD)
     return job, [(layout, estimate(job, layout)) for layout in every_layout(job)]
 
 
 def chance(found):
-    """That of the worst stage, by the peak and the memory alone."""
+    """The chance of the worst stage, from the peak and the memory alone."""
     return min(stage.chance_of_fitting for stage in found.memory)
 
 

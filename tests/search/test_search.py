@@ -93,9 +93,9 @@ def small_job(seed, *, headroom=0.0):
 
 
 def every_configuration(job, schedule=None):
-    """All outer configurations that the rules allow, by nested loops that know nothing of the search.
+    """All configurations that the rules allow, by nested loops that are independent of the search.
 
-    schedule: a V-shaped one in place of 1F1B and the interleaved one.
+    schedule: a V-shaped schedule instead of 1F1B and interleaved.
     """
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
@@ -129,7 +129,7 @@ def every_configuration(job, schedule=None):
 
 
 def segments_of_partition(job, world):
-    """Hosts of each domain that so many devices can be given: all, or parts of their hosts that are all alike."""
+    """Possible numbers of hosts in each domain for these devices: all hosts, or a number that gives equal parts."""
     cluster = job.cluster
     most, hosts = cluster.links[0].num_devices // cluster.devices_per_host, -(-world // cluster.devices_per_host)
     if most < 2 or cluster.num_devices <= cluster.links[0].num_devices:
@@ -139,7 +139,7 @@ def segments_of_partition(job, world):
 
 
 def runnable(job, alike):
-    """Configurations of one schedule that no rule forbids, nor any that looks at the recompute policy."""
+    """Configurations of one schedule that break no rule, including rules about the recompute policy."""
     policies, kept = policies_of(job, alike[0]["offload"]), obeying(job, alike)
     if not policies or not kept:
         return []
@@ -149,7 +149,7 @@ def runnable(job, alike):
 
 
 def assignments(job, common, some=()):
-    """All layers and policies of the stages. some: policies of some layers of this configuration."""
+    """All layers and policies of the stages; some: policies of this configuration that recompute some layers."""
     layers, pp, v = job.model.num_layers, common["pp"], common["interleave"]
     splits = compositions(layers, pp, v) if job.engine.pipeline.uneven_stages else [(layers // pp,) * pp]
     dense = job.model.moe.num_dense_layers if job.model.moe else 0
@@ -164,7 +164,7 @@ def assignments(job, common, some=()):
 
 
 def period(job):
-    """After how many layers the same kinds come again, behind the leading ones."""
+    """Number of layers after which the kinds of layers repeat, not counting leading layers."""
     return _period(job.model, job.training.sequence_length)
 
 
@@ -176,7 +176,7 @@ def _period(model, sequence_length):
 
 
 def brute_force_by_ledger(job):
-    """The least step time of all layouts that fit, each one priced by its own ledger, and how many there are."""
+    """The least step time of all layouts that fit, each priced by its own ledger, and the number of these layouts."""
     best, count = np.inf, 0
     for common, some in with_some_layers(job, every_configuration(job)):
         v = common["interleave"]
@@ -190,26 +190,26 @@ def brute_force_by_ledger(job):
 
 
 def with_some_layers(job, configurations):
-    """Each configuration with its policies of some layers."""
+    """Each configuration with its policies that recompute some layers."""
     for alike in grouped(configurations).values():
         yield from zip(alike, policies_of_some_layers(job, alike), strict=True)
 
 
 class Priced(NamedTuple):
-    """A layout of the brute force: its step, its keys in their order, and itself."""
+    """A layout of the brute force: its step, its keys in order, and the layout itself."""
 
     seconds: float
     keys: tuple[int, ...]
 
 
 def brute_force(job):
-    """The same by prices of single stages, and the formula of the step written again: a hundred times faster."""
+    """The same by prices of single stages and the formula of the step, written again: a hundred times faster."""
     layouts = list(every_layout(job))
     return min((each.seconds for each in layouts if each), default=np.inf), len(layouts)
 
 
 def every_layout(job):
-    """Every layout with its step and its keys; None where it does not fit."""
+    """Every layout with its step and its keys; None if it does not fit."""
     spread, whole = memory_distribution(job, Layout(layers_per_stage=(1,), recompute=("none",))), job.cluster.device
     for here in grouped(every_configuration(job)).values():
         ways = [list(assignments(job, *each)) for each in with_some_layers(job, here)]
@@ -254,7 +254,7 @@ def every_layout(job):
 
 
 def keys_of(job, common, split, risk, tenths):
-    """The keys of a layout, written again."""
+    """The keys of a layout, computed independently of the search."""
     degrees = {axis: common.get(axis, 1) for axis in ("tp", "pp", "dp", "cp", "ep")}
     world, v, inner = math.prod([*degrees.values()]) // degrees["ep"], common["interleave"], split[1:-1]
     even = len(set(inner)) < 2 and all(count % v == 0 for count in inner)
@@ -264,12 +264,12 @@ def keys_of(job, common, split, risk, tenths):
 
 
 def begins(split):
-    """Layers before each stage of one chunk."""
+    """Number of layers before each stage of one chunk."""
     return [sum(split[:r]) for r in range(len(split))]
 
 
 class _Finite(Reporter):
-    """Shows that an incumbent is reported only where there is one."""
+    """Checks that an incumbent is reported only if there is one."""
 
     def priced(self, num_priced, incumbent_seconds):
         assert num_priced > 0
@@ -277,7 +277,7 @@ class _Finite(Reporter):
 
 
 def check_against_brute_force(job, within=0.02):
-    """The minimum, and the simplest of the layouts that are worse by no more than a share."""
+    """Check the minimum, and the simplest of the layouts that are worse by no more than a given share."""
     layouts = [each for each in every_layout(job) if each]
     best = min((each.seconds for each in layouts), default=np.inf)
     found = search(job, NO_CONSTRAINTS, within=within, reporter=_Finite())
@@ -311,7 +311,7 @@ def some_job_against_brute_force(seed, *, headroom=0.0):
 
 @pytest.mark.slow
 def test_search_equals_brute_force_on_many_jobs():
-    """BRUTE_FORCE_JOBS says on how many, from the seed BRUTE_FORCE_SEED on; every other one has classes of risk."""
+    """BRUTE_FORCE_JOBS is the number of jobs, from seed BRUTE_FORCE_SEED on; every second job has classes of risk."""
     first, count = (int(os.environ.get(f"BRUTE_FORCE_{name}", least)) for name, least in (("SEED", 12), ("JOBS", 60)))
     wrong = {}
     for seed in range(first, first + count):
@@ -336,7 +336,7 @@ def test_a_known_layout_changes_no_answer(seed):
 
 
 def on_racks(job, seed):
-    """The job on racks of several hosts that are joined by a slower network."""
+    """The job on racks of several hosts, joined by a slower network."""
     pick = random.Random(-seed)
     gpus, each, rack = pick.choice([(8, 1, 6), (8, 2, 6), (6, 1, 5), (6, 1, 4), (8, 1, 3), (9, 3, 6)])
     near, far = job.cluster.links[0], load_cluster("dgx-a100").links[-1]
@@ -349,7 +349,7 @@ def on_racks(job, seed):
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, *long_forms(0, 4, 6, 7)])
 def test_search_on_racks_equals_brute_force(seed):
-    """The best of all segments, though the search tries few of them."""
+    """The result is the best of all segments, although the search tries few segments."""
     job = on_racks(small_job(seed), seed)
     check_against_brute_force(job)
     check_bounds(job)
@@ -372,7 +372,7 @@ def test_search_on_racks_equals_brute_force_on_many_jobs(seed):
 
 
 def offloading(job, seed):
-    """The job with a host whose memory and links may bind, and leave to use it."""
+    """The job with permission to offload, on a host whose memory and links may be the limit."""
     pick = random.Random(-seed)
     engine = load_engine(pick.choice(["megatron", "deepspeed", "fsdp", "torchtitan"]))
     host = job.cluster.host.model_copy(
@@ -480,7 +480,7 @@ PARTS = (
 
 
 def job_of_parts(with_engine, gib, per_stage):
-    """Latent attention, experts and a dense layer, in an engine that tries many sets of modules."""
+    """A job with latent attention, experts and a dense layer, in an engine that tries many sets of modules."""
     job = small_mixture_job(gib, LATENT)
     return with_engine(job, can={"recompute": PARTS}, pipeline={"recompute_per_stage": per_stage})
 
@@ -504,7 +504,7 @@ def test_search_equals_brute_force_over_the_parts_of_layers(with_engine, gib, pe
 
 
 def tight_job(gib, gpus):
-    """A job whose layouts need recompute, which takes long, in an engine that recomputes no modules."""
+    """A job whose layouts need recompute, which takes much time, in an engine that recomputes no modules."""
     return load_job(
         model="tiny-llama",
         cluster="dgx-a100",
@@ -537,7 +537,7 @@ def test_search_equals_brute_force_where_some_layers_recompute(gib, gpus):
 
 
 def test_memory_forces_the_cheapest_of_the_policies_that_follow():
-    """Of 4 layers 2 stay within memory without recompute, and each of the others takes a second more at least."""
+    """Without recompute 2 of 4 layers fit into memory; each of the others takes at least a second more."""
     job = small_mixture_job()
     job = replace(job, model=job.model.model_copy(update={"moe": None}))
     degrees = _with_ones(1, schedule="1f1b")
@@ -562,9 +562,9 @@ DIFFERENT = (  # layers that differ: leading dense ones, experts or windows that
 
 
 def job_of_different_layers(seed, engine="megatron", gpus=None):
-    """A random small job whose layers differ: kinds take several times as long as each other, or need more memory.
+    """A random small job whose layers differ: some kinds take several times as long as others, or need more memory.
 
-    Launches are fast and kernels of attention slow, so that what a layer computes is what it takes.
+    Launches are fast and attention kernels slow, so the time of a layer is the time that it computes.
     """
     pick = random.Random(seed)
     different = pick.choice(DIFFERENT)
@@ -618,7 +618,7 @@ def test_bounds_stay_below_the_exact_optimum_where_layers_differ(seed):
 
 @pytest.mark.parametrize("seed", [18, 73, *long_forms(26)])
 def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
-    """Layers with experts need more of it, so that the stages that hold them hold fewer. On three stages."""
+    """Layers with experts need more memory, so stages that hold such layers hold fewer layers. On three stages."""
     job, least = job_of_different_layers(seed), np.inf
     for common in every_configuration(job):
         if common["pp"] != 3:
@@ -653,7 +653,7 @@ def test_no_stage_within_the_cutoff_has_more_than_the_most_layers(seed):
 
 @pytest.mark.parametrize("count", [12, 14, 20, 40])
 def test_filling_the_pipeline_takes_time_from_the_fullest_stage(count):
-    """Eight microbatches on eight stages: half of the step is one microbatch's way through all of them."""
+    """Eight microbatches on eight stages: half of the step is the way of one microbatch through all stages."""
     job = load_job(
         model="gpt3-175b", cluster="dgx-h100", gpus=64, sequence_length=2048, global_batch_size=8,
         settings=("device.memory=2000GiB",),
@@ -666,7 +666,7 @@ def test_filling_the_pipeline_takes_time_from_the_fullest_stage(count):
 
 
 def slowed(job, slow, late):
-    """The job with links of a part of their bandwidth, and of more latency."""
+    """The job with links of lower bandwidth and higher latency."""
     links = [
         link.model_copy(
             update={"bandwidth": link.bandwidth / slow, "latency": link.latency * late, "startup": link.startup * late}
@@ -677,13 +677,13 @@ def slowed(job, slow, late):
 
 
 def somehow_slowed(job, seed):
-    """The job on links so slow or late that what is moved once a step may be most of it."""
+    """The job on links so slow or late that transfers once a step may take most of the step."""
     pick = random.Random(-seed)
     return slowed(job, pick.choice([1, 10, 1000]), pick.choice([1, 3, 10, 100, 10000]))
 
 
 def check_tails(job):
-    """The bound of the longest tail against all partitions of the model, each stage with its best policy."""
+    """Compare the bound of the longest tail with all partitions of the model, each stage with its best policy."""
     for degrees in legal_degrees(job, NO_CONSTRAINTS):
         policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
         for pp, v in set(zip(degrees.pp.tolist(), degrees.interleave.tolist(), strict=True)):
@@ -705,7 +705,7 @@ def check_tails(job):
 
 
 def shortest_tail(job, degrees, policies, index, first, number):
-    """Tail of one stage under the policy, of those that it may have, that makes it shortest, [n]."""
+    """Shortest tail of one stage over the policies that the stage may have, [n]."""
     tails = []
     for policy, mask in policies.items():
         stage = stage_of(job, index=index, num_layers=number, policy=policy, first=first, layout=degrees)
@@ -772,7 +772,7 @@ def test_search_equals_brute_force_on_ten_thousand_jobs(block):
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
 @pytest.mark.parametrize("seed", [5, 24, *long_forms(0, 11, 35, 44)])
 def test_an_executed_schedule_is_found_as_by_brute_force(seed, schedule, with_engine):
-    """Every configuration, even split and recompute policy of each stage, executed one by one."""
+    """Every configuration, even split and recompute policy of each stage is executed, one by one."""
     job = small_job(seed)
     check_executed(with_engine(job, overlap={"paired_passes": seed % 2 == 1}), schedule)
 
@@ -799,7 +799,7 @@ def check_executed(job, schedule):
 
 
 def check_bounds(job):
-    """Every bound of every configuration against its exact optimum, as tight and as loose as the cutoff asks."""
+    """Compare every bound of every configuration with its exact optimum, at tight and at loose cutoffs."""
     everything = list(legal_degrees(job, NO_CONSTRAINTS))
     best = np.inf
     for degrees in everything:
@@ -977,7 +977,10 @@ def test_a_loss_that_the_engine_lacks_is_refused_with_those_that_have_it():
 
 @pytest.mark.parametrize(("engine", "most"), [("megatron", 8), ("megatron-bridge", 8), ("torchtitan", 2), ("torch", 2)])
 def test_key_value_heads_are_repeated_by_engines_that_do_it(engine, most):
-    """Megatron-LM asks that one of them divides the other (transformer_config.py); others deal whole heads out."""
+    """Megatron-LM requires that tp or the number of heads divides the other (transformer_config.py).
+
+    Other engines give whole heads to ranks.
+    """
     job = load_job(
         model="llama3-8b", cluster="dgx-h100", engine=engine, gpus=8, sequence_length=1024, global_batch_size=8,
         settings=("model.num_kv_heads=2",),
@@ -990,7 +993,7 @@ def test_key_value_heads_are_repeated_by_engines_that_do_it(engine, most):
     "pins", ["tp=4,pp=4", "dp=3,mbs=2", "tp=3,dp=3", "tp=3", "tp=2,pp=2,dp=4", "mbs=8,dp=2", "tp=2,pp=2"]
 )
 def test_the_pin_to_drop_is_the_one_in_the_way(pins):
-    """The oracle is the list of all configurations, which knows nothing of the search."""
+    """The oracle is the list of all configurations, which is independent of the search."""
     job = small_job(5)
     wanted = dict(pin.split("=") for pin in pins.split(","))
     everything = list(every_configuration(job))
@@ -1058,7 +1061,7 @@ def test_nothing_fits_names_a_way_out():
 
 
 class _Interrupting(Reporter):
-    """Presses Ctrl-C at one report."""
+    """Presses Ctrl-C at a given report."""
 
     def __init__(self, when):
         self._when = when
@@ -1087,7 +1090,7 @@ def test_ctrl_c_returns_the_incumbent_and_never_calls_it_optimal(when, job, best
 @pytest.mark.parametrize("name", ["cost", "gpus", "memory"])
 @pytest.mark.parametrize("when", ["candidates", "priced"])
 def test_ctrl_c_keeps_the_incumbent_of_other_objectives_and_bounds_it_in_their_terms(when, name):
-    """The oracle is the whole search: the bound is not above its optimum, and the incumbent not below."""
+    """The oracle is the complete search: the bound is not above its optimum, and the incumbent is not below it."""
     job, objective = small_job(9), Objective(name=name)
     whole = search(job, NO_CONSTRAINTS, objective=objective)
     found = search(job, NO_CONSTRAINTS, objective=objective, reporter=_Interrupting(when))
@@ -1145,7 +1148,7 @@ def test_more_to_choose_from_is_never_worse_and_less_is_never_better(job, best, 
 
 
 def test_rules_read_no_more_than_they_say():
-    """A rule is applied as soon as what it reads stands; whatever the other degrees are, it must say the same."""
+    """A rule is applied as soon as the keys that it reads are fixed; the other degrees must not change its answer."""
     job = small_mixture_job()
     job = replace(job, training=job.training.model_copy(update={"global_batch_size": 64}))
     pick = random.Random(0)
@@ -1204,7 +1207,7 @@ def test_as_many_microbatches_as_dualpipev_is_said_to_need_are_enough(job, pp):
 
 
 def test_what_needs_the_whole_memory_to_a_byte_is_looked_at(job, monkeypatch):
-    """A first look at one sequence to a microbatch rules out nothing that the limit allows."""
+    """A first look with one sequence per microbatch rules out nothing that the limit allows."""
     degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS)))
     policies = [FULL]
     needed = least_stage_bytes(job, degrees, policies)
@@ -1217,7 +1220,7 @@ def test_what_needs_the_whole_memory_to_a_byte_is_looked_at(job, monkeypatch):
 @pytest.mark.parametrize("engine", ["megatron", "torch"])
 @pytest.mark.parametrize("tp", [4, 8, 16])
 def test_a_fault_of_tensor_parallelism_offers_the_nearest_legal_degrees(engine, tp):
-    """Of 6 key-value heads Megatron-LM repeats each from tp 12 on; elsewhere tp has to divide them."""
+    """With 6 key-value heads, Megatron-LM repeats each head from tp 12 on; in other engines tp must divide them."""
     sizes = ("model.num_heads=48", "model.num_kv_heads=6", "model.hidden_size=6144", "model.ffn_hidden_size=12288")
     job = load_job(
         model="llama3-8b", cluster="gb200-nvl72", engine=engine, gpus=72, sequence_length=1024, global_batch_size=8,
@@ -1241,7 +1244,7 @@ def test_what_the_search_does_not_interleave_is_named_and_priced_all_the_same():
 
 
 def legal_and_not(job):
-    """For each rule a layout that breaks it, found by trying; rules that read no degree are left to other tests."""
+    """For each rule a layout that breaks it, found by trying; other tests cover the rules that read no degree."""
     pick, found = random.Random(1), {}
     keys = [f.name for f in fields(Layout) if f.name not in ("schedule", "recompute", "offload", "layers_per_stage")]
     for _ in range(1000):
@@ -1259,7 +1262,7 @@ def legal_and_not(job):
 
 @pytest.mark.parametrize("engine", ["torch", "megatron", "deepspeed", "fsdp"])
 def test_every_fault_names_the_values_that_are_wrong_and_a_way_out(engine):
-    """The first half has a number or a name of the layout's own, the second half what to write instead."""
+    """The first half has a number or a name of the layout itself, the second half says what to write instead."""
     job = load_job(model="mixtral-8x7b", cluster="dgx-a100", global_batch_size=64, sequence_length=4096, engine=engine)
     broken = legal_and_not(job)
     assert len(broken) >= 9

@@ -1,4 +1,4 @@
-"""Plans on racks: the search chooses how many hosts of each a job takes, and the user's word is kept."""
+"""Plans on racks: the search chooses the number of hosts per rack that a job takes, and obeys the user's choice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Notes(Reporter):
 
 @pytest.fixture(scope="module")
 def recipe():
-    """The layout that was run on 256 GB200, priced as `planner explain` does."""
+    """The layout of a run on 256 GB200, priced as by `planner explain`."""
     reporter, given = _Notes(), {**DEEPSEEK, "global_batch": 4096, "seq_len": 4096}
     del given["global_batch_size"]
     plan = estimate_layout(**given, layout=RECIPE, reporter=reporter)
@@ -102,7 +102,7 @@ def test_where_there_are_no_racks_no_segment_is_said():
 
 
 def test_only_segments_that_hold_whole_groups_of_tensor_parallelism_are_tried():
-    """Hosts of 4: a group of 16 takes 4 of them, and 64 hosts are parted in 4, 8 or 16 each, or 18 and the rest."""
+    """Hosts of 4: a tp group of 16 takes 4 hosts; 64 hosts are divided into 4, 8 or 16 each, or 18 and the rest."""
     job = load_job(**DEEPSEEK, sequence_length=4096).pools[0]
     tp, inner, pp = (np.array([each]) for each in (16, 64, 4))
     _, tried = segments_to_try(job, Constraints.parse([], ["segment=1"]), tp, inner, pp)

@@ -1,4 +1,4 @@
-"""Clusters beside each other: each as it is planned alone, and marked where no pair in a brute force is better."""
+"""Comparisons of clusters: each plan equals the plan made alone, and marks agree with brute force over all pairs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_does_not_fit_neither_beats_nor_decides_what_counts(found) -> None:
 
 
 def test_choices_are_drawn_where_their_time_and_cost_are(found, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both axes are filled, and half way between two figures is half way between two places."""
+    """Points fill both axes, and the middle of two figures is drawn in the middle of their two places."""
     plan, run = replace(found.choices[0].plan, fits=True), found.choices[0].run
     figures = [(4000.0, 10.0), (8000.0, 2.0), (6000.0, 6.0)]
     runs = {n: replace(run, seconds=seconds, usd=usd) for n, (seconds, usd) in enumerate(figures)}

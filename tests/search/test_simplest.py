@@ -1,4 +1,4 @@
-"""The simplest of the layouts that are nearly as good: both methods against brute force, and each of them broken."""
+"""The simplest of the layouts that are nearly as good: both methods against brute force, and each method broken."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ FREE = Constraints()
 
 
 def rate(rng, candidate):
-    """A candidate with keys at random: few values, so that many choices are equally simple; often the configuration's
-    own keys decide."""
+    """A candidate with random keys that have few values, so many choices are equally simple.
+
+    Often keys of the configuration alone decide.
+    """
     columns, safe, once = candidate.num_columns, rng.random() < 0.6, rng.random() < 0.6
     whole = rng.random() < 0.5  # what recomputes does so with whole layers
     tenths = [10 * int(k) * rng.randint(0, 1) if whole else rng.randint(0, 10 * int(k)) for k in candidate.layers]
@@ -47,7 +49,7 @@ def rate(rng, candidate):
 
 
 def keys(rated, columns):
-    """The keys of a choice, counted again."""
+    """The keys of a choice, computed again."""
     inner = columns[1:-1]
     even = len({int(rated.candidate.layers[k]) for k in inner}) < 2 and all(rated.alike[k] for k in inner)
     tenths = sum(int(rated.repeated[k]) for k in columns) / rated.candidate.num_layers
@@ -62,7 +64,7 @@ def keys(rated, columns):
 
 
 def problem(rng):
-    """Candidates that know the window, and where the choices within it stand; no choice lies on its border."""
+    """Candidates that know the window, and the places of the choices within it; no choice is on its border."""
     candidates = [make_candidate(rng, max_stages=4, max_layers=5) for _ in range(rng.randint(1, 4))]
     choices = [(each, index) for index, one in enumerate(candidates) for each in all_choices(one, index)]
     times = sorted({round(choice.objective_seconds, 9) for choice, _ in choices})
@@ -119,7 +121,7 @@ def test_the_integer_program_finds_the_simplest_of_all_choices(block):
 
 @pytest.mark.parametrize("block", [0, *long_forms(*range(1, 20))])
 def test_no_choice_of_the_same_rank_is_more_even(block):
-    """Of all choices with the least keys and step time, none has a larger smallest inner stage, or smallest stage."""
+    """Among all choices with the least keys and step time, none has a larger smallest inner stage or smallest stage."""
     changed = 0
     for seed in range(block * 400, block * 400 + 400):
         rng = random.Random(f"even {seed}")
@@ -204,7 +206,7 @@ def test_a_wider_window_never_has_a_less_simple_plan(some_job):
 
 
 def winner(plan):
-    """The keys and the step of the plan, which each breakage keeps one method from finding."""
+    """The keys and the step of the plan, which each fault prevents one method from finding."""
     proof = plan.certificate.simplest
     return Standing(simplicity_of_keys(proof.keys), proof.seconds)
 
@@ -249,7 +251,7 @@ def test_an_integer_program_that_misses_the_simplest(monkeypatch, some_job):
 
 @pytest.mark.parametrize("method", ["_by_dynamic_program", "_by_program"])
 def test_a_method_that_leaves_the_window(monkeypatch, method):
-    """One of the two looks beyond the window, and answers with what is simpler there."""
+    """One of the two methods looks beyond the window, and answers with a simpler layout from there."""
     some_job, honest = job(), getattr(simplest, method)
 
     def leaves(found, _inside, _longest, *others):
@@ -261,7 +263,7 @@ def test_a_method_that_leaves_the_window(monkeypatch, method):
 
 
 def test_both_methods_that_leave_the_window(monkeypatch):
-    """The layout itself is held against the window in the end."""
+    """At the end the layout itself is compared with the window."""
     honest = simplest._inside
     monkeypatch.setattr(simplest, "_inside", lambda found, window: honest(found, replace(window, within=0.6)))
     with pytest.raises(Disagreement, match="outside the window"):
@@ -295,7 +297,7 @@ def test_a_prune_of_the_integer_program_that_drops_the_winner(monkeypatch, some_
 
 
 def reaches(candidate, seconds):
-    """Whether some choice of a candidate takes so many seconds."""
+    """Whether some choice of a candidate takes exactly these seconds."""
     return any(abs(c.objective_seconds - seconds) <= 1e-9 * seconds for c in some_choices(candidate))
 
 
@@ -304,7 +306,7 @@ def some_choices(candidate):
 
 
 def test_keys_before_the_split_that_are_too_high(monkeypatch):
-    """What a configuration settles alone orders the dynamic program's side, and lets it stop."""
+    """The keys of a configuration alone order the dynamic program's work, and let it stop."""
     some_job, honest = job(**JOBS["interleaved"]), simplest._alone
     monkeypatch.setattr(simplest, "_FIRST", 1)
     assert recommend(some_job).certificate.simplest.keys
@@ -314,7 +316,7 @@ def test_keys_before_the_split_that_are_too_high(monkeypatch):
 
 
 def test_layouts_of_the_first_solve_are_held_against_the_answer(monkeypatch):
-    """Both methods miss configurations of the window that the first solve has layouts of."""
+    """Both methods miss configurations of the window for which the first solve has layouts."""
     honest = simplest._inside
 
     def only_the_fastest(found, window):

@@ -1,4 +1,4 @@
-"""What a solver can do wrong, and that nothing of it stays behind. The solvers here are small shell scripts."""
+"""Faults of a solver, and proof that nothing of it remains. The solvers here are small shell scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="shell scripts and pr
 
 
 def two_stages() -> Candidate:
-    """Six layers on two stages, the second half as fast; the optimum is 4 + 2 layers."""
+    """Six layers on two stages, of which the second is half as fast; the optimum is 4 + 2 layers."""
     layers = np.tile(np.arange(1, 6), 2)
     stage = np.repeat([0, 1], 5)
     return Candidate(
@@ -53,7 +53,7 @@ OPTIMUM_SECONDS = 0.5 + 3 * 4 + (4 + 4) + 4 * 0.25
 
 @pytest.fixture
 def fake_cbc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Put a shell script in the place of CBC; files of the solve go to a folder that can be looked into."""
+    """Replace CBC by a shell script; files of the solve go to a folder that the test can read."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
@@ -252,7 +252,7 @@ os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), int(sys.argv[3]
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
 def test_a_signal_while_the_solver_starts_is_not_lost(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    """Python ignores what a handler raises there."""
+    """Python ignores exceptions that a handler raises at that moment."""
     script = tmp_path / "cbc"
     script.write_text("#!/bin/sh\nexec sleep 5\n")
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Every method against brute force: all choices of small random instances, priced by the formula written again."""
+"""Every method compared with brute force: all choices of small random instances, priced by an independent formula."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ RANDOMS = st.randoms(use_true_random=False)
 
 
 def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int = 7) -> Candidate:
-    """A small candidate with holes in its columns; half of them have prices on a coarse grid, so that choices tie.
+    """A small candidate with gaps in its columns; half of the candidates have prices on a coarse grid, so choices tie.
 
-    In half of them layers differ: they follow a pattern of one to five states, and each state has its own prices.
+    In half of the candidates layers differ: they follow a pattern of one to five states, each with its own prices.
     """
     num_stages = rng.randint(1, max_stages)
     num_layers = rng.randint(max(1, num_stages - 1), max_layers)  # too few layers for the stages: no choice
@@ -221,7 +221,7 @@ def test_the_least_maximum_is_that_of_all_choices(rng: random.Random) -> None:
 
 
 def simple(seconds: list[list[float]], num_layers: int, steady_count: float) -> Candidate:
-    """Stages that hold 1, 2, ... layers in these seconds, without tails."""
+    """Stages that hold 1, 2, ... layers in the given seconds, without tails."""
     stage = np.repeat(np.arange(len(seconds)), [len(times) for times in seconds])
     return Candidate(
         name="simple",
@@ -248,7 +248,7 @@ def check_exactly(candidate: Candidate) -> None:
 
 @pytest.mark.parametrize("steady_count", np.linspace(0.0, 3.0, 31))
 def test_a_slower_stage_may_buy_a_smaller_sum(steady_count: float) -> None:
-    """The optimal bottleneck lies strictly between the least one and that of the least sum, and moves."""
+    """The optimal bottleneck is strictly between the least bottleneck and that of the least sum, and it moves."""
     check_exactly(simple([[layers**2 for layers in range(1, 16)], [12.0 * k for k in range(1, 16)]], 16, steady_count))
 
 
@@ -266,7 +266,7 @@ def test_bounds_are_never_above_what_they_bound(rng: random.Random) -> None:
 
 @pytest.mark.parametrize("steady_count", [0.0, 1.0])
 def test_stages_that_cannot_hold_the_load_have_no_choice(steady_count: float) -> None:
-    """Their layers would do; with one microbatch nothing waits for the slowest stage, which takes forever."""
+    """The number of layers would fit; with one microbatch nothing waits for the slowest stage, which takes forever."""
     possible = simple([[1.0, 2.0], [1.0, 2.0]], 4, steady_count)
     short = replace(possible, total_load=possible.total_load + 1)
     bounds = lower_bounds([possible, short])
@@ -349,7 +349,7 @@ def test_ranked_lists_the_best_candidates_in_order(rng: random.Random, top: int)
 
 
 def pipeline(num_layers: int, num_stages: int, num_microbatches: int, seed: int) -> Candidate:
-    """A candidate of the size of real jobs: the first stages must recompute, the last one computes the loss."""
+    """A candidate of realistic size: the first stages must recompute, and the last stage computes the loss."""
     rng = np.random.default_rng(seed)
     even = num_layers / num_stages
     base = rng.uniform(0, 0.3, num_stages) + np.where(np.arange(num_stages) == num_stages - 1, 1.5, 0.0)
@@ -408,7 +408,7 @@ def test_no_candidates_and_empty_candidates_are_infeasible() -> None:
 
 @pytest.mark.parametrize("solver", ["cbc", "highs"])
 def test_no_choice_although_fractions_would_do(solver: SolverName) -> None:
-    """Three stages of one or three layers hold an odd number; six layers are infeasible in integers only."""
+    """Three stages of one or three layers hold an odd number of layers; six layers are infeasible only in integers."""
     whole = simple([[1.0, 2.0, 3.0]] * 3, 6, 1.0)
     odd = whole.keep(whole.layers != 2)
     assert prune([odd], math.inf)[0].all()  # no bound sees it

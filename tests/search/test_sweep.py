@@ -1,4 +1,4 @@
-"""A sweep over cluster sizes against single solves and against every layout."""
+"""A sweep over cluster sizes compared with single solves and with every layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FREE = Constraints()
 
 
 def small_job(seed):
-    """A tiny model on hosts of two devices; domains of one host or of two, so that sizes differ in geometry."""
+    """A tiny model on hosts of two devices; a domain has one host or two, so the sizes differ in geometry."""
     pick = random.Random(seed)
     return load_job(
         model="tiny-gpt",
@@ -141,7 +141,7 @@ def test_a_staircase_rules_out_what_a_list_of_all_layouts_does(first, layouts):
 
 
 def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_another():
-    """Each size by a search of its own; the front by comparing every pair of them."""
+    """Each size is compared with its own search, and the front with all pairs of sizes."""
     job = load_job(
         model="llama3-8b",
         cluster="mixed-a100-h100",
@@ -177,7 +177,7 @@ def test_sizes_of_a_mixed_cluster_are_what_searches_find_and_no_point_beats_anot
     ],
 )
 def test_of_a_range_of_batches_each_size_has_the_best(model, cluster, hosts, batch):
-    """Against a search at each size with each batch."""
+    """Compared with a search at each size with each batch."""
     load = {"model": model, "cluster": cluster, "sequence_length": 1024}
     job = load_job(**load, global_batch_size=batch)
     pools = {pool.cluster.name: hosts[pool.cluster.name] for pool in job.pools}
@@ -209,7 +209,7 @@ def test_a_range_of_batches_of_which_none_is_legal_says_why():
 
 
 def test_the_fewest_devices_keep_to_the_deadline_with_the_confidence():
-    """Where one kind of layout is left, as a search of its own finds it."""
+    """With one kind of layout left, the result equals that of a separate search."""
     job = load_job(model="llama3-8b", cluster="dgx-a100", nodes=4, global_batch_size=96, sequence_length=4096)
     pinned = Constraints.parse(["tp=2", "pp=1", "cp=1", "zero=1"])
     middle = sweep(job, pinned, range(1, 5)).front[-2]

@@ -1,4 +1,4 @@
-"""The scripts of tools/, for tests: they are in no package."""
+"""The scripts of tools/, which are in no package, for use in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search shows while one waits."""
+"""The progress that a search shows to a waiting user."""
 
 import inspect
 import io
@@ -55,7 +55,7 @@ def test_a_quick_search_shows_nothing_on_a_terminal(monkeypatch) -> None:
 
 
 def wait_for(stream: io.StringIO, text: str) -> None:
-    """Until another thread has written it."""
+    """Wait until another thread has written a text."""
     end = time.monotonic() + 30
     while text not in stream.getvalue():
         assert time.monotonic() < end, stream.getvalue()

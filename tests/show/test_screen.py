@@ -1,4 +1,4 @@
-"""Where text is read, and what never reaches a terminal."""
+"""The screens on which text is shown, and characters that never reach a terminal."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The views of a plan: what they say is what the plan says, on every screen."""
+"""The views of a plan: their figures are the plan's figures, on every screen."""
 
 import re
 from dataclasses import replace
@@ -73,7 +73,7 @@ def nothing(make_plan, make_memory) -> tuple[PoolJob, NothingFits, tuple[Remedy,
 
 
 def explained(plan) -> Explanation:
-    """A plan with sections that were written by hand, so that no change of the cost model moves them."""
+    """A plan with sections written by hand, so that no change of the cost model changes them."""
     seconds = {"ideal compute": 17.0, "kernel efficiency": 9.5, "calibration": -0.5, "tp_comm": 4.5, "bubble": 9.0}
     parts = [
         TimePart(
@@ -119,7 +119,7 @@ def explained(plan) -> Explanation:
 
 
 def slower(make_plan, **changes):
-    """Another plan, whose bubble and memory are others."""
+    """Another plan, with a different bubble and different memory."""
     plan = make_plan()
     time = tuple(replace(each, busy_seconds=4.1) if each.name == "bubble" else each for each in plan.time)
     smaller = [tuple(replace(line, num_bytes=9e9) for line in stage.lines) for stage in plan.memory]
@@ -304,7 +304,7 @@ ESCAPES = re.compile("\x1b\\[[0-9;]*m|\x1b\\]8;;[^\x1b]*\x1b\\\\")
 
 @pytest.mark.parametrize("name", ["summary", "explain", "answers", "diff"])
 def test_hostile_text_is_shown_and_not_obeyed(name, plan, nothing, make_plan, hostile, hostile_text) -> None:
-    """The terminal gets no control character but our own colours and links, and the text stands there literally."""
+    """The only control characters on the terminal are our own colours and links, and the text is shown literally."""
     bad = hostile(plan, hostile_text)
     before, after = bad, replace(bad, model=bad.model.model_copy(update={"name": f"{hostile_text} 2"}))
     view = view_of(name, bad, nothing, make_plan) if name != "diff" else difference_view(
@@ -320,7 +320,7 @@ def test_hostile_text_is_shown_and_not_obeyed(name, plan, nothing, make_plan, ho
 
 
 def rows_of(text: str, title: str) -> list[list[str]]:
-    """The rows of one section, label first; labels of several words become one."""
+    """The rows of one section, label first; a label of several words becomes one word."""
     lines = text[text.index(f"\n{title}") :].splitlines()[2:]
     body = lines[: lines.index("")] if "" in lines else lines
     return [re.split(r"\s{2,}", line.strip()) for line in body]
@@ -596,7 +596,7 @@ def test_near_ties_are_explained_where_there_is_one(ties, make_plan) -> None:
 
 
 def red(view) -> list[str]:
-    """What stands in bold red on a screen with colours."""
+    """The text that is bold red on a screen with colours."""
     found = re.findall("\x1b\\[1;31m([^\x1b]*)", to_text(view, Screen(width=120, color=True)))
     return [each.strip() for each in found]
 

@@ -140,7 +140,7 @@ def test_what_others_proved_is_not_said_of_the_figures_shown(make_plan) -> None:
 
 @pytest.mark.parametrize("objective", ["throughput", "cost", "gpus", "memory"])
 def test_a_simpler_plan_is_not_called_optimal(objective: str, make_plan) -> None:
-    """The window is said, and the minimum can be given back to the command line."""
+    """The window is stated, and `minimum` can be passed to the command line again."""
     least = Layout(pp=2, recompute=("none",) * 2, layers_per_stage=(5, 3))
     keys = Keys(risk=0, idle=0, recomputed=0, interleave=0, uneven=0, axes=2)
     minimum = Minimum(layout=least, step_seconds=4.0, peak_bytes=1e9, keys=keys, above=0.01, reason="fewer axes")

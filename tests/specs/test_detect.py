@@ -1,4 +1,4 @@
-"""The description of this machine: what the kernel says, shared among the processes."""
+"""The description of this machine: the kernel's figures, divided among the processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.specs.load import load_job
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine of 8 cores and 64 GiB; the folder returned stands for its control group."""
+    """A machine of 8 cores and 64 GiB; the returned folder replaces its control group."""
     monkeypatch.setattr(detect, "_CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     sizes = {"SC_PHYS_PAGES": 2**24, "SC_PAGE_SIZE": 2**12}

@@ -1,4 +1,4 @@
-"""One edit to a shipped file gives a document or an InputError, never anything else."""
+"""After one edit, a shipped file gives a document or an InputError, never anything else."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_any_setting(setting: str) -> None:
 
 
 def test_every_misspelt_key_of_a_shipped_file_is_found_and_most_are_guessed() -> None:
-    """One typo in each key of each file: transposed letters, one dropped, or one doubled."""
+    """One typing error in each key of each file: two letters swapped, one dropped, or one doubled."""
     rng = random.Random(0)
     guessed = total = 0
     for document, text in SHIPPED:
@@ -133,5 +133,5 @@ def test_a_message_about_a_layout_can_be_shown(read: Callable[[str], object], te
 
 
 def test_an_option_that_a_script_repeats_is_a_list() -> None:
-    """What the readers of foreign files give is a tuple: a list of the document, and no value."""
+    """The readers of foreign files return a tuple for it: a list in the document, and not a single value."""
     assert as_node({"a": ("b", "c")}, "x").plain == {"a": ("b", "c")}

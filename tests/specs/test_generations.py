@@ -1,4 +1,4 @@
-"""A device of four numbers: the rest follows from its generation, marked as assumed."""
+"""A device described by four numbers: its generation supplies the rest, marked as assumed."""
 
 from __future__ import annotations
 

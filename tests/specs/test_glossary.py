@@ -1,4 +1,4 @@
-"""The glossary as data: every term of the page is found, and every word of the output has one."""
+"""The glossary as data: every term of the page is found, and every word of the output has an entry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="
 
 
 def read_by_a_markdown_parser() -> tuple[list[tuple[str, str]], list[str]]:
-    """(section, text) of every list item, and everything in bold."""
+    """(section, text) of every list item, and every bold text."""
     items, bold, section, before = [], [], "", ""
     for token in MarkdownIt().parse(PAGE):
         if token.type != "inline":

@@ -1,6 +1,6 @@
-"""Files of well-known checkpoints, against the parameters that transformers builds from them and their cards.
+"""Files of well-known checkpoints, compared with the parameter counts of transformers and of the model cards.
 
-tests/published/hub_configs.json holds a config.json a line; tools/hf_counts.py writes the counts beside it.
+tests/published/hub_configs.json has one config.json per line; tools/hf_counts.py writes the counts beside them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_files_of_sixty_checkpoints_have_the_parameters_of_the_modules() -> None
 
 @pytest.mark.parametrize("page", CHECKPOINTS)
 def test_the_recorded_count_is_the_size_that_the_card_gives(page: str) -> None:
-    """So that no size was typed wrong: names round, and some count towers, or layers for further tokens, or neither."""
+    """This finds sizes that were mistyped. Names are rounded, and some include towers or MTP layers."""
     assert CHECKPOINTS[page]["num_params"] / 1e9 == pytest.approx(CHECKPOINTS[page]["card"], rel=0.065)
 
 

@@ -73,7 +73,7 @@ TYPED = sorted(name for name, row in TYPES.items() if not row.recorded and name 
 
 @pytest.mark.parametrize("model_type", TYPED)
 def test_a_missing_key_means_what_it_means_to_transformers(model_type: str) -> None:
-    """Keys of older files, and those that transformers fixes in the code, have no default there."""
+    """Keys of older files, and keys that transformers fixes in its code, have no default in transformers."""
     transformers = pytest.importorskip("transformers")
     config = transformers.CONFIG_MAPPING[model_type]()
     ours = {key: value for key, value in TYPES[model_type].defaults.items() if key not in WORKED_OUT}
@@ -88,7 +88,7 @@ def test_a_file_is_read_like_its_folder(save: Save) -> None:
 
 
 def test_what_the_documents_hold(save: Save) -> None:
-    """Values that no count shows, from the model cards."""
+    """Values that change no count, from the model cards."""
     gemma = load_model(str(save(PUBLISHED["gemma3-1b"]["config"] | {"sliding_window": 512, "rope_theta": 1e6})))
     assert (gemma.sliding_window, gemma.global_every, gemma.rope_theta) == (512, 6, 1e6)
     deepseek = load_model(str(save(PUBLISHED["deepseek-v3"]["config"] | {"num_nextn_predict_layers": 1})))
@@ -120,7 +120,7 @@ def test_sliding_windows(save: Save, change: dict[str, Any], window: int, every:
 
 @pytest.mark.parametrize("written", [["llama"], {"llama": 1}, 3, True])
 def test_a_model_type_that_is_no_word_is_refused(save: Save, written: object) -> None:
-    """Beside each of the keys that are looked at with it, and in the part that reads images."""
+    """Alone, together with each key that is read with it, and in the part that reads images."""
     outer = LLAMA | {"model_type": written}
     for beside in ({}, {"audio_config": {}}, {"vision_config": {}}):
         assert "model_type" in refusal(save(outer | beside))

@@ -1,7 +1,7 @@
-"""Every causal and image-text type of transformers, against the parameters that its own modules have.
+"""Every causal and image-text type of transformers, compared with the parameters of its own modules.
 
-tests/published/huggingface_types.json is written by tools/hf_counts.py: the default configuration of each type, and
-changes of it one at a time, each with the parameters of the module that transformers builds.
+tools/hf_counts.py writes tests/published/huggingface_types.json: the default configuration of each type, and single
+changes of it, each with the parameters of the module that transformers builds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECORDED = json.loads((ROOT / "tests" / "published" / "huggingface_types.json").
 BUILT = {
     (part, name): each for part in ("causal", "image_text") for name, each in RECORDED[part].items() if "config" in each
 }
-"""By part of the library's tables and model_type."""
+"""Records by part of the library's tables and model_type."""
 LEFT_OUT = {
     ("causal", "longcat_flash"),  # the library holds matrices of experts that pass a token on, which no checkpoint has
     ("causal", "moss_transcribe_diarize"),  # a tower for sound, which the reader is told that our document has not
@@ -45,9 +45,9 @@ READ = sorted(
     and (each["config"].get("text_config") or each["config"]).get("model_type") not in MISSING
 )
 MUST = {"causal": 171, "image_text": 70}
-"""Types that are read: of 189 and of 97 in transformers 5.23."""
+"""Numbers of types that are read, of 189 and of 97 in transformers 5.23."""
 FLAGS = {"attention_bias", "mlp_bias", "is_moe", "enable_bias", "use_bias", "tie_word_embeddings", "text_config"}
-"""Keys that some types refuse when they are set."""
+"""Keys that some types do not accept."""
 
 
 def merged(config: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_types_that_are_not_read_say_which_block_they_lack() -> None:
 
 
 def test_adapters_of_a_model_are_there_for_each_of_its_languages() -> None:
-    """X-MOD (arXiv 2205.06266): in each of 12 layers from 768 down to 384 and up again, with biases."""
+    """X-MOD (arXiv 2205.06266): in each of 12 layers, maps from 768 to 384 and back, with biases."""
     config = BUILT["causal", "xmod"]["config"]
     one, three, unsaid = (counts(config | {"languages": names})[0] for names in (["en_XX"], ["a", "b", "c"], []))
     assert three - one == 2 * 12 * (2 * 768 * 384 + 768 + 384)
@@ -114,7 +114,7 @@ def test_biases_of_smollm3_are_those_of_the_modules(flag: str) -> None:
 
 
 def test_a_tower_is_a_part_of_the_model_and_tokens_of_its_images_a_part_of_the_sequence() -> None:
-    """LLaVA's CLIP has 303.5 million parameters (its model card says 0.3 B), and gives 576 tokens of an image."""
+    """LLaVA's CLIP has 303.5 million parameters (its model card says 0.3 B) and produces 576 tokens for an image."""
     model = model_of(BUILT["image_text", "llava"]["config"])
     assert model.vision is not None
     assert round(num_params(model.vision.encoder) / 1e6, 1) == 303.5
@@ -137,7 +137,7 @@ def test_changed_configurations_have_the_parameters_of_the_modules(key: tuple[st
 @pytest.mark.slow
 @pytest.mark.parametrize("key", READ, ids=" ".join)
 def test_a_key_at_its_default_may_be_missing(key: tuple[str, str]) -> None:
-    """Or it is refused: what is left out never changes a count."""
+    """Otherwise the file is refused: a missing key never changes a count silently."""
     config, first = BUILT[key]["config"], BUILT[key]["cases"][0]
     aside = {"model_type", "architectures", "text_config", "vision_config"}
     aside |= {"num_key_value_heads"} if key[1] == "nemotron" else set()  # its class has no default that it can build
@@ -157,7 +157,7 @@ def test_a_key_at_its_default_may_be_missing(key: tuple[str, str]) -> None:
 
 @pytest.mark.slow
 def test_the_record_is_that_of_the_library() -> None:
-    """The oracle itself, of a few types, where transformers of the recorded version is installed."""
+    """Check the oracle itself for a few types, if transformers of the recorded version is installed."""
     transformers = pytest.importorskip("transformers")
     if transformers.__version__ != RECORDED["transformers"]:
         pytest.skip(f"the record is of transformers {RECORDED['transformers']}")
@@ -210,5 +210,5 @@ GEMMA = {
 
 @pytest.mark.parametrize(("config", "built"), [(LLAVA, 7_063_427_072), (GEMMA, 4_300_079_472)])
 def test_files_of_checkpoints_that_leave_most_keys_out(config: dict[str, Any], built: int) -> None:
-    """In the shapes of LLaVA 1.5 7B and Gemma 3 4B, with the parameters that transformers 5.23 builds from them."""
+    """Files shaped like LLaVA 1.5 7B and Gemma 3 4B, with the parameters that transformers 5.23 builds from them."""
     assert counts(config)[0] == built

@@ -1,4 +1,4 @@
-"""What is shipped: every file loads, is named after itself, and has the parameters that were published."""
+"""Shipped files: each one loads, has its file's name, and has the published number of parameters."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_parameter_counts_that_are_only_published_rounded(name: str, expected: f
 
 
 def test_measured_figures_of_the_hardware_notes() -> None:
-    """Achievable share of peak: below the best product ever measured (A100 0.87, H100 0.80, B200 0.78, GB200 0.73)."""
+    """Achieved share of the peak: below the best measured product (A100 0.87, H100 0.80, B200 0.78, GB200 0.73)."""
     best = {"dgx-a100": 271.2 / 312, "dgx-h100": 794.5 / 989, "dgx-b200": 1745 / 2250, "gb200-nvl72": 1822 / 2500}
     for name, share in best.items():
         assert load_cluster(name).device.efficiency.matmul == pytest.approx(0.94 * share, abs=0.006)
@@ -158,7 +158,7 @@ def test_shipped_files_follow_the_published_schemas(kind: str) -> None:
 
 
 def test_published_schemas_are_those_of_the_documents() -> None:
-    """Editors complete by docs/schemas: keys, their defaults and their ranges."""
+    """Editors use docs/schemas for completion: keys, their defaults and their ranges."""
     for name, schema in schemas().items():
         published = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
         assert published == schema, f"docs/schemas/{name}.json: make docs"
@@ -183,7 +183,7 @@ def test_schemas_are_written_with_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_an_installed_package_finds_its_documents(tmp_path: Path) -> None:
-    """As a wheel lays them out: planner/library, and nothing beside the package."""
+    """The layout of a wheel: planner/library, and nothing beside the package."""
     package = tmp_path / "site" / "planner"
     shutil.copytree(ROOT / "planner", package, ignore=shutil.ignore_patterns("__pycache__", "trainer"))
     for kind in ("models", "clusters"):

@@ -1,4 +1,4 @@
-"""A job from names, files and options."""
+"""A job built from names, files and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed clusters as documents: what they take, what they refuse, and plans that keep them."""
+"""Mixed clusters as documents: accepted keys, refused keys, and plans that contain mixed clusters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job_on(path, **options):
 
 
 def shallow(path):
-    """A plan of few layers, for questions that search often."""
+    """A plan of few layers, for questions that need many searches."""
     layout = parse_layout("tp=2,pp=3,dp=2,pools=old/old/new", num_layers=6, num_devices=1)
     return plan_for_layout(job_on(path, settings=("model.num_layers=6",)), layout)
 
@@ -244,7 +244,7 @@ def test_every_question_about_a_mixed_plan_has_an_answer(asked, cluster_file, tm
 
 
 def test_the_sensitivity_table_has_the_resources_of_each_pool(cluster_file, tmp_path, capsys):
-    """More of anything never makes a step longer, and each row is what a search of the changed job finds."""
+    """More of a resource never makes a step longer, and each row equals the result of a search for the changed job."""
     path, plan = tmp_path / "plan.json", shallow(cluster_file)
     path.write_text(plan_to_json(plan))
     assert main(["explain", str(path), "--what-if", "--json"]) == 0

@@ -1,4 +1,4 @@
-"""Shipped models against published counts, and the rules of the model document."""
+"""Shipped models compared with published counts, and the rules of the model document."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_active_counts_agree_with_what_was_published(name: str, billions: float)
 
 
 def test_the_module_for_further_tokens_of_deepseek_v3() -> None:
-    """README_WEIGHTS.md of the checkpoint: 11.5 billion parameters beside the shared embedding and head."""
+    """README_WEIGHTS.md of the checkpoint: 11.5 billion parameters in addition to the shared embedding and head."""
     assert mtp_params(load_model("deepseek-v3")) / 1e9 == pytest.approx(11.5, rel=0.01)
 
 

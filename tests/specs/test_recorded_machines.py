@@ -1,4 +1,4 @@
-"""Cluster documents from what nvidia-smi, rocm-smi, lspci and ibstat print; tests/specs/recorded says where from."""
+"""Cluster documents from the output of nvidia-smi, rocm-smi, lspci and ibstat; tests/specs/recorded has the sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILES = {
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A function that makes this machine a recorded one, without some programs, or with what some of them print."""
+    """A function that replaces this machine by a recorded one, without some programs or with changed output of some."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_ADAPTERS", tmp_path / "infiniband")
 

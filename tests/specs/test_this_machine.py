@@ -46,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_dgx_is_what_is_shipped(machine):
-    """Eight H100, 18 NVLinks each, eight NDR ports: the shipped dgx-h100 is read from data sheets."""
+    """Eight H100, 18 NVLinks each, eight NDR ports; the shipped dgx-h100 comes from data sheets."""
     machine(
         ["NVIDIA H100 80GB HBM3"] * 8,
         links=["26.562 GB/s"] * 18,

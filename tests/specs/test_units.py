@@ -1,4 +1,4 @@
-"""Quantities: what people write, against Fraction and hand-written values."""
+"""Quantities in people's notation, compared with Fraction and with hand-written values."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_other_lengths_are_refused(text):
 
 
 def test_a_long_number_that_is_no_quantity_takes_a_step_for_each_digit() -> None:
-    """A pattern that gives digits back takes the square of that: minutes of processor time for so many."""
+    """A pattern that backtracks would need time quadratic in the length: minutes of processor time for this number."""
     signal.setitimer(signal.ITIMER_PROF, 10)  # ends the process: a pattern at work hears no exception
     try:
         for text in ("1" * 200_000 + "!", "1" * 200_000 + " " * 200_000 + "!", "1." + "1" * 200_000 + "%"):

@@ -1,4 +1,4 @@
-"""The YAML reader: what it accepts, against JSON and PyYAML as oracles, and what it refuses, where."""
+"""The YAML reader: what it accepts, with JSON and PyYAML as oracles, and what it refuses, with the place."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_json_reads_as_json_does(document: dict[str, Any]) -> None:
 
 @given(documents(WORDS.map(lambda word: f"w{word}")), st.booleans())
 def test_what_pyyaml_writes_reads_back(document: dict[str, Any], flow: bool) -> None:
-    """Indented and flow style alike; PyYAML writes YAML 1.1, where text such as 0E0 is no number."""
+    """Both indented and flow style; PyYAML writes YAML 1.1, where text such as 0E0 is no number."""
     text = yaml.safe_dump(document, default_flow_style=flow, sort_keys=False, allow_unicode=True)
     assert same(parse_yaml(text, "x.yaml").plain, with_tuples(document))
 
@@ -236,7 +236,7 @@ def test_hostile_text_is_shortened_and_printable() -> None:
 
 
 def test_random_yaml_punctuation_never_escapes() -> None:
-    """A denser attack than plain bytes: only characters that mean something to YAML."""
+    """A denser attack than random bytes: only characters with a meaning in YAML."""
     rng = random.Random(0)
     alphabet = [*"ab:-?[]{},&*!|>'\"%@`#\n \t\\~01.e<", "---", "...", "\\x", "\\u", "!!", "<<", "%TAG ! x", "? "]
     for _ in range(3_000):

@@ -65,7 +65,7 @@ def local_cluster() -> ClusterSpec:
 
 
 def tiny_plan(layout: str, model: str = "llama", **training: Any) -> Plan:
-    """A plan as the search would make it, without its ledger."""
+    """A plan as the search would make it, without a ledger."""
     spec = MODELS[model]
     workload = {
         "sequence_length": 32,
@@ -103,7 +103,7 @@ def make_plan() -> Callable[..., Plan]:
 
 @pytest.fixture(scope="session")
 def run_job() -> Iterator[Callable[..., Any]]:
-    """`run_job(kind, plan, **options)` runs a job of workers.py on as many ranks as the plan has."""
+    """`run_job(kind, plan, **options)` runs a job of workers.py on the plan's number of ranks."""
     pytest.importorskip("torch")
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("workers.py"))],

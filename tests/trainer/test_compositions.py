@@ -1,4 +1,4 @@
-"""Every way to cut the training step gives the losses and gradient norms of one plain process."""
+"""Every way to divide the training step gives the losses and gradient norms of one plain process."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ BF16 = [
     ("model", "layout"), [BF16[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in BF16[1:])]
 )
 def test_bf16_follows_bf16_on_one_device(model, layout, run_job, make_plan):
-    """A product in 16 bits is off by 2^-9, and sums over ranks round once more: 2 % of a loss of 5.5 at most."""
+    """A 16-bit product is off by 2^-9, and sums over ranks are rounded again: at most 2 % of a loss of 5.5."""
     alone = run_job("steps", make_plan("dp=1,mbs=8", model, precision="bf16"), steps=STEPS)
     cut = run_job("steps", make_plan(layout, model, precision="bf16"), steps=STEPS)
     loss, norm = distance(cut, alone)
@@ -197,7 +197,7 @@ FP8 = [
     ("model", "layout"), [FP8[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in FP8[1:])]
 )
 def test_fp8_follows_bf16(model, layout, run_job, make_plan):
-    """Emulated: torchao rounds as the GPU's kernels do. A product in e4m3 is off by 2^-4, a sum of many by less."""
+    """Emulated: torchao rounds as the GPU's kernels do. An e4m3 product is off by 2^-4, a sum of many by less."""
     pytest.importorskip("torchao", reason="torchao is not installed")
     wide, narrow = (run_job("steps", make_plan(layout, model, precision=each), steps=STEPS) for each in ("bf16", "fp8"))
     loss, norm = distance(narrow, wide)
@@ -210,7 +210,7 @@ def test_fp8_follows_bf16(model, layout, run_job, make_plan):
     [("llama", "dp=2,zero=3,mbs=2"), pytest.param("moe", "pp=2,dp=2,ep=2,mbs=2", marks=pytest.mark.slow)],
 )
 def test_fp16_with_loss_scaling_follows_fp32(model, layout, run_job, make_plan, reference):
-    """A product in fp16 is off by 2^-12; a scale of 2^40 overflows at first and has to come down by itself."""
+    """An fp16 product is off by 2^-12; a scale of 2^40 overflows at first and must then decrease by itself."""
     found = run_job("steps", make_plan(layout, model, precision="fp16"), steps=STEPS, loss_scale=2.0**40)
     loss, norm = distance(found, reference(model))
     assert loss <= 2e-3
@@ -227,7 +227,7 @@ def test_without_loss_scaling_fp16_loses_gradients(run_job, make_plan, reference
     ("model", "layout"), [("llama", "dp=2,zero=3,mbs=2,recompute=full"), ("gemma", "tp=2,pp=2,mbs=2")]
 )
 def test_compiled_layers_train_the_same(model, layout, run_job, make_plan, reference):
-    """Traced and split by torch.compile, but run by torch's own kernels: the other half is torch's business."""
+    """torch.compile traces and splits the layers, and torch's own kernels run them; generated code is not tested."""
     found = run_job("steps", make_plan(layout, model), steps=STEPS, compile="aot_eager")
     assert_same_training(found, reference(model))
 

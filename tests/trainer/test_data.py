@@ -1,4 +1,4 @@
-"""Data: every kind of source becomes the same tokens, and samples depend on nothing but their number."""
+"""Data: every kind of source gives the same tokens, and samples depend only on their number."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def write_parquet(path: Path, key: str = "text") -> str:
 
 @pytest.fixture
 def tokenizer(tmp_path) -> Path:
-    """A tokenizer of words, as its library writes it; 1 ends a text."""
+    """A word tokenizer as its library writes it; token 1 ends a text."""
     tokenizers = pytest.importorskip("tokenizers")
     words = ["[UNK]", "</s>", *sorted({word for text in TEXTS for word in text.split()})]
     made = tokenizers.Tokenizer(
@@ -153,7 +153,7 @@ def test_tokens_are_made_once(tmp_path, monkeypatch):
 
 
 def test_ranks_that_start_together_see_whole_tokens(tmp_path):
-    """All of them ask at once; one writes and the others wait."""
+    """All ranks ask at the same time; one writes and the others wait."""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "x" * 1000}) + "\n" for _ in range(3000)))
     program = (
@@ -212,7 +212,7 @@ def test_a_damaged_token_file_is_made_again(damage, why, tmp_path, capsys):
 
 
 def test_a_damaged_token_file_whose_text_is_gone_stops_the_run(tmp_path, monkeypatch):
-    """A data set of the hub is known by its name, so nobody asks the hub while the file is whole."""
+    """A data set of the hub is identified by its name, so the hub is not asked as long as the file is intact."""
     offline, cache = ConnectionError("the hub does not answer"), tmp_path / "tokens"
     monkeypatch.setattr(sources, "_data_set", lambda _: (text.encode() for text in TEXTS))
     open_sources(("hf:set",), tokenizer=None, vocab_size=300, cache=cache)
@@ -229,7 +229,7 @@ def test_a_damaged_token_file_whose_text_is_gone_stops_the_run(tmp_path, monkeyp
 
 
 def test_a_token_file_is_compared_once_in_a_start(tmp_path, monkeypatch):
-    """A program of the standard library counts what is read: all the file once, by the first of the ranks."""
+    """The bytes that are read are counted: the whole file once, by the first of the ranks."""
     name, cache = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "tokens"
     summed = Mock(side_effect=token_cache.zlib.crc32)
     monkeypatch.setattr(token_cache.zlib, "crc32", summed)
@@ -270,7 +270,7 @@ def test_a_token_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
 
 
 def test_a_disk_that_is_full_is_told_with_the_file_that_it_has_no_room_for(tmp_path):
-    """A limit on the size of a file stands for it."""
+    """A limit on the size of files replaces the full disk."""
     name, cache = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "tokens"
     program = (
         "import resource, signal, sys; from pathlib import Path; from planner.trainer.sources import open_sources\n"

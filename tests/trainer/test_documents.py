@@ -1,4 +1,4 @@
-"""Documents packed into one sequence and masked from each other train as if each were alone."""
+"""Documents that are packed into one sequence and masked from each other train as if each were alone."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def data(tmp_path_factory) -> list[str]:
 
 
 def with_end_token(plan):
-    """Of its 264 tokens 256 are bytes and one ends a document."""
+    """256 of its 264 tokens are bytes, and one token ends a document."""
     return replace(plan, model=plan.model.model_copy(update={"vocab_size": 264}))
 
 
 def random_model(spec) -> Transformer:
-    """In double precision, with values that let attention matter."""
+    """A model in double precision, with values for which attention matters."""
     model = Transformer(spec)
     for name, parameter in model.named_parameters():
         parameter.data = initial_value(name, parameter.shape, spec, seed=1) * 5
@@ -51,7 +51,7 @@ def test_a_document_starts_behind_the_end_of_the_one_before():
 
 @pytest.mark.parametrize("name", ["llama", "gpt", "gemma", "mla", "falcon"])
 def test_packed_documents_have_the_logits_of_each_alone(name, make_plan):
-    """Rotary and learned positions, windows, latent attention; heads that share keys."""
+    """Rotary and learned positions, windows, latent attention, and heads that share keys."""
     spec = with_end_token(make_plan("dp=1", name)).model
     model = random_model(spec)
     draw = torch.Generator().manual_seed(0)
@@ -77,7 +77,7 @@ def test_a_document_that_fills_the_sequence_is_not_changed(make_plan):
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("heads", [4, 2])
 def test_the_kernel_of_gpus_sees_what_the_dense_mask_shows(rank, window, heads, monkeypatch):
-    """Flex attention as plain operators, without its backward pass, which torch has for GPUs only."""
+    """Flex attention as plain operators, without its backward pass, which torch implements for GPUs only."""
     monkeypatch.setattr(attention, "_compiled", lambda function: function)
     held = positions_of(LENGTH) if rank is None else held_positions(LENGTH, 2, rank)
     starts = document_starts(torch.randint(0, 6, (2, LENGTH), generator=torch.Generator().manual_seed(1)), 5)

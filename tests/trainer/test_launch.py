@@ -1,4 +1,4 @@
-"""`planner launch`: commands, folders and outcomes, up to real runs under torchrun."""
+"""`planner launch`: commands, folders and outcomes, including real runs under torchrun."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan_path(make_plan, tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_leftovers(tmp_path):
-    """A test that fails leaves a run behind, which would slow down the next ones."""
+    """End runs that a failed test leaves behind, because they would slow down the next tests."""
     yield
     for process, words in words_of_processes():
         if any(str(tmp_path) in word for word in words):
@@ -88,7 +88,7 @@ def steps_done(output: Path) -> int:
 
 
 def ranks_of(output: Path) -> list[int]:
-    """Processes that train into `output`: children of torchrun's agent, which has the same words."""
+    """Processes that train into `output`: children of torchrun's agent, which has the same command line."""
     found = {process for process, words in words_of_processes() if f"--output={output}" in words}
     return sorted(process for process in found if parent_of(process) in found)
 
@@ -138,7 +138,7 @@ def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
 
 
 def test_a_hundred_lines_stand_for_any_number_of_hosts(make_plan):
-    """The last host is shown too: it may have fewer ranks than the others."""
+    """The last host is also shown, because it may have fewer ranks than the others."""
     plan = on_two_hosts(make_plan("dp=1,mbs=1"))
     for ranks, lines in ((200, 100), (201, 101), (1_000_001, 101)):
         large = replace(plan, layout=replace(plan.layout, dp=ranks))
@@ -160,7 +160,7 @@ def test_hosts_are_filled_one_after_the_other(layout, ranks, make_plan):
 
 
 def test_torchrun_numbers_the_ranks_by_host(make_plan):
-    """With another rendezvous than the static one, torchrun ignores --node-rank."""
+    """With any rendezvous but the static one, torchrun ignores --node-rank."""
     run = pytest.importorskip("torch.distributed.run")
     line = torchrun_commands(
         on_two_hosts(make_plan("dp=4")), Path("p.json"), output=Path("out"), arguments=RunArguments()
@@ -181,7 +181,7 @@ def test_a_plan_without_a_file_has_no_command(monkeypatch, plan_path, tmp_path):
 
 
 def test_the_step_to_resume_from_holds_until_a_checkpoint_follows(plan_path, tmp_path, monkeypatch):
-    """Two ranks that die at once, then one that dies after a checkpoint, then the end."""
+    """Two starts whose ranks die at once, then one whose ranks die after a checkpoint, then the end."""
     pytest.importorskip("torch")
     asked = []
 
@@ -207,7 +207,7 @@ def test_the_step_to_resume_from_holds_until_a_checkpoint_follows(plan_path, tmp
 def test_ranks_that_die_before_the_first_step_are_started_again(
     plan_path, tmp_path, monkeypatch, capsys, code, attempts
 ):
-    """Unless torchrun itself has failed: its hosts have not met."""
+    """They are not started again if torchrun itself has failed because its hosts have not met."""
     pytest.importorskip("torch")
     asked = []
     monkeypatch.setattr("planner.launch.supervise._run_once", lambda *words: asked.append(words) or code)
@@ -234,7 +234,7 @@ def test_torchrun_waits_for_other_hosts_as_long_as_it_is_said(number, make_plan,
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_hosts_that_never_meet_are_told_in_a_line(number, make_plan, tmp_path):
-    """The other host is not there; in a second torchrun gives up."""
+    """The other host does not exist; torchrun gives up after a second."""
     pytest.importorskip("torch")
     plan = on_two_hosts(make_plan("dp=4,mbs=2"))
     write_plan(plan, tmp_path / "plan.json")
@@ -354,7 +354,7 @@ def test_a_folder_in_use_is_refused(plan_path, tmp_path):
 
 @pytest.fixture
 def stopped(plan_path, tmp_path, monkeypatch) -> Path:
-    """A run that was asked to stop; its temporary files have a folder of their own."""
+    """A run that was asked to stop; its temporary files have a separate folder."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
     (tmp_path / "temporary").mkdir()
@@ -401,7 +401,7 @@ def test_a_mistake_in_the_data_is_told_without_a_traceback(plan_path, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
 def test_a_killed_rank_is_started_again(plan_path, tmp_path, how):
-    """One in which a library aborts shows what it was doing."""
+    """A rank in which a library aborts shows what it was doing."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
     run = start(plan_path, output, 400)
@@ -438,7 +438,7 @@ def test_only_a_rank_without_a_heartbeat_is_ended(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_a_rank_that_stands_still_is_ended_and_started_again(plan_path, tmp_path):
-    """Its peer waits for it in a collective, and would for five minutes."""
+    """The other rank waits for it in a collective, and would wait for five minutes."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
     run = start(plan_path, output, 3000)
@@ -454,7 +454,7 @@ def test_a_rank_that_stands_still_is_ended_and_started_again(plan_path, tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_twenty_random_kills_change_no_bit(make_plan, tmp_path):
-    """Random ranks die at random steps, some of them while a checkpoint is written; every loss is as without kills."""
+    """Random ranks die at random steps, some during a save; every loss equals the loss without kills."""
     pytest.importorskip("torch")
     write_plan(make_plan("dp=2,zero=1,mbs=2"), tmp_path / "plan.json")
     chance, steps = random.Random(20), 20 * 12
@@ -527,7 +527,7 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_the_lines_of_several_hosts_train_together(make_plan, tmp_path):
-    """Both hosts are this machine; the lines are run as they are printed, with the address filled in."""
+    """Both hosts are this machine; the printed lines are run unchanged, with the address filled in."""
     pytest.importorskip("torch")
     plan = on_two_hosts(make_plan("pp=2,dp=2,zero=1,mbs=2"))
     write_plan(plan, tmp_path / "plan.json")
@@ -541,7 +541,7 @@ def test_the_lines_of_several_hosts_train_together(make_plan, tmp_path):
 
 @pytest.mark.slow
 def test_hosts_with_different_plans_do_not_start(make_plan, tmp_path):
-    """The second host's file has another learning rate; it would train, and nobody would see it."""
+    """The second host's file has another learning rate; otherwise it would train, and nobody would notice."""
     pytest.importorskip("torch")
     paths = (tmp_path / "a.json", tmp_path / "b.json")
     for path, rate in zip(paths, (1e-3, 2e-3), strict=True):
@@ -575,7 +575,7 @@ def start_host(make_plan, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [[-1], [0, -1]])
 def test_several_launchers_train_together_after_a_kill(killed, start_host, tmp_path):
-    """Each host has a launcher of its own; when a rank of one or of both dies, all start again."""
+    """Each host has its own launcher; when a rank on one or both hosts dies, all ranks start again."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
     hosts = [start_host(number) for number in range(2)]
@@ -592,7 +592,7 @@ def test_several_launchers_train_together_after_a_kill(killed, start_host, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_launcher_that_is_started_again_alone_meets_the_others(number, start_host, tmp_path):
-    """As Kubernetes does it for one pod. The other launcher goes on; steps are neither lost nor done twice."""
+    """As Kubernetes does for one pod. The other launcher continues; no step is lost or done twice."""
     pytest.importorskip("torch")
     output = tmp_path / "out"
     hosts = [start_host(number) for number in range(2)]
@@ -610,7 +610,7 @@ def test_a_launcher_that_is_started_again_alone_meets_the_others(number, start_h
 
 @pytest.mark.slow
 def test_sigterm_to_torchrun_itself_saves_too(make_plan, tmp_path):
-    """What a batch system does when nobody uses `planner launch`."""
+    """A batch system does this if nobody uses `planner launch`."""
     pytest.importorskip("torch")
     write_plan(make_plan("dp=2,mbs=2"), tmp_path / "plan.json")
     output = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Predicted and measured join by line name."""
+"""Predicted and measured figures are joined by line name."""
 
 from __future__ import annotations
 

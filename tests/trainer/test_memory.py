@@ -1,4 +1,4 @@
-"""Bytes measured in a real step: against counts that follow from the shapes, and against the plan's ledger."""
+"""Bytes measured in a real step, compared with counts that follow from the shapes, and with the plan's ledger."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_plans_ledger_is_what_a_step_holds(model, layout, training, run_job,
     ],
 )
 def test_a_pipeline_adds_up_whole_gradients(layout, training, run_job, make_plan):
-    """Also where the first stage runs all its forward passes before the first backward pass."""
+    """This includes schedules in which the first stage runs all forward passes before its first backward pass."""
     plan = make_plan(layout, **training)
     found = run_job("memory", plan, steps=1)["grads"]
     assert found == [planned(plan, stage)["grads"] for stage in range(2)]
@@ -96,7 +96,7 @@ def test_a_pipeline_adds_up_whole_gradients(layout, training, run_job, make_plan
     [("moe", "dp=1,mbs=4"), ("mla", "dp=1,mbs=4"), pytest.param("mla", "tp=2,mbs=4", marks=pytest.mark.slow)],
 )
 def test_experts_and_latents_hold_what_the_ledger_says(model, layout, run_job, make_plan):
-    """Indices of tokens and gates of shared experts have no line, and weigh much in layers of width 32."""
+    """Indices of tokens and gates of shared experts have no line, and are large in layers of width 32."""
     plan = make_plan(layout, model)
     found, ledger = run_job("memory", plan, steps=1), planned(plan, 0)
     for name in ("params", "optimizer_state"):

@@ -1,4 +1,4 @@
-"""The ledger's bytes at real sizes, against those that are alive in the trainer's own step on fake tensors."""
+"""The ledger's bytes at real sizes, compared with bytes that are alive in the trainer's own step on fake tensors."""
 
 from __future__ import annotations
 

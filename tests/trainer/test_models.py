@@ -1,4 +1,4 @@
-"""The modules of the trainer's models against formulas written out plainly, and their size against the planner's."""
+"""The modules of the trainer's models compared with plainly written formulas, and their size with the planner's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface that reaches other hosts, against what `ip` says."""
+"""The interface that reaches other hosts, compared with the output of `ip`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.trainer.network import VARIABLE, choose_interface, interface_toward
 
 @pytest.fixture
 def interface() -> tuple[str, str]:
-    """Name and first address of an interface that is not the loopback."""
+    """Name and first address of an interface other than the loopback."""
     try:
         answer = subprocess.run(["ip", "-j", "-4", "address"], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

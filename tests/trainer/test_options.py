@@ -1,4 +1,4 @@
-"""What the command line writes, the trainer reads."""
+"""The trainer reads the options that the command line writes."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_rotary_embedding_is_a_rotation_by_relative_position():
 
 
 def test_scaled_rotary_frequencies_are_those_of_transformers():
-    """Lengths that leave some waves as they are, blend some, and slow the rest down."""
+    """Lengths with which some waves stay unchanged, some are blended, and the others are slowed down."""
     modeling = pytest.importorskip("transformers.modeling_rope_utils")
     configuration = pytest.importorskip("transformers").LlamaConfig(
         hidden_size=64, num_attention_heads=1, max_position_embeddings=131072,
@@ -126,7 +126,7 @@ def test_the_lean_norm_is_torchs_norm(dtype, tolerance):
 
 
 class _ByGetattr:
-    """Pickles as Python 3.11.0 to 3.11.3 pickle the member of an enum: `getattr(owner, name)`."""
+    """Pickles an enum member as Python 3.11.0 to 3.11.3 do: `getattr(owner, name)`."""
 
     def __init__(self, owner: object, name: str) -> None:
         self.parts = owner, name
@@ -220,7 +220,7 @@ def _raise_allocator() -> None:
 
 @pytest.mark.parametrize("fail", [_raise_wrapped, _raise_allocator])
 def test_a_rank_without_memory_says_so_and_names_itself(fail, monkeypatch, tmp_path, capsys):
-    """torch's pipeline hides what a stage raises; the CPU allocator has words only."""
+    """torch's pipeline hides errors of a stage; the CPU allocator's error is identified only by its text."""
     monkeypatch.setattr(program, "_train", lambda _: fail())
     monkeypatch.setattr(program, "die_with_parent", lambda: None)
     monkeypatch.setattr(program, "_quiet_torch", lambda: None)
@@ -236,7 +236,7 @@ def test_a_rank_without_memory_says_so_and_names_itself(fail, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(("tp", "cut"), [(1, {"query", "key", "value", "output"}), (2, {"query", "output"})])
 def test_8_bits_are_for_the_layers_products_that_the_kernel_takes(tp, cut, make_plan):
-    """Of 2 heads of keys with 8 features each, two ranks hold 8 columns, and the kernel takes 16."""
+    """With 2 key heads of 8 features, each of two ranks holds 8 columns, but the kernel needs 16."""
     pytest.importorskip("torchao", reason="torchao is not installed")
     from planner.trainer.float8 import apply_float8
 

@@ -52,7 +52,7 @@ def finished(run_job, make_plan, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def interrupted(finished, tmp_path) -> Path:
-    """A copy of that run as it was after step 4."""
+    """A copy of the finished run as it was after step 4."""
     output = tmp_path / "copy"
     shutil.copytree(finished, output)
     shutil.rmtree(checkpoint(output, STEPS))
@@ -106,7 +106,7 @@ def cut_a_shard(folder: Path) -> None:
 
 
 def rewrite(folder: Path, name: str, change) -> None:
-    """Change a document and give it the right hash, as only a bug or somebody's hand would."""
+    """Change a document and give it the correct hash, as only a bug or a deliberate change would."""
     document = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps(change(document)))
     if name != "manifest.json":
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(finished, run_job, m
 
 @pytest.mark.parametrize("pattern", [".metadata", "__0_0.distcp"])
 def test_a_checkpoint_cannot_run_code(pattern, interrupted, run_job, make_plan, tmp_path):
-    """The attacker also fixes the manifest, so only the allow-lists are in the way."""
+    """The attacker also corrects the manifest, so only the allow-lists prevent the attack."""
 
     class Attack:
         def __reduce__(self):
@@ -224,7 +224,7 @@ def test_a_checkpoint_cannot_run_code(pattern, interrupted, run_job, make_plan, 
 
 
 def test_a_save_that_fails_leaves_the_checkpoint_before(interrupted, run_job, make_plan):
-    """A limit on the size of a file stands for a full disk."""
+    """A limit on the size of files replaces the full disk."""
     plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
     with pytest.raises(RuntimeError, match=r"EnvironmentProblem: cannot save .* are free there"):
         run_job("train", plan, steps=STEPS, output=str(interrupted), file_limit=20_000)
@@ -244,7 +244,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(interrupted, run_job, ma
     ],
 )
 def test_a_kill_in_the_middle_of_a_save_loses_nothing(rank, moment, finished, interrupted, run_job, make_plan):
-    """The draft is no checkpoint until it has its name; the run goes on from the one before, bit by bit."""
+    """A draft is not a checkpoint before it is renamed; the run continues from the previous checkpoint, bit by bit."""
     plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
     with pytest.raises(RuntimeError, match=f"rank {1 - rank}: .*(gloo|Connection)"):
         run_job("train", plan, steps=STEPS, output=str(interrupted), dying_rank=rank, die=moment)
@@ -289,7 +289,7 @@ def test_a_checkpoint_of_another_model_is_refused(interrupted, run_job, make_pla
 
 
 def test_other_data_are_refused(interrupted, run_job, make_plan, tmp_path):
-    """A run goes on with the samples it has not seen; of other data it would skip the first ones in silence."""
+    """A run continues with samples that it has not seen; with other data it would silently skip the first samples."""
     (tmp_path / "data.txt").write_bytes(bytes(range(256)) * 100)
     plan, options = make_plan("dp=1,mbs=4", "tied-llama"), {"steps": STEPS, "output": str(interrupted)}
     with pytest.raises(RuntimeError, match=r"InputError: .* was trained on other data"):
@@ -316,7 +316,7 @@ def test_only_the_newest_checkpoints_stay(options, kept, run_job, make_plan, tmp
 
 
 def test_a_checkpoint_written_during_training_is_of_its_step(finished, run_job, make_plan, tmp_path):
-    """The weights move on while it is written: a copy that is none would be of a later step."""
+    """The weights change during the write: without a real copy, the checkpoint would be of a later step."""
     plan = make_plan("dp=2,zero=1,mbs=2", "tied-llama")
     options = {"steps": STEPS, "output": str(tmp_path), "async_save": True, "keep_checkpoints": STEPS}
     assert run_job("train", plan, checkpoint_every=1, **options) == ExitCode.OK
@@ -338,7 +338,7 @@ def test_a_save_in_the_background_that_fails_is_told(interrupted, run_job, make_
     ["pp=2,mbs=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tp=2,pp=2,mbs=2", "dp=2,zero=2,mbs=2"))],
 )
 def test_held_out_samples_have_a_loss(layout, run_job, make_plan, tmp_path):
-    """All windows of these data are equal, and the weights stay: training and validation must agree."""
+    """All windows of these data are equal, and the weights do not change, so training and validation must agree."""
     tokens = np.random.default_rng(1).integers(0, 256, 32).astype(np.uint16)
     np.save(tmp_path / "data.npy", np.append(np.tile(tokens, 100), tokens[0]))
     plan = make_plan(layout, learning_rate=1e-30)
@@ -351,7 +351,7 @@ def test_held_out_samples_have_a_loss(layout, run_job, make_plan, tmp_path):
 
 @pytest.mark.slow
 def test_validation_changes_nothing_of_the_training(run_job, make_plan, tmp_path):
-    """The same samples are held out; only the losses of them are asked for more often."""
+    """The same samples are held out; only their losses are computed more often."""
     plan, runs = make_plan("dp=2,zero=1,mbs=2", "tied-llama"), []
     for every in (1, 100):
         options = {"output": str(tmp_path / str(every)), "validate_every": every, "validation": 0.1}
@@ -413,7 +413,7 @@ def test_without_its_library_a_logger_says_what_to_install(make_plan, monkeypatc
 
 
 def test_weights_and_biases_writes_a_run_offline(make_plan, monkeypatch, tmp_path):
-    """The library itself takes what it is given, without a network."""
+    """The library itself accepts the data, without a network."""
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "run").mkdir()

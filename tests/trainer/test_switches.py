@@ -1,4 +1,4 @@
-"""What only a GPU makes faster, and no GPU runs here: that each switch is set where it belongs."""
+"""Features that only make GPUs faster, tested without a GPU: each switch is set in the right place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_layers_are_compiled_on_gpus(device, layout, wanted, make_plan):
 
 @pytest.mark.slow
 def test_a_run_compiles_after_its_first_step(run_job, make_plan, tmp_path):
-    """As on a GPU; the first step is the one that measures memory. The worker counts what was compiled."""
+    """As on a GPU; the first step measures memory. The worker counts the compiled layers."""
     options = {"steps": 3, "output": str(tmp_path), "compile": "aot_eager"}
     assert run_job("train", make_plan("dp=2,zero=1,mbs=2"), **options) == 0
 
@@ -63,7 +63,7 @@ def test_the_optimizer_is_one_kernel(make_plan):
 
 
 def test_weights_are_gathered_ahead(run_job, make_plan):
-    """The unit `all` holds head and norm; layer 0 of this model is dense, the others have experts."""
+    """The unit `all` holds head and norm; layer 0 of this model is dense, and the other layers have experts."""
     layers = [["layers.0"], *([f"layers.{n}", f"layers.{n}.ffn.experts"] for n in (1, 2, 3))]
     found = run_job("prefetched", make_plan("dp=2,ep=2,zero=3,mbs=4", "moe"), steps=1)
     chain = [["all"], ["embedding"], *layers]

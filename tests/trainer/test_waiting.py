@@ -26,7 +26,7 @@ MORE_LAYOUTS = [
     ("model", "layout", "lines"), [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_LAYOUTS)]
 )
 def test_every_wait_has_the_line_of_its_axis(model, layout, lines, run_job, make_plan):
-    """Stops at each wait of a step, in FSDP2, DTensor, the schedules and our own collectives, and asks for its line."""
+    """Stop at each wait of a step (FSDP2, DTensor, the schedules, our own collectives), and ask for its line."""
     found = run_job("waits", make_plan(layout, model), steps=2)
     assert set(found["lines"]) == lines
     assert found["unknown"] == []
@@ -47,7 +47,7 @@ def test_the_lines_of_a_run_add_up_to_its_step(run_job, make_plan, tmp_path):
 
 
 def test_a_lost_peer_inside_a_pipeline_stage_is_a_lost_peer():
-    """The schedule wraps what the collective raised; a bug of a stage is still a bug."""
+    """The schedule wraps the error that the collective raised; a bug in a stage still counts as a bug."""
     pytest.importorskip("torch")
     from planner.trainer.__main__ import _lost_a_peer  # needs torch
 

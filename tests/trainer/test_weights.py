@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: what is read computes what transformers computes, and what is written is what was read."""
+"""Hugging Face checkpoints: models that are read compute as in transformers, and written files equal those read."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tuple[str, torch.Tensor]:
-    """A token file of as many windows as a batch has rows, and the tokens."""
+    """A token file with as many windows as a batch has rows, and the tokens."""
     tokens = np.random.default_rng(0).integers(0, 256, ROWS * LENGTH + 1).astype(np.uint16)
     path = tmp_path_factory.mktemp("data") / "tokens.npy"
     np.save(path, tokens)
@@ -117,7 +117,7 @@ def runs(name: str, layout: str, *marks) -> object:
 def test_a_checkpoint_computes_what_it_should_and_comes_back_as_it_was(
     name, layout, checkpoints, data, run_job, make_plan, tmp_path
 ):
-    """The rate is so low that one step changes no fp32 weight; its loss is the one before the step."""
+    """The learning rate is so low that one step changes no fp32 weight; the step's loss is from before the update."""
     folder, model = checkpoints(name)
     options = {"weights": str(folder), "export": str(tmp_path / "out"), "output": str(tmp_path / "run")}
     code = run_job("train", plan_for(folder, layout, make_plan), steps=1, data=[data[0]], **options)
@@ -135,7 +135,7 @@ def test_a_checkpoint_computes_what_it_should_and_comes_back_as_it_was(
     "name", [name if name in ("gpt2", "mixtral") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
 def test_transformers_reads_what_a_run_writes(name, checkpoints, data, run_job, make_plan, tmp_path):
-    """From the configuration that the trainer makes, without that of the checkpoint; tied weights too."""
+    """With the configuration that the trainer makes, without the checkpoint's configuration; also with tied weights."""
     folder, model = checkpoints(name)
     plan = plan_for(folder, "dp=1,mbs=8", make_plan)
     options = {"export": str(tmp_path / "out"), "output": str(tmp_path / "run"), "data": [data[0]]}
@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoints, run_job, make_pla
     ],
 )
 def test_blocks_that_compute_otherwise_are_refused(name, change, message, checkpoints, tmp_path):
-    """Their tensors have the names and shapes of blocks that the trainer has."""
+    """Their tensors have the names and shapes of blocks that the trainer supports."""
     config, spec = json.loads((checkpoints(name)[0] / "config.json").read_text()), load_model(str(checkpoints(name)[0]))
     (tmp_path / "config.json").write_text(json.dumps(config))
     _check_config(tmp_path, spec)
@@ -184,7 +184,7 @@ def test_blocks_that_compute_otherwise_are_refused(name, change, message, checkp
 
 
 def test_gpt2s_own_names_are_read_too(checkpoints, data, run_job, make_plan, tmp_path):
-    """The published files have no `transformer.`, and the masks as buffers."""
+    """The published files lack the prefix `transformer.`, and contain the masks as buffers."""
     folder, model = checkpoints("gpt2")
     old = {name.removeprefix("transformer."): value for name, value in tensors_of(folder).items()}
     old |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 4, 4) for layer in range(4)}

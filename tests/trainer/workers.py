@@ -73,7 +73,7 @@ def wrong_pipeline_scale(trainer: Trainer) -> None:
 
 
 def wrong_data_position(trainer: Trainer) -> None:
-    """One rank reads one sample further on."""
+    """One rank reads its data one sample further on."""
     if dist.get_rank() == 1:
         batch = trainer.corpus.batch
         trainer.corpus.batch = lambda first, count: batch(first + 1, count)
@@ -88,14 +88,14 @@ def wrong_seed(trainer: Trainer) -> None:
 
 
 def wrong_sequence_position(trainer: Trainer) -> None:
-    """Every rank takes its rows for those of rank 0."""
+    """Every rank uses the positions of rank 0 for its rows."""
     for module in trainer.chunks[0].modules():
         if isinstance(module, Attention):
             module.held = held_positions(trainer.plan.training.sequence_length, trainer.plan.layout.cp, 0)
 
 
 def swapped_experts(trainer: Trainer) -> None:
-    """The tokens of one rank go to the experts of the other."""
+    """The tokens of one rank go to the other rank's experts."""
     if dist.get_rank() == 1:
         for mixture in mixtures_of(trainer.chunks[0]):
             mixture.router.register_forward_hook(lambda _, __, scores: scores.roll(4, -1))
@@ -187,7 +187,7 @@ def documents_apart(model: Transformer, tokens: torch.Tensor, end: int) -> torch
 
 
 def die_in_save(moment: str) -> None:
-    """Let this rank be killed at a moment of its next save."""
+    """Have this rank killed at a given moment of its next save."""
     functions = {
         "before its shard": "save_tensors",
         "before the hashes": "_hash_own_files",
@@ -246,7 +246,7 @@ def memory(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def waits(plan: Plan, job: dict[str, Any]) -> dict[str, list[str]]:
-    """Ledger lines of the collectives that one step waits for, and places that wait for what has no line."""
+    """Ledger lines of the collectives that one step waits for, and the places of waits without a line."""
     trainer = make_trainer(plan, job)
     trainer.step()
     sampler, found = WaitSampler(plan.layout), {"lines": set(), "unknown": set()}
@@ -267,7 +267,7 @@ def waits(plan: Plan, job: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def prefetched(plan: Plan, job: dict[str, Any]) -> dict[str, list[list[str]]]:
-    """For each unit of FSDP2 of a chunk the units that it gathers ahead, in the forward and in the backward pass."""
+    """For each FSDP2 unit of a chunk, the units that it gathers ahead, in the forward and in the backward pass."""
     (chunk,) = make_trainer(plan, job).chunks
     name_of = {module._get_fsdp_state(): name or "all" for name, module in chunk.named_modules() if is_unit(module)}
     return {

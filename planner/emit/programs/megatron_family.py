@@ -254,7 +254,7 @@ def _write_recipe(plan: Plan) -> Values:
 def _read_recipe(given: Given) -> Mapping[str, Any]:
     """The name of the memory recipe, even if it is the engine's default.
 
-    DeepSpeed has its own recipes, so it gets none.
+    A file for DeepSpeed gets no name, because DeepSpeed has its own recipes.
     """
     if given.flag("deepspeed"):
         return {}
@@ -475,7 +475,7 @@ REFUSALS: Final = (
 
 
 def _read_loss(given: Given) -> Mapping[str, Any]:
-    """The loss: Megatron-Core's own fusion keeps the same as the separate operators: softmax in fp32 and no logits.
+    """The loss. Megatron-Core's own fusion keeps the same tensors as separate operators: softmax in fp32, no logits.
 
     Source: Megatron-LM, core/fusions/fused_cross_entropy.py; arguments.py refuses Transformer Engine's fusion.
     """

@@ -1,4 +1,4 @@
-"""Our own trainer, which reads plan.json directly, so that its table has only one setting."""
+"""Our own trainer. It reads plan.json directly, so its table has only one setting."""
 
 from __future__ import annotations
 

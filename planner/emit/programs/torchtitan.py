@@ -106,7 +106,7 @@ def _blocks_of(experts: bool) -> dict[str, Any]:
 
 
 def missing_blocks(model: ModelSpec) -> tuple[str, ...]:
-    """Fields of the model that torchtitan's blocks cannot express; a configuration needs all fields."""
+    """Fields of the model that torchtitan's blocks cannot express; a configuration exists only if there are none."""
     own, known = _blocks(model), _blocks_of(bool(model.moe))
     wrong = [key for key in own if own[key] != known[key]]
     inner = own["moe"] or {}

@@ -133,7 +133,7 @@ def _called(values: Values, section: str, name: str) -> list[str]:
 
 
 def _assigned(values: Values, part: str, kind: str, release: str) -> list[str]:
-    """Lines that override the registry's values in all layers where they differ from the plan."""
+    """Lines that override, in all layers, the registry's values that differ from the plan."""
     found = _of(values, f"model_spec.{part}")
     names = {key: _OLD_NAMES.get(key, key) if release == V_0_3 else key for key in found}
     head = f"for _, {part}, _, _ in model_spec.model.traverse({kind}.Config):"

@@ -140,7 +140,7 @@ class _Place(NamedTuple):
     shown: str
 
     def of(self, read: Callable[[], Facts]) -> Facts:
-        """What `read` returns; its mistakes name the key, the file and the line."""
+        """The result of `read`; mistakes at a key name the key, the file and the line."""
         try:
             return read()
         except InputError as error:

@@ -34,7 +34,7 @@ def variables_of(text: str, hosts: int = 0) -> dict[str, str]:
 
 
 def with_srun(text: str, values: Values) -> dict[str, Value]:
-    """The values, and the job's hosts and ranks if srun starts the ranks and no other launcher's options name them."""
+    """The values; hosts and ranks are added if srun starts the ranks and no other launcher's options name them."""
     asked = _asked(text)
     ranks = asked.get("ntasks-per-node") or asked.get("gpus-per-node")
     if "nodes" not in asked or not {HOSTS, RANKS}.isdisjoint(values) or not _STARTS.search(text):

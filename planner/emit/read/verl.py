@@ -24,7 +24,7 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 
 def _values(text: str) -> Values:
     every = overrides_of(option_words(text))
-    found: dict[str, Value] = {key: value for key, value in every.items() if "." in key}  # other keys are of a launcher
+    found: dict[str, Value] = {key: value for key, value in every.items() if "." in key}  # other keys are a launcher's
     moved = {"trainer.nnodes": HOSTS, "trainer.n_gpus_per_node": RANKS, "actor_rollout_ref.model.path": MODEL}
     found.setdefault("trainer.nnodes", "1")
     found.setdefault("trainer.n_gpus_per_node", "8")

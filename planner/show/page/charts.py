@@ -27,7 +27,7 @@ _HEIGHT: Final = 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 14.0, 34.0
 _TICKS: Final = 4
 _MOST_ROWS: Final = 16
-"""Most rows of stages; adjacent stages of a longer pipeline share a row, which shows their fullest stage."""
+"""Largest number of rows; adjacent stages of a longer pipeline share a row, which shows their fullest stage."""
 _NAMED_FROM: Final = 0.13
 """A part of a bar shows its name inside only if it takes at least this share of the bar."""
 

@@ -33,7 +33,7 @@ _PAPER: Final = Screen(width=100)
 """The screen for which answers are rendered; the page shows them as a terminal does."""
 
 _LONGEST: Final = 2_000
-"""Most characters of one text on the page.
+"""Largest number of characters of one text on the page.
 
 A word of 10,000 characters in every cell keeps Chromium busy for minutes; a list of 512 chunks has 1,500 characters.
 """

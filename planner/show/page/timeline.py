@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
 
 _MOST_PASSES: Final = 1_000_000
-"""Most passes that are drawn; with more, a browser needs seconds to read them."""
+"""Largest number of passes that are drawn; with more, a browser needs seconds to read them."""
 _NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _ROUNDING: Final = 1e-12
 

@@ -34,7 +34,7 @@ def whole_model(config: dict[str, Any], attention: str) -> Any:
 
 
 def of_stage(program: Any, model: Any, first: int, count: int) -> dict[str, Any]:
-    """Weights of a stage's layers under the names that they have there, and all that are outside the layers."""
+    """Weights of a stage's layers under their names in the stage, and all weights outside the layers."""
     path, layers, *_ = program.NAMES.get(model.config.model_type, ("model", "layers"))
     found = {}
     for name, value in model.get_submodule(path).state_dict().items():

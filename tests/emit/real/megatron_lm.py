@@ -19,7 +19,7 @@ WITHOUT_A_GPU = ["--no-gradient-accumulation-fusion", "--no-rope-fusion"]
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A value in its JSON form."""
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else getattr(value, "name", str(value))
@@ -41,7 +41,7 @@ def arguments_module(checkout: str) -> Any:
 
 
 def understood(arguments: Any, world: int, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
-    """Every argument after parsing and validation, and that the model's configuration can be built of them."""
+    """Every argument after parsing and validation; also check that they can build the model's configuration."""
     from megatron.training.argument_utils import (  # type: ignore[import-not-found]
         core_transformer_config_from_args,
     )
@@ -64,7 +64,7 @@ def understood(arguments: Any, world: int, environment: dict[str, str], words: l
 
 
 def defaults(arguments: Any) -> dict[str, Any]:
-    """Name of each option -> argument it sets, how, and the argument's default."""
+    """Name of each option -> its argument, the action and type, the number of values, and the argument's default."""
     import argparse
 
     parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))

@@ -1,4 +1,4 @@
-"""What DeepSpeed makes of emitted programs: the model in stages or tiles is the model, and a run of stages learns."""
+"""Emitted programs under DeepSpeed: the model in stages or tiles equals the whole model, and a run of stages learns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ KINDS = {
 
 @pytest.fixture(params=["full", "full:2"])
 def emitted(tmp_path, request):
-    """A small plan of two stages with three and five of eight layers, and the folder that it was emitted into."""
+    """A small plan of two stages with three and five of eight layers, and the folder with its emitted files."""
     job = load_job(
         model="tiny-llama", cluster="local-cpu", engine="deepspeed", global_batch_size=8, sequence_length=32,
         gpus=2, settings=("training.steps=30", "training.learning_rate=0.003"),
@@ -73,7 +73,7 @@ def emitted(tmp_path, request):
 
 
 def test_stages_of_each_kind_of_model_are_the_model(emitted):
-    """Loss and parameters of the chain of stages, and of transformers' own model with the same weights."""
+    """Loss and parameters of the chain of stages equal those of transformers' own model with the same weights."""
     assert set(KINDS) == set(LAYERS)
     cases = [
         ({**SMALL, **own, "model_type": kind}, attention, [1, 3, 1])
@@ -94,7 +94,7 @@ def test_stages_of_each_kind_of_model_are_the_model(emitted):
 
 
 def test_a_run_of_two_stages_learns_and_keeps_the_layers_of_the_plan(emitted):
-    """The emitted program under torchrun and DeepSpeed's own engine; what each stage holds is in its checkpoint."""
+    """The emitted program runs under torchrun and DeepSpeed's own engine; its checkpoint shows each stage's layers."""
     plan, folder = emitted
     words = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29611"]
     words += [str(HERE / "deepspeed_stages.py"), "pipeline.py", "training.yaml"]
@@ -143,7 +143,7 @@ print(json.dumps([measured(tiles) for tiles in (0, 5)]))
 
 
 def test_feed_forward_blocks_in_tiles_are_the_blocks(tmp_path):
-    """DeepSpeed's TiledMLP in the emitted train.py: the same loss and gradients, and no inner tensor is kept."""
+    """DeepSpeed's TiledMLP in the emitted train.py: loss and gradients are the same, and no inner tensor is kept."""
     job = load_job(
         model="tiny-llama", cluster="local-cpu", engine="deepspeed", global_batch_size=8, sequence_length=32,
         gpus=2, settings=("training.mlp_tiles=5",),

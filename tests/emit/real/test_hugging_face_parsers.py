@@ -68,7 +68,7 @@ def config_of(folder):
 
 
 def on_meta(folder):
-    """The model of a folder, on no device."""
+    """The model of a folder, built without memory."""
     transformers, config = config_of(folder)
     torch = pytest.importorskip("torch")
     with torch.device("meta"):
@@ -76,14 +76,14 @@ def on_meta(folder):
 
 
 def layer_name(folder):
-    """The class of the layers of the model that is built."""
+    """The class of the built model's layers."""
     (layers,) = {type(each[0]) for name, each in on_meta(folder).named_modules() if name.endswith(("layers", ".h"))}
     return layers.__name__
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
 def test_transformers_builds_the_model_that_was_priced(case, tmp_path):
-    """Every parameter, on no device; and the attention and dropout that train.py asks for."""
+    """Every parameter, built without memory; and the attention and dropout that train.py requests."""
     plan = written(case, tmp_path)
     model = on_meta(tmp_path)
     assert sum(each.numel() for each in model.parameters()) == num_params(plan.model)
@@ -96,7 +96,7 @@ def test_transformers_builds_the_model_that_was_priced(case, tmp_path):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
 def test_the_trainer_reads_the_training(case, tmp_path):
-    """TrainingArguments, with every key of the file that is one of its fields."""
+    """TrainingArguments with every key of the file that is one of its fields."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")  # without it TrainingArguments cannot be made
     plan = written(case, tmp_path)
@@ -183,7 +183,7 @@ def test_kubeflow_reads_the_job(tmp_path):
 
 
 def test_the_schema_of_the_cluster_takes_the_job(tmp_path):
-    """The schema that the cluster itself checks with, closed to keys that it does not name."""
+    """The cluster's own schema, which here also refuses keys that it does not name."""
     path = os.environ.get("TRAINJOB_CRD")
     if path is None:
         pytest.skip("TRAINJOB_CRD names no schema of kubeflow/trainer")
@@ -199,7 +199,7 @@ def test_the_schema_of_the_cluster_takes_the_job(tmp_path):
 
 
 def closed(schema):
-    """The schema with the keys of a job, its spec and its trainer alone, to which a cluster prunes it."""
+    """The schema without further keys in a job, its spec and its trainer; a cluster drops such keys silently."""
     spec = schema["properties"]["spec"]
     trainer = {**spec["properties"]["trainer"], "additionalProperties": False}
     spec = {**spec, "properties": {**spec["properties"], "trainer": trainer}, "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""megatron-core of the package index: its configuration and its count of microbatches, built from what is emitted."""
+"""megatron-core of the package index: its configuration and its count of microbatches, built from emitted files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INVERTED = {"disable_bias_linear": "add_bias_linear"}
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", [case for case in LAYOUTS if case[0] != "gpt-oss-20b"], ids=str)
 def test_the_configuration_takes_what_is_emitted(case):
-    """Keys of the table that are fields of TransformerConfig have the plan's values there after its own checks."""
+    """Keys of the table that are fields of TransformerConfig have the plan's values after its own checks."""
     plan = plan_of(case)
     values = values_of(PROGRAMS["megatron"], plan)
     kind = configs.MLATransformerConfig if plan.model.mla else configs.TransformerConfig

