@@ -33,7 +33,7 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
 
 
-_LARGEST: Final = 2**64
+_LARGEST: Final = 1e24
 """The largest number of an input document. With larger ones, seconds and bytes of a forecast could become infinite."""
 
 
@@ -45,7 +45,7 @@ class InputDocument(Document):
     def _check_size(cls, value: Any) -> Any:
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
         if any(isinstance(each, int | float) and abs(each) > _LARGEST for each in parts):
-            raise ValueError("must not be more than 1.8e19")
+            raise ValueError("must not be more than 1e24")
         return value
 
 

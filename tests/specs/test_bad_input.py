@@ -244,7 +244,7 @@ ENGINE = EngineSpec.model_json_schema()
 KEYS = sorted(numeric_keys(ENGINE, ENGINE["$defs"], "engine"))
 
 
-@pytest.mark.parametrize("value", ["18000000000000000000", "1" + 30 * "0", "1e300"])
+@pytest.mark.parametrize("value", ["1" + 24 * "0", "1e24", "1" + 30 * "0", "1e300"])
 @pytest.mark.parametrize("key", KEYS)
 def test_no_number_of_an_engine_makes_a_forecast_infinite(key: str, value: str) -> None:
     """Each is refused, or priced with finite seconds and bytes."""
