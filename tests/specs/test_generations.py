@@ -107,7 +107,7 @@ def test_a_plan_says_that_nothing_was_measured_on_the_device() -> None:
         rows = dict(band_rows(plan_for_text(job, "tp=1,zero=3,dp=8,mbs=1")))
         words[cluster] = rows
     assert "l40s-48gb those of ada" in str(words["g6e"]["device"])
-    assert "no published run has l40s-48gb" in str(words["g6e"]["band"])
+    assert "no published run is on l40s-48gb" in str(words["g6e"]["band"])
     assert "device" not in words["p5"]
 
 
