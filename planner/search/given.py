@@ -173,7 +173,7 @@ def policies_of(job: Job, layout: Layout) -> tuple[str, ...]:
     found = words[words.index(default) :] if default in words else words
     modules = [each for each in _CHEAP_MODULES if each in can.recompute_modules and each not in absent]
     found += [canonical("+".join(modules[: count + 1])) for count in range(len(modules))]
-    if "full" in can.recompute_some and not can.recompute_some_by_hand:
+    if "full" in can.recompute_some and not can.recompute_some_on_request:
         found += [f"full:{count}" for count in range(1, max(layout.layers_per_stage))]
     found += [each for each in can.recompute if each == "full"]
     if offloads_activations(layout):

@@ -34,18 +34,22 @@ class Document(BaseModel):
 
 
 _LARGEST: Final = 1e24
-"""The largest number of an input document. With larger ones, seconds and bytes of a forecast could become infinite."""
+_SMALLEST: Final = 1e-40
+"""Limits of the numbers in an input document, apart from 0. Beyond these, a forecast could become infinite."""
 
 
 class InputDocument(Document):
-    """A document that a user writes; numbers beyond `_LARGEST` are refused."""
+    """A document that a user writes; numbers beyond `_LARGEST` and `_SMALLEST` are refused."""
 
     @field_validator("*")
     @classmethod
     def _check_size(cls, value: Any) -> Any:
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
-        if any(isinstance(each, int | float) and abs(each) > _LARGEST for each in parts):
+        sizes = [abs(each) for each in parts if isinstance(each, int | float)]
+        if any(each > _LARGEST for each in sizes):
             raise ValueError("must not be more than 1e24")
+        if any(0 < each < _SMALLEST for each in sizes):
+            raise ValueError("must be 0, or at least 1e-40")
         return value
 
 

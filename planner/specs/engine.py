@@ -85,7 +85,7 @@ class EngineAbilities(InputDocument):
         description="some layers can be recomputed whole. `full`: k layers of each chunk (`full:k`); `every`: every "
         "n-th layer (`every:n`)",
     )
-    recompute_some_by_hand: bool = Field(
+    recompute_some_on_request: bool = Field(
         default=False,
         description="only a program written for this purpose recomputes some layers; a layout that leaves the "
         "policy open is assumed not to",

@@ -141,6 +141,39 @@ def test_the_emitted_program_recomputes_some_layers(config, policy, again, tmp_p
     assert fewer * 5 == kept * (5 - again) < 5 * kept
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mamba", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 4},
+        {"model_type": "gemma3_text", "intermediate_size": 56, "num_key_value_heads": 2, "head_dim": 8, **SIZES},
+        {"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64, **SIZES},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_the_emitted_program_finds_the_layers_of_other_models(config, tmp_path, monkeypatch):
+    """Blocks that FSDP keeps whole are not always the layers: a block of mamba holds another such block."""
+    pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    program: dict[str, Any] = {"__name__": "train"}
+    exec(TRAIN.replace("from datasets import", "# from datasets import"), program)
+    found = []
+    program["recompute_some"] = lambda layers, policy: found.append((layers, policy))
+    model, _ = program["model_of"]({"dtype": "float32", "attn_implementation": "eager", "recompute": "full:2"})
+    ((layers, policy),) = found
+    assert (len(layers), policy) == (config["num_hidden_layers"], "full:2")
+    inside = sum(each.numel() for each in layers.parameters())
+    outside = {
+        name.split(".")[-2]
+        for name, each in model.named_parameters()
+        if id(each) not in set(map(id, layers.parameters()))
+    }
+    assert inside > 0
+    assert outside <= {"embeddings", "embed_tokens", "embed_positions", "norm_f", "norm", "final_layer_norm", "lm_head"}
+    assert all(isinstance(each, torch.nn.Module) for each in layers)
+
+
 def test_models_are_those_of_transformers():
     """Models without a config.json are encoders, encoder-decoders, or have blocks of no plain class of transformers.
 

@@ -11,6 +11,7 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.layout import parse_layout
+from planner.specs.cluster import DeviceSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.load import load_job
 
@@ -240,13 +241,13 @@ def numeric_keys(schema: dict[str, Any], definitions: dict[str, Any], path: str)
     return keys.union(*(numeric_keys(each, definitions, f"{path}.{key}") for key, each in inner.items()))
 
 
-ENGINE = EngineSpec.model_json_schema()
-KEYS = sorted(numeric_keys(ENGINE, ENGINE["$defs"], "engine"))
+SCHEMAS = {"engine": EngineSpec.model_json_schema(), "device": DeviceSpec.model_json_schema()}
+KEYS = sorted(set().union(*(numeric_keys(each, each["$defs"], name) for name, each in SCHEMAS.items())))
 
 
-@pytest.mark.parametrize("value", ["1" + 24 * "0", "1e24", "1" + 30 * "0", "1e300"])
+@pytest.mark.parametrize("value", ["1" + 24 * "0", "1e24", "1" + 30 * "0", "1e300", "1e-39", "1e-300"])
 @pytest.mark.parametrize("key", KEYS)
-def test_no_number_of_an_engine_makes_a_forecast_infinite(key: str, value: str) -> None:
+def test_no_number_of_an_engine_or_a_device_makes_a_forecast_infinite(key: str, value: str) -> None:
     """Each is refused, or priced with finite seconds and bytes."""
     name, pair, _ = key.partition("[")
     setting = f"{name}=[{value},{value}]" if pair else f"{name}={value}"
