@@ -75,6 +75,7 @@ def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
             "heads": heads,
             "size": model.head_size,
         },
+        "cut_layers": {"width": 128, "tokens": 64, "sequences": [1, 64]},
         "messages": [2**power for power in (range(10, 31, 2) if gpu else range(10, 25, 2))],
         "copies": [2**power for power in range(16, 31, 2)],
     }
@@ -198,17 +199,20 @@ def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
             rates.append(moved / max(1e-9, large["seconds"] - small["seconds"]))
             starts.append((small["seconds"], ranks))
     if rates:
-        changes["efficiency"] = min(1.0, statistics.geometric_mean(rates) / bandwidth)
+        rate = statistics.geometric_mean(rates)
         if device.kind == "cpu":
-            changes["latency"] = max(*(seconds / (ranks - 1) for seconds, ranks in starts), _latency(curves))
+            latency, in_layers = _in_layers(curves.get("cut_layers", ()))
+            changes["latency"] = max(*(seconds / (ranks - 1) for seconds, ranks in starts), latency)
+            rate = min(rate, in_layers)
         else:
             hops = ((seconds - (ranks - 1) * link.latency) for seconds, ranks in starts)
             changes["startup"] = max(0.0, statistics.median(hops))
+        changes["efficiency"] = min(1.0, rate / bandwidth)
     return link.model_copy(update=changes)
 
 
-def _size(row: Mapping[str, int]) -> int:
-    return int(row["num_bytes"])
+def _size(row: Mapping[str, float]) -> float:
+    return row["num_bytes"]
 
 
 def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
@@ -219,12 +223,18 @@ def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
     return bool(row["ranks"] == min(most, curves["ranks"]))
 
 
-def _latency(curves: Curves) -> float:
-    """Seconds of a collective of a tensor-parallel layer: the time that the collectives add to both passes of a layer.
+def _in_layers(rows: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+    """Seconds of a small collective of a tensor-parallel layer, and bytes/s of a large one.
 
-    DTensor places each operator's inputs in Python. If the devices are the host's own cores, nothing hides this time.
+    The collectives' time is the time of the divided layer beyond the whole layer's. The computing of a small layer is
+    all host time, which tensor parallelism does not divide; that of a large layer is divided by the ranks. DTensor
+    places each operator's inputs in Python, and gathers along the sequence copy their pieces. If the devices are the
+    host's own cores, nothing hides this time.
     """
-    if "cut_layer" not in curves:
-        return 0.0
-    seconds = curves["cut_layer"]["seconds"] - curves["cut_layer"]["whole_seconds"]
-    return max(0.0, float(seconds)) / _CUT_COLLECTIVES
+    if not rows:
+        return 0.0, math.inf
+    small, large = min(rows, key=_size), max(rows, key=_size)
+    starts = max(0.0, small["seconds"] - small["whole_seconds"]) / _CUT_COLLECTIVES
+    seconds = (large["seconds"] - large["whole_seconds"] / large["ranks"]) / _CUT_COLLECTIVES - starts
+    moved = (large["ranks"] - 1) / large["ranks"] * (large["num_bytes"] - small["num_bytes"])
+    return starts, moved / seconds if seconds > 0.0 else math.inf

@@ -94,10 +94,16 @@ def test_a_cpu_has_no_data_sheet_and_takes_the_best_that_was_measured():
 
 
 def test_a_collective_of_a_cpu_takes_what_it_adds_to_a_layer():
-    """Eight collectives of 2.5 ms in both passes of a layer that takes 1 ms without them; gloo alone takes 1 ms."""
+    """Eight collectives of 2.5 ms in both passes of a small layer, and 1 GB/s in a large one; gloo is faster."""
     curves = drawn("cpu", request(load_model("tiny-gpt"), "cpu", 1), peak=1e11, ranks=2, per_host=2, latency=1e-3)
-    made = measured_cluster(detected_cluster(), {**curves, "cut_layer": {"seconds": 0.021, "whole_seconds": 0.001}})
-    assert made.links[0].latency == pytest.approx(2.5e-3)
+    small = {"ranks": 2, "num_bytes": 2**15, "seconds": 0.021, "whole_seconds": 0.001}
+    moved = (2**25 - 2**15) / 2
+    large = {"ranks": 2, "num_bytes": 2**25, "seconds": 0.2 + 0.020 + 8 * moved / 1e9, "whole_seconds": 0.4}
+    link = measured_cluster(detected_cluster(), {**curves, "cut_layers": [small, large]}).links[0]
+    assert link.latency == pytest.approx(2.5e-3)
+    assert link.bandwidth * link.efficiency == pytest.approx(1e9)
+    fast = {**large, "seconds": 0.1}  # the collectives hide in the noise of the layer: gloo's own rate remains
+    assert measured_cluster(detected_cluster(), {**curves, "cut_layers": [small, fast]}).links[0].efficiency == 1.0
 
 
 def test_what_is_written_loads_is_planned_with_and_is_not_written_over(console, tmp_path, monkeypatch):

@@ -173,9 +173,10 @@ class Probe:
         x = self._new(8).requires_grad_()
         return self.seconds(lambda: [x + 1.0 for _ in range(100)]) / 100
 
-    def layer(self, model: ModelSpec, width: int, tokens: int, *, cut: bool = False) -> tuple[float, float]:
+    def layer(self, model: ModelSpec, width: int, sequences: int, tokens: int, *, cut: bool = False) -> Row:
         """Seconds of a layer's forward pass, and of both passes, in eager mode.
 
+        tokens: the tokens of one sequence.
         cut: whether tensor parallelism divides the layer over all ranks.
         """
         heads = max(self.ranks, width // 32)
@@ -185,9 +186,18 @@ class Probe:
         part = Transformer(plain, layers=range(1), first=True, last=False, flash=True).to(self.device)
         if cut:
             apply_tensor_parallel(part, init_device_mesh(self.device.type, (self.ranks,)))
-        ids = torch.zeros(1, tokens, dtype=torch.int64, device=self.device)
+        ids = torch.zeros(sequences, tokens, dtype=torch.int64, device=self.device)
         both = self.seconds(lambda: part(ids).sum().backward())
-        return self.seconds(lambda: part(ids)), both
+        return {"forward_seconds": self.seconds(lambda: part(ids)), "seconds": both}
+
+    def cut_layers(self, model: ModelSpec, width: int, tokens: int, sequences: Sequence[int]) -> list[Row]:
+        """A layer whole on every rank, and divided over all ranks by tensor parallelism."""
+        rows: list[Row] = []
+        for each in sequences:
+            whole, cut = (self.layer(model, width, each, tokens, cut=divided)["seconds"] for divided in (False, True))
+            num_bytes = 4 * each * tokens * width
+            rows.append({"ranks": self.ranks, "num_bytes": num_bytes, "seconds": cut, "whole_seconds": whole})
+        return rows
 
     def collectives(self, sizes: Sequence[int], per_host: int) -> list[Row]:
         """Every collective by size, in groups of neighbours that work at the same time: within a host, and over all."""
@@ -270,12 +280,11 @@ def measure(request: Row, device: torch.device) -> Row:
         "products": [row for each in request["precisions"] for row in probe.products(request["products"], each)],
         "streaming": probe.streaming(model, request["stream"]["tokens"], wide),
         "launch_seconds": probe.launch(),
-        "layer_floor_seconds": probe.layer(model, 32, 16)[0],
+        "layer_floor_seconds": probe.layer(model, 32, 1, 16)["forward_seconds"],
     }
     if not on_gpu and probe.ranks > 1:
         curves["alone"] = probe.alone(request["products"][0], wide)
-        whole, cut = (probe.layer(model, 128, 64, cut=each)[1] for each in (False, True))
-        curves["cut_layer"] = {"ranks": probe.ranks, "seconds": cut, "whole_seconds": whole}
+        curves["cut_layers"] = probe.cut_layers(model, **request["cut_layers"])
     curves["attention"] = probe.attention(**request["attention"], precision=wide)
     curves["grouped"] = probe.grouped(request["grouped"]) if on_gpu else []
     curves["host_to_device"] = probe.host_to_device(request["copies"]) if on_gpu else []
