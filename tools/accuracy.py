@@ -1,9 +1,9 @@
 """Write docs/accuracy.md, and the table of README.md, from the published runs (`make accuracy`).
 
-With `--figures` it only prints the figures by which a change of the cost model is judged.
+With `--figures` the program only prints the figures by which a change of the cost model is judged.
 
-Folds hold whole sources out: each run is forecast by a fit without its source. Errors are |measured / predicted - 1| of
-the step time.
+Whole sources are held out: each run is forecast by a fit without any run of its source. Errors are
+|measured / predicted - 1| of the step time.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ Over the sources of an earlier version of the table of runs (776 rows):
 class Scored(NamedTuple):
     """A table of runs with held-out and in-sample forecasts.
 
-    fitted: in-sample measured over predicted, (samples,).
+    fitted: measured over predicted step time, with the in-sample forecast, (samples,).
     """
 
     held: HeldOut
@@ -149,7 +149,7 @@ def three(values: Iterable[float]) -> str:
 def by_source(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool_]) -> str:
     """Each source's figures, averaged over all sources.
 
-    Sources with few runs count only if no other source has runs.
+    Sources with few runs are left out, unless there are no others.
     """
     members = defaultdict(list)
     for sample, ratio, is_in in zip(scored.samples, ratios, mask, strict=True):
@@ -265,7 +265,7 @@ _SAID: Final = re.compile(
 
 
 def constants() -> list[str]:
-    """Sentences in the code, and lines in profiles and devices, that call a constant assumed or chosen."""
+    """Sentences of the code, and lines of profiles and devices, that say that a constant is assumed or chosen."""
     lines = ["| where | what was said |", "|---|---|"]
     for path in sorted(ROOT.glob("planner/cost/**/*.py")):
         lines += [_said(path, said) for said in _SAID.findall(path.read_text(encoding="utf-8"))]

@@ -1,7 +1,7 @@
-"""Faults that the planner withstands, row by row (`make battery`); a later run continues where the last run stopped.
+"""Attacks that the planner must withstand, row by row (`make battery`); a later run continues after the last case.
 
 Each row has an id, a goal and numbered cases. Case N is drawn from the seed N, so anybody can repeat it. The table of
-docs/reliability.md says how many cases of a row have run, on any machine; the next run takes the cases after them.
+docs/reliability.md says how many cases of a row have run, on any machine; the next run starts after these cases.
 
 `make battery ROWS=B1,B5 COUNT=2000` runs this number of further cases of these rows; without COUNT, it runs all cases
 up to the goal.
@@ -36,8 +36,8 @@ SECONDS_BETWEEN_WRITES = 20.0
 class Row:
     """A row of the table.
 
-    cases: "module:function" of tools; for a range of case numbers, the function yields the fault of each case in words,
-    or an empty text.
+    cases: "module:function" in tools/. The function gets a range of case numbers, and yields the fault of each case in
+    words, or an empty text.
     """
 
     id: str
@@ -165,7 +165,7 @@ def line_of(row: Row, result: Result) -> str:
 
 
 def write_page(new: Mapping[str, Result]) -> None:
-    """Write the table to the page, with new results of some rows; other batteries may run other rows meanwhile."""
+    """Write the table to the page, with new results of some rows; other batteries may write other rows meanwhile."""
     with PAGE.open("r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         lines = ["| | What | Cases | Faults | Date, commit | Command |", "|---|---|---:|---:|---|---|"]
@@ -189,7 +189,7 @@ def main() -> None:
     if unknown := [each for each in asked if each not in known]:
         sys.exit(f"no such row: {', '.join(unknown)}; there are {', '.join(known)}")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends running commands, and writes finished cases
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends running commands; finished cases are still written
     write_page({})
     for row in [] if given.page else [known[each] for each in asked or known]:
         run_row(row, given.count)

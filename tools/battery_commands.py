@@ -1,8 +1,8 @@
 """Run commands of the planner in forks of a process that has already imported it: no command waits for imports.
 
 A fork has its own memory and descriptors and runs the code of `python -m planner`. A job is therefore as independent of
-earlier jobs as a process of its own. Run as a program, this file is the process that forks; it needs only the planner's
-own dependencies.
+earlier jobs as a process of its own. Run as a program, this file is the process that forks; it needs no package except
+the planner's dependencies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Planner:
         )
 
     def run(self, words: Sequence[str], folder: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a command in a folder; a command that takes more than `SECONDS` ends with -SIGALRM."""
+        """Run a command in a folder. After `SECONDS` the alarm kills it; its exit code is then -SIGALRM."""
         assert self._server.stdin
         assert self._server.stdout
         self._server.stdin.write(json.dumps([list(words), str(folder)]) + "\n")
@@ -73,7 +73,7 @@ def _in_a_fork(words: Sequence[str], folder: str) -> tuple[int, str, str]:
 
 
 def _serve() -> None:
-    """Answer each line of the input, a command's words and folder, with its exit code, output and messages."""
+    """Run the command of each input line (words and folder), and print its exit code, output and messages."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from planner.cli import main

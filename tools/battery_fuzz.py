@@ -1,7 +1,7 @@
 """Random inputs for every reader, in this process: a reader must return the document or raise a `PlannerError`.
 
 The number of a case is its seed. The seed selects a reader, one of its documents, and one to four edits of the
-document's characters, lines or values. A case fails in four ways: an exception other than `PlannerError` escapes, a
+document's characters, lines or values. A case can fail in four ways: an exception other than `PlannerError` escapes, a
 message has characters that no terminal should receive, the case takes more than 2 s of processor time, or it needs more
 than 1 GiB.
 """
@@ -447,7 +447,7 @@ def _calibration(rng: random.Random, _: Path) -> Any:
 READERS: tuple[tuple[Callable[[random.Random, Path], Any], int], ...] = (
     (_printed, 40), (_config, 24), (_document, 10), (_foreign, 14), (_plan, 6), (_table, 4), (_calibration, 2),
 )  # fmt: skip
-"""Readers, and their shares of the cases in percent: quick readers get more cases."""
+"""Readers, and the share of the cases that each gets, in percent: quick readers get more."""
 
 
 def check(number: int, folder: Path) -> str:
@@ -498,7 +498,7 @@ def inputs(numbers: range) -> Iterator[str]:
         for number in numbers:
             try:
                 yield check(number, Path(folder))
-            except _TooLong:  # the alarm came after the end of the case and before the end of its clock
+            except _TooLong:  # the alarm came when the case had ended but its clock still ran
                 yield "more than 2 s of processor time"
 
 

@@ -78,7 +78,7 @@ def fault_of(done: subprocess.CompletedProcess[str], words: list[str], codes: tu
 def planned(
     planner: Planner, folder: str, draw: Callable[[], list[str]]
 ) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """The first of several drawn commands that is not refused or that shows a fault, and its result."""
+    """Draw commands until one is not refused, or shows a fault; returns this command and its result."""
     for _ in range(DRAWS):
         words = draw()
         done = planner.run(words, folder)
@@ -121,7 +121,7 @@ def interrupts(numbers: range) -> Iterator[str]:
             sent = rng.choice((signal.SIGINT, signal.SIGTERM))
             process.send_signal(sent)
             _, messages = process.communicate(timeout=SECONDS)
-            expected = (0, 128 + sent, -sent)  # the last one: before Python handles signals
+            expected = (0, 128 + sent, -sent)  # -sent: the signal came before Python handles signals
             left = [path.name for each in (scratch, folder) for path in Path(each).iterdir() if path.name != "p.json"]
             if process.returncode not in expected or "Traceback" in messages:
                 yield f"exit code {process.returncode} after {sent.name}: {messages[-160:]!r}"
@@ -199,7 +199,7 @@ def _script_fault(planner: Planner, rng: random.Random, folder: str) -> str:
     planned = None
     while planned is None or planned.returncode == 3:  # without a fitting plan there is no script
         model = rng.choice(("tiny-gpt", "llama3-8b", "llama2-7b", "mixtral-8x7b", "gpt3-175b"))
-        length = "256" if model == "tiny-gpt" else "2048"  # its longest
+        length = "256" if model == "tiny-gpt" else "2048"  # the longest that the model allows
         words = [model, "dgx-h100", "--nodes", str(rng.choice((1, 2, 8, 64)))]
         words += ["--global-batch", "1024", "--seq-len", length]
         words += ["--engine", rng.choice(("torch", "megatron", "deepspeed", "fsdp", "megatron-bridge"))]
@@ -209,7 +209,7 @@ def _script_fault(planner: Planner, rng: random.Random, folder: str) -> str:
     return next(filter(None, faults), "") or _shell_faults(Path(folder))
 
 
-_SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))  # of this environment, whether or not PATH has it
+_SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))  # this environment's, even if it is not on PATH
 
 
 def _shell_faults(folder: Path) -> str:

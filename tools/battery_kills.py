@@ -104,7 +104,7 @@ class Run:
     def launch(
         self, number: int, *, within: Sequence[str] = (), keep: tuple[int, ...] = (), **variables: str
     ) -> subprocess.Popen[bytes]:
-        """Start the launcher of a host with other words, open descriptors and environment variables."""
+        """Start the launcher of a host behind the words `within`, with open descriptors and environment variables."""
         place = ["--node-rank", str(number)] if self.kind.hosts > 1 else []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         words = [*within, *self._words, *place]
@@ -213,7 +213,7 @@ def calm_bits(kind: Kind, steps: int, *options: str) -> Any:
 
 
 def random_kills(numbers: range) -> Iterator[str]:
-    """Twenty kills in each run, of random ranks at random steps; a fault of the run counts at its last kill."""
+    """Up to twenty kills in each run, of random ranks at random steps; a fault of a run is told for its last kill."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(number // KILLS_OF_A_RUN, []).append(number)
@@ -264,7 +264,7 @@ def ended(run: Run, wanted: Any) -> str:
 
 
 def stopped_ranks(numbers: range) -> Iterator[str]:
-    """After SIGSTOP of a random rank its silence is noticed, and the run continues with equal bits."""
+    """After SIGSTOP of a random rank, the launcher notices its silence, and the run continues with equal bits."""
     for number in numbers:
         yield told(lambda number=number: _disturbed(number, _stop))  # type: ignore[misc]
 
@@ -339,7 +339,7 @@ def _taken_port() -> str:
 
 
 def second_launchers(numbers: range) -> Iterator[str]:
-    """A second launcher starts in the folder of a running run."""
+    """A second launcher in the folder of a running run is refused."""
     with tempfile.TemporaryDirectory() as name, _run(TWO, Path(name), "run", 100_000) as run:
         wait_for(lambda: run.steps_done() > 2)
         for _ in numbers:
@@ -348,7 +348,7 @@ def second_launchers(numbers: range) -> Iterator[str]:
 
 
 def recoveries(numbers: range) -> Iterator[str]:
-    """Seconds from the kill of a rank to the first new step, in one run that is killed repeatedly."""
+    """Seconds from the kill of a rank to the first new step, in one run whose ranks are killed repeatedly."""
     with tempfile.TemporaryDirectory() as name, _run(TWO, Path(name), "run", 100_000, "--checkpoint-every", "3") as run:
         for number in numbers:
             yield told(lambda number=number: _recovery(run, number))  # type: ignore[misc]
@@ -539,7 +539,7 @@ def attacks(numbers: range) -> Iterator[str]:
         rng, mark = random.Random(f"attack {number}"), output.parent / f"ran-{number}"  # noqa: S311 - no secret
         attack, protocol = _Attack(mark, number // 2 % 5), rng.choice((0, 2, 4, 5))
         harmful = pickle.dumps(OrderedDict(a=attack) if rng.random() < 0.5 else attack, protocol=protocol)
-        pickle.loads(harmful)  # noqa: S301 - our own: it has to work where nobody refuses it
+        pickle.loads(harmful)  # noqa: S301 - our own attack: it must work where nothing refuses it
         if not mark.exists():
             return "the attack does not work"
         mark.unlink()

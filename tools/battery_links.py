@@ -2,7 +2,7 @@
 
 A host has one network interface, a TUN device. This process reads every packet that leaves a device, delays it as the
 link would, and writes it to the other host's device; a lost packet is never written. Rendezvous, stores and gloo's
-connections all use this path, and TCP sees only what happens on a real link: retransmissions and silence, but no closed
+connections all use this path, and TCP sees what it would see on a real link: lost packets and silence, but no closed
 connections. `unshare` and `ip` make the namespaces; where the system permits it, no privileges are needed.
 """
 
@@ -43,7 +43,7 @@ TWO_HOSTS = Kind(layout="dp=2,zero=1,mbs=2", hosts=2, ranks=2)
 STEPS = 60
 SAVE = ("--checkpoint-every", "5")
 AT_ONCE = 8
-"""Number of cases at a time; most of the time a case only waits."""
+"""Number of cases that run at the same time; most of the time a case only waits."""
 
 NOTICED_SECONDS = 330.0
 """Five minutes, the trainer's limit for a collective, and half a minute until the launcher reports a restart."""
@@ -92,7 +92,7 @@ class Link:
         self._loop.add_reader(device, self._carry, number)
 
     def _carry(self, number: int) -> None:
-        """Read the packets that host `number` has sent, and deliver each when its time has come."""
+        """Read the packets that host `number` has sent, and deliver each after its delay."""
         way, device = self.ways[number], self._devices[number]
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -127,7 +127,7 @@ class Link:
 
 
 class LinkedRun(Run):
-    """A run on two hosts that see each other only over a link; the folder of the run is their shared storage."""
+    """A run on two hosts whose only connection is a link; the folder of the run is their shared storage."""
 
     address = ADDRESSES[0]
 
@@ -153,7 +153,7 @@ class LinkedRun(Run):
 
 
 def enter_host(number: int, sock: socket.socket, command: list[str]) -> None:
-    """Become host `number`: in this process's namespace, make its device, pass the device on, and run the command."""
+    """Turn this process into host `number`: make its device in this namespace, pass the device on, run the command."""
     name, (own, other) = f"host-{number}", (ADDRESSES[number], ADDRESSES[1 - number])
     socket.sethostname(name)
     device = os.open("/dev/net/tun", os.O_RDWR)

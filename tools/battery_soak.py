@@ -1,8 +1,8 @@
 """Two hour-long runs, one with kills and one without, to find leaks; their losses must be equal bit by bit.
 
-Two runs of one plan run side by side. The undisturbed run keeps its processes for the whole time, so that a rank's slow
-leak adds up. The other run loses a rank, or torchrun's agent, at random moments, so that a leak at each new start adds
-up.
+The two runs train by one plan, side by side. The undisturbed run keeps its processes for the whole time, so that a
+rank's slow leak adds up. The other run loses a rank, or torchrun's agent, at random moments, so that a leak at each
+new start adds up.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class Seen:
     open_files: list[int] = field(default_factory=list)
 
     def part(self, number: int) -> tuple[float, int]:
-        """Median of the resident bytes and least number of descriptors; files that are open for a moment do not count.
+        """Median of the resident bytes, and least number of open descriptors in a part of the time.
 
-        number: index of a part; all parts have equally many observations.
+        The least number leaves out files that are open only for a moment. number: index of the part; all parts have
+        equally many observations.
         """
         looks = len(self.times)
         within = slice(looks * number // PARTS, looks * (number + 1) // PARTS)
@@ -126,7 +127,7 @@ class SoakedRun(Run):
 
 
 def soaks(numbers: range, *, seconds: float = SECONDS, between_kills: float = SECONDS_BETWEEN_KILLS) -> Iterator[str]:
-    """A soak of this many seconds for each number.
+    """For each case number, a soak of this many seconds.
 
     between_kills: mean seconds between kills, counted from the first new checkpoint.
     """

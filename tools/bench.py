@@ -1,6 +1,6 @@
 """Measure the commands against their targets (`make bench`): a report that names the machine.
 
-Times are CPU seconds, because other work on the machine hardly changes them, unlike wall seconds.
+Times are CPU seconds, because other work on the machine hardly changes CPU seconds, but does change wall seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KIB = 2**10
 MIB = 2**20
 BIG = "--seq-len 4096 --global-batch 15360 --engine megatron"
 
-# arguments of `planner`, most CPU seconds, most MiB of resident memory
+# arguments of `planner`, and the targets: at most these CPU seconds, and MiB of resident memory
 TARGETS: tuple[tuple[str, float, float | None], ...] = (
     ("--help", 0.25, None),
     ("plan megatron-22b dgx-a100 --nodes 1 --seq-len 2048 --global-batch 4", 0.7, None),
@@ -51,7 +51,7 @@ TARGETS: tuple[tuple[str, float, float | None], ...] = (
 def measure(arguments: str) -> tuple[float, float]:
     """CPU seconds and peak resident bytes of one run, solver processes included.
 
-    The run is the only child of a new process, so that the peak is not that of an earlier run.
+    The run is the only child of a new process. Otherwise the reported peak could be that of an earlier run.
     """
     program = (
         "import resource, subprocess, sys\n"

@@ -57,7 +57,7 @@ def _all(_: Any, degrees: Any, *__: Any, **___: Any) -> Any:
 
 
 def _nothing(*_: Any) -> None:
-    """A replacement for a step that only lowers the cutoff."""
+    """The replacement for a step of the search whose only effect is a lower cutoff."""
 
 
 def _before_memory(job: Any, degrees: Any, least: Any, *_: Any) -> Any:
@@ -113,7 +113,7 @@ def _used() -> float:
 
 
 def _answer(name: str) -> tuple[float, ...]:
-    """Seconds of the optimum; if no layout fits, the seconds with each remedy, and the bytes of the least peak."""
+    """Step seconds of the optimum; if nothing fits, step seconds with each remedy, and the bytes of the least peak."""
     model, cluster, gpus, sequence, batch, engine = JOBS[name]
     job = load_job(
         model=model,
@@ -143,7 +143,7 @@ def _run(name: str, without: str | None, limit: int, answer: Connection) -> None
 
 
 def measure(name: str, without: str | None, limit: int) -> tuple[float, tuple[float, ...] | None]:
-    """CPU seconds of one search, its solver's included, and the answer; None if the search did not end in time.
+    """CPU seconds of one search, including its solver, and the answer; None if the search did not end in time.
 
     Raises:
         RuntimeError: the search failed.

@@ -1,4 +1,4 @@
-"""Compare the ledger's memory with that of the trainer's step, as `planner verify` counts it, for many layouts."""
+"""Compare, for many layouts, the memory in the ledger with that of the trainer's step, counted by `planner verify`."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ CASES: Final = (
 def make_plan(model: str, layout: str, *, sequence: int, layers: int | None = None, precision: str = "bf16") -> Plan:
     """The plan of a layout on DGX H100; `layers` cuts the model to its first layers.
 
-    The plan has twice as many microbatches as stages, and at least four, so that the first stage has its peak while it
-    holds gradients.
+    The plan has twice as many microbatches as stages, and at least four. The first stage therefore has gradients in
+    memory at its peak.
     """
     sizes = dict(part.split("=") for part in layout.split(","))
     microbatches = max(4, 2 * int(sizes.get("pp", "1")))

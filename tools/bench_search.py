@@ -37,7 +37,7 @@ REPEATS = 3
 WIDTH = 50  # characters of the longest bar
 DEVICES = (64, 256, 1024, 4096, 16384, 65536, 262144)
 LAYERS = (12, 24, 48, 96, 192, 384)
-WITHIN = 0.001  # of the incumbent, as the search gives the integer program
+WITHIN = 0.001  # above the incumbent: the upper bound that the search gives the integer program
 
 # model, cluster, GPUs, sequence length, global batch
 SOLVED: tuple[tuple[str, str, int, int, int], ...] = (
@@ -50,7 +50,7 @@ SOLVED: tuple[tuple[str, str, int, int, int], ...] = (
 
 
 def _seconds(num_devices: int, num_layers: int) -> float:
-    """CPU seconds of one search for GPT-3 with 12 sequences for 8 devices, without the solver's process (0.02 s)."""
+    """CPU seconds of one search for GPT-3 with 12 sequences per 8 devices, without the solver's process (0.02 s)."""
     job = load_job(
         model="gpt3-175b",
         cluster="dgx-a100",

@@ -1,7 +1,8 @@
 """Compare, on this machine, the trainer with a plain loop, and the planner's layout with all others (`make bench`).
 
 Compared programs run alternately, and ratios are medians over these repetitions, so that other work on the machine
-affects all programs equally. On a busy machine the CPU seconds of the slowest rank mean more than the wall seconds.
+affects all programs equally. On a busy machine the CPU seconds of the slowest rank are more reliable than the wall
+seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MOST_OVERHEAD, MOST_ABOVE_FASTEST = 1.10, 1.05
 NUM_CORES = 2
 FORK = multiprocessing.get_context("fork")  # torch is imported once
 WARMUP_STEPS, STEPS = 1, 3
-NEAR = (1.5, 1.25)  # layouts above this multiple of the least CPU seconds are dropped after the first and second turn
+NEAR = (1.5, 1.25)  # layouts above these multiples of the least CPU seconds are dropped after turns 1 and 2
 LAYOUT_TURNS, SHOWN = 7, 8
 
 
@@ -129,7 +130,7 @@ def plain_loop(plan: Plan, corpus: Corpus) -> Callable[[], None]:
 
 
 def overhead(plan: Plan) -> list[tuple[float, float]]:
-    """Ratios of wall and of CPU seconds, trainer over plain loop, in turns; called on a rank."""
+    """Ratios of wall and of CPU seconds, trainer over plain loop, which run alternately; called on a rank."""
     corpus = corpus_of(plan)
     trainer, plain = Trainer(plan, corpus, torch.device("cpu"), num_steps=TURNS), plain_loop(plan, corpus)
     pairs = [(timed(trainer.step), timed(plain)) for _ in range(TURNS)][WARMUP_STEPS:]
@@ -155,7 +156,7 @@ def with_layout(job: PoolJob, text: str) -> tuple[PoolJob, Any]:
 
 
 def all_layouts(job: PoolJob, num_cores: int) -> Iterator[Plan]:
-    """A plan of every layout that the trainer can run here, without recompute, which only makes the step longer."""
+    """A plan of every layout that the trainer can run here. Recompute is left out: it only makes the step longer."""
     sharded = [f"dp={num_cores},zero={zero}" for zero in range(4)] + [f"cp={num_cores},zero={zero}" for zero in (0, 1)]
     staged = [f"pp={num_cores},schedule={name}" for name in ("1f1b", "gpipe", "zbv", "dualpipev")]
     ways = ["dp=1", f"tp={num_cores}", *sharded, *staged, f"pp={num_cores},interleave=2"]

@@ -4,11 +4,11 @@
 
 A cluster is a source, a device, the devices of a node and the line rate, with at least 20 rows. Rows are forecast by
 a fit without any run of their source. Then k rows of the cluster, drawn 20 times by seed, correct the forecasts of the
-other rows. As in `planner.accuracy.learn`, a row corrects only rows of its own engine, and rows of an engine without a
-drawn row keep their forecast. The prior is fitted to clusters of other sources. The output is the median error of the
-other rows, its mean over the clusters, and the share of the corrected rows inside the band. `constant` is the median
-error with the best constant factor for each cluster, chosen in hindsight from all rows. With a file name, prices are
-stored in this file and read again.
+other rows. As in `planner.accuracy.learn`, a row corrects only rows of its own engine; if no row of an engine is drawn,
+the forecasts of its rows stay as they are. The prior is fitted to clusters of other sources. The output is the median
+error of the other rows, its mean over the clusters, and the share of the corrected rows inside the band. `constant` is
+the median error with the best constant factor for each cluster, chosen in hindsight from all rows. With a file name,
+prices are stored in this file and read again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def priced_runs(kept: Path | None) -> list[Priced]:
 
 
 def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[Name, Cluster]:
-    """Rows by cluster, forecast without their source; for a prior, only rows that a fit may use."""
+    """Rows by cluster, forecast by a fit without their source; for a prior, only rows that a fit may use."""
     samples = [row.sample for row in rows]
     errors = np.log(held_out_ratios(samples, source_folds(samples)))
     members = defaultdict(list)
@@ -122,7 +122,7 @@ def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[Name, Cluster
 
 
 def prior_without(clusters: dict[Name, Cluster], source: str) -> Prior:
-    """The prior from engines in clusters of other sources, without the largest source, whose network is its own."""
+    """The prior from engines in clusters of other sources, without the largest source, whose network is unusual."""
     own = [
         (each.slopes, each.errors)
         for name, cluster in clusters.items()
@@ -134,7 +134,7 @@ def prior_without(clusters: dict[Name, Cluster], source: str) -> Prior:
 
 
 def corrected(given: Cluster, rest: Cluster, prior: Prior) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log errors corrected by rows of the same engine, and their forecast spread, NaN without such rows; (rows,)."""
+    """Log errors after correction by rows of the same engine, and their forecast spread (NaN if no row); (rows,)."""
     left, spread = rest.errors.copy(), np.full(len(rest.errors), np.nan)
     for engine, own in given.by_engine().items():
         found, same = posterior(own.slopes, own.errors, prior), rest.engines == engine

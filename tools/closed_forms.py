@@ -1,6 +1,7 @@
 """Compare the formulas of planner/cost with the numbers that papers print for the same quantities (`make accuracy`).
 
-Most of these numbers come from formulas themselves, so agreement shows only that a formula is implemented as published.
+The papers computed most of these numbers with formulas, so agreement shows only that a formula is implemented as
+published.
 Agreement does not show how close the formula is to a measurement.
 """
 
@@ -111,7 +112,7 @@ def korthikanti_layout(job: PoolJob, pp: int, interleave: int, mbs: int, *, sequ
 
 
 def korthikanti_rows() -> Iterator[Row]:
-    """Memory of the first stage as the figure counts it: 12 h^2 parameters a layer, no embedding, biases or norms."""
+    """Memory of the first stage as the figure counts it: 12 h^2 parameters per layer, no embedding, biases or norms."""
     for name, (pp, interleave, mbs, states, tensor, selective) in KORTHIKANTI_GIB.items():
         job = korthikanti_job(name, mbs)
         layers = job.model.num_layers / pp

@@ -9,7 +9,8 @@ file,
 - the text between `<!-- fields: NAME -->` and `<!-- fields: end -->` becomes the keys of that document's schema,
 - the block after `<!-- file: NAME -->` is a file that the page's commands find in their folder.
 
-The commands of one page run in one empty folder, in their order, so a later one may read what an earlier one wrote.
+The commands of one page run in their order in one folder, which is empty at first. A later command may therefore read
+what an earlier one wrote.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def fill_fields(text: str) -> str:
 def key_tables(schema: dict[str, Any], heading: str) -> str:
     """Tables of the keys of a document, or of each of its forms, and then of the documents inside it.
 
-    heading: heading of the document's own table, for a document that may contain another of its kind.
+    heading: heading of the document's own table. If the document may contain another of its kind, links lead there.
     """
     inner = dict(sorted(schema.get("$defs", {}).items()))
     forms = [form["$ref"].rpartition("/")[2] for form in schema.get("anyOf", ())]
@@ -208,7 +209,7 @@ def formula_reference() -> str:
 
 
 def signature(function: ast.FunctionDef) -> str:
-    """A function's head on one line."""
+    """A function's signature on one line."""
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return f"{function.name}({ast.unparse(function.args)}){returns}"
 

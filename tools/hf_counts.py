@@ -78,11 +78,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
 }
-"""Keys without which the default configuration of a type builds no module."""
+"""Keys that a type needs in addition to its default configuration, so that a module can be built."""
 
 
 def described(config: Any) -> dict[str, Any]:
-    """A configuration in the form of config.json, without keys that change no count."""
+    """A configuration in the form of config.json, without the keys that do not affect a count."""
     return _kept(json.loads(config.to_json_string(use_diff=False)))
 
 
@@ -114,7 +114,7 @@ def _uneven(config: Any) -> bool:
     if type(width) is int and type(of_tower) is int and width % of_tower:
         return True
     heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    if text.get("model_type") == "helium":  # square output projection: heads must fill the width
+    if text.get("model_type") == "helium":  # square output projection: all heads together are as wide as the model
         return bool(text["num_attention_heads"] * text["head_dim"] != text["hidden_size"])
     return type(heads) is int and type(kv) is int and kv > 0 and heads % kv > 0
 
@@ -223,7 +223,7 @@ def cases(mapping: Any, name: str) -> dict[str, Any]:
         try:
             other = kind(**_both(needed, change))
             result = counted(built(mapping, other))
-        except Exception:  # noqa: BLE001, S112 - many changes fit no other key
+        except Exception:  # noqa: BLE001, S112 - many changes contradict other keys
             continue
         now = described(other)
         if _uneven(other):

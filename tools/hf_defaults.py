@@ -58,7 +58,7 @@ def main() -> None:
             inside |= {kinds["text"]: outer["text_config"]} if kinds["text"] in TYPES else {}
             lines.append(f'"outer:{name}": {json.dumps(found)}')
     for name, first in sorted(inside.items()):
-        text = recorded["causal"].get(name, {}).get("config", first)  # its own class, if there is one
+        text = recorded["causal"].get(name, {}).get("config", first)  # the type's own class, if there is one
         words = {word for key in TYPES[name].keys for word in key.split("|")}
         sizes = {key: text[key] for key in sorted(words) if _is_kept(text, key) and type(text[key]) is int}
         lines.append(f'"nested:{name}": {json.dumps(sizes)}')

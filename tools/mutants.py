@@ -158,7 +158,7 @@ def _line(node: ast.AST) -> int:
 def _sites(
     parent: ast.AST, lines: range | None = None, scope: tuple[str, ...] = (), function: str | None = None
 ) -> Iterator[_Site]:
-    """Sites below a node, which `scope` names; lines and function are as in `Mutant`."""
+    """Sites below a node; `scope` is its qualified name; lines and function are as in `Mutant`."""
     for field, value in ast.iter_fields(parent):
         if field in LEFT_ALONE or isinstance(parent, ast.Raise):
             continue
@@ -250,7 +250,7 @@ def _other_numbers(value: float) -> tuple[float, ...]:
 
 
 def _other_calls(node: ast.Call) -> Iterator[ast.Call]:
-    """The call with its twin function, without one of its keyword arguments, or with the first two swapped."""
+    """The call of a similar function, without one of the keyword arguments, or with the first two arguments swapped."""
     name = _name(node)
     if other := OTHER_NAME.get(name):
         new = ast.Name(other) if isinstance(node.func, ast.Name) else _changed(node.func, attr=other)

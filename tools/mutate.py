@@ -4,8 +4,8 @@ Mutants are drawn by a seed from the folders of AREAS. The tests that execute th
 tree, fast ones first, until one fails. `--record` records once which test executes which line (a quarter of an hour on
 one idle core), in build/mutate; changed tests are recorded again automatically.
 
-A mutant that no test can notice, because the program still does the same, is listed with its reason in
-mutants-equivalent.yaml and reported separately.
+A mutant is equivalent if no test can notice it, because the program still does the same. Such mutants are listed with
+the reason in mutants-equivalent.yaml and reported separately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 AREAS = ("cost", "search", "specs", "explain", "show", "emit")
 NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "runs", "__pycache__", "site")
 PYTEST = ("-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not gpu", "--ignore", "tests/trainer")
-TEST_SECONDS = 60  # a test that takes longer with a mutant hangs
+TEST_SECONDS = 60  # a test that takes longer is considered to hang
 STAMP = int(time.time())
 AT_FIRST = 25  # tests in the first round; few tests kill most mutants
 EQUIVALENT = "mutants-equivalent.yaml"
@@ -61,7 +61,7 @@ class Outcome:
 class Task:
     """A mutant with the tests to run, and the number of tests that execute it.
 
-    at_import: importing tests executes it too.
+    at_import: the mutated code also runs when the tests are imported.
     """
 
     mutant: Mutant
@@ -70,7 +70,7 @@ class Task:
     at_import: bool
 
 
-# --- the tree and what is known of it ----------------------------------------------------------------------------
+# --- the tree, and what is recorded about it ---------------------------------------------------------------------
 
 
 def sources(root: Path, folder: str) -> dict[str, str]:
@@ -135,7 +135,7 @@ class Record:
     def tests_of(self, path: str, lines: range | None) -> tuple[list[str], bool]:
         """Tests that execute one of `lines`, fastest first; without `lines`, tests that execute any line of the file.
 
-        The result also tells whether importing the tests executes the code.
+        The result also says whether importing the tests already executes the code.
         """
         if path not in self._then:
             sys.exit(f"{path} is newer than the record: python tools/mutate.py --record")
@@ -158,7 +158,7 @@ class Record:
         order = {}
         for name in sorted(found, key=lambda name: (self.seconds(name), name)):
             function = name.partition("[")[0]
-            # the n-th case of a test tells less than the first; tests of other folders test other code
+            # later cases of a test tell less than its first; tests in other folders test other code
             order[name] = (0.05 + self.seconds(name)) * (1 + cases[function]) * (1 if name.startswith(own) else 4)
             cases[function] += 1
         return sorted(order, key=lambda name: (order[name], name)), at_import
@@ -206,9 +206,9 @@ def reason_of(mutant: Mutant, claims: list[dict[str, str]]) -> str | None:
 
 
 def within(tests: list[str], known: Record, seconds: float) -> list[str]:
-    """The first tests that together take at most `seconds`, but at least one.
+    """As many of the first tests as together take at most `seconds`, but at least one.
 
-    All except the first few are sorted by file, so that tests that share fixtures run one after another.
+    All except the first few are sorted by file, so that tests with common fixtures run one after another.
     """
     chosen: list[str] = []
     for test in tests:

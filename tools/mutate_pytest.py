@@ -69,7 +69,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        """Count the lines and seconds of a fixture that several tests share for each of these tests."""
+        """If several tests share a fixture, add its lines and seconds to each of these tests."""
         if fixturedef.scope == "function":
             return (yield)
         before, start = self._switch(SHARED + fixturedef.argname), time.perf_counter()
@@ -119,7 +119,7 @@ class Judge:
     """Collects all tests once, and runs the tests of each mutant in a child process with the mutant's code.
 
     A task is {path, function, source, tests, stamp}. The answer to a task is a line "MUTANT verdict test" on the
-    terminal. The verdict is `unsure` if the code cannot be replaced in a process that has imported it.
+    terminal. The verdict is `unsure` if the code cannot be replaced in a process that has already imported it.
     """
 
     def __init__(self, tasks: list[dict[str, Any]]) -> None:

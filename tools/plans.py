@@ -7,9 +7,9 @@ Each job of the table is planned once, whatever layouts its rows ran. The report
 
 - the cost and the gain of each choice that differs from the minimum,
 - the memory of each plan's fullest device,
-- the number of plans with idle devices, and the number with more than 8 chunks per stage; for each, how many an equally
-  good layout without it could replace,
-- for tuned rows of a program's or device's maker, the price of their layout compared with the plan's, by our model.
+- the number of plans with idle devices, and the number with more than 8 chunks per stage; for both, also the number of
+  plans for which an equally good layout without this feature exists,
+- for rows that the maker of the program or device tuned, the forecast of their layout compared with the plan's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ VENDORS: Final = (
     "mbridge-cards",
 )
 """Sources in which the makers of the program or of the devices chose the layouts for speed."""
-NEAR: Final = 0.03  # a vendor's layout is as good as the plan if its price is higher by at most this share
+NEAR: Final = 0.03  # a vendor's layout is as good as the plan if its step is longer by at most this share
 FULL: Final = 0.97
 TEN: Final = (
     ("GPT-3 175B, 1,024 A100", "gpt3-175b", "dgx-a100", "megatron", 128, 2048, 1536),
@@ -80,7 +80,7 @@ TEN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A distinct job, the rows that ran it, and its plan; None if no layout is legal or fits."""
+    """A distinct job, the rows that ran it, and its plan (None if no layout is legal or fits)."""
 
     job: Job
     rows: tuple[tuple[Run, Setup], ...]
@@ -100,7 +100,7 @@ class Planned:
 
 
 def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup], ...]]]:
-    """Jobs that differ in a document, with their rows; rows without a price are left out."""
+    """The jobs that differ in at least one document, with their rows; rows without a price are left out."""
     found: dict[tuple[str, ...], list[tuple[Run, Setup]]] = {}
     for run in runs:
         setup = job_of(run)
@@ -127,7 +127,7 @@ def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
 
 
 class _LeavesIdle(Condition):
-    """The condition that a layout leaves devices idle; the command line has no word for it."""
+    """The condition that a layout leaves devices idle, which cannot be written on the command line."""
 
     is_numeric = True
 

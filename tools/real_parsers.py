@@ -2,9 +2,9 @@
 
 `python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` if it is missing, and runs the tests of that
 program in `tests/emit/real`. An environment sees the packages of the present interpreter, so that torch and the planner
-are not installed again. Environment variables name sources that are in no package; without them, their tests are
-skipped with a message: MEGATRON_LM and TORCHTITAN are checkouts of Megatron-LM and of torchtitan's newest source,
-TRAINJOB_CRD is the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer.
+are not installed again. Some sources are in no package, and environment variables name their paths: MEGATRON_LM and
+TORCHTITAN name checkouts of Megatron-LM and of torchtitan's newest source, and TRAINJOB_CRD names the file
+trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If a variable is not set, its tests are skipped with a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = ROOT / ".real-parsers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parser:
-    """Packages to install in addition to the planner's own, and the tests to run, with pytest's words that select them.
+    """Packages to install in addition to the planner's own, and pytest's words that select the tests to run.
 
     options: options of pip; by default packages are installed without dependencies.
     """

@@ -1,7 +1,7 @@
 """Create the virtual environment and install the planner with pinned dependencies (`make setup`).
 
-The program needs only the machine's interpreter and the standard library. A torch of at least 2.11 that the environment
-already has is kept, because the user chooses the build that fits the machine's driver.
+This program itself needs only the machine's interpreter and the standard library. A torch of at least 2.11 that the
+environment already has is kept, because the user chooses the build that fits the machine's driver.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def create(venv: Path) -> Path:
 
 
 def constraints(*, keep_torch: bool) -> str:
-    """The pinned versions, without those of torch and its own dependencies if the present torch is kept."""
+    """The pinned versions. If the present torch is kept, torch and the packages that only torch needs are left out."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     return text.partition(TORCH_SECTION)[0] if keep_torch else text
 
@@ -72,7 +72,7 @@ def install(venv: Path, python: Path, torch_index: str, group: str) -> None:
     tools = [*project["dependency-groups"][group]]
     steps = [tools]
     if group == "dev":
-        # the build backend is installed too, so that it is pinned; it needs editables for --editable
+        # the build backend is installed too, so that it is pinned; for --editable it needs the package editables
         tools += [*project["build-system"]["requires"], "editables"]
         steps.append(["--no-build-isolation", "--editable", f"{ROOT}[train]"])
     # a tool in the outer environment would satisfy pip, but the new environment would lack its command

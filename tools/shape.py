@@ -1,6 +1,6 @@
 """Report the length of functions and files, compared with well-known codebases (`make shape`).
 
-The report is for reviewers and sets no limit, because people meet a limit by splitting and padding code.
+The report is for reviewers and sets no limit, because people would meet a limit by splitting and padding code.
 
 Only lines with code count: no blank lines, no comments, no docstrings.
 """
@@ -38,7 +38,7 @@ Function = tuple[int, str]  # lines of code, "file:line name"
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
-    """Numbers of the lines in strings that are statements of their own."""
+    """Line numbers of strings that are statements of their own, such as docstrings."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -47,7 +47,7 @@ def docstring_lines(tree: ast.AST) -> set[int]:
 
 
 def code_lines(source: str) -> set[int]:
-    """Numbers of the lines that hold code."""
+    """Line numbers of code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in SILENT:

@@ -3,9 +3,10 @@
     python tools/vtrain.py [FOLDER]
 
 FOLDER (by default ../shared/truth) holds vtrain_single_node.csv, vtrain_multi_node.csv and allreduce_a100_nvlink.csv of
-vTrain (Bang et al., MICRO 2024; github.com/VIA-Research/vTrain, data/). The tables are not part of this project, so the
-command names missing tables and leaves them out. No shipped calibration uses the tables: the only fit is one slowdown,
-on the rows outside the scored fold. Errors are |measured / predicted - 1| in percent.
+vTrain (Bang et al., MICRO 2024; github.com/VIA-Research/vTrain, data/). The tables are not part of this project; if a
+table is missing, the command says so and goes on without it. The shipped calibration does not use the tables. The only
+fit here is one slowdown factor, fitted to the rows outside the scored fold. Errors are |measured / predicted - 1| in
+percent.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ COMMON = {
 
 
 def samples_of(rows: Sequence[dict[str, str]]) -> list[Sample]:
-    """Rows of a table of vTrain as samples for the fit; the id is the row's number."""
+    """Rows of a table of vTrain as samples for the fit; a sample's id is the number of its row."""
     runs = [
         run_of(
             {
