@@ -133,6 +133,22 @@ def test_steps_of_transformers_under_deepspeed_are_counted(console, tmp_path, ze
 
 
 @pytest.mark.slow
+def test_products_of_zero_3_keep_the_inputs_of_frozen_weights(console, tmp_path):
+    for needed in ("torch", "deepspeed", "transformers", "accelerate", "datasets", "peft"):
+        pytest.importorskip(needed)
+    kept = {}
+    for zero in (2, 3):
+        pins = ["mbs=1", f"zero={zero}", "recompute=none"]
+        options = {"engine": "deepspeed", "gpus": 4, "pin": pins, "settings": ("training.lora_rank=8",)}
+        plan = plan_from_file(make(console, tmp_path / f"{zero}.json", **options))
+        kept[zero] = verify(plan).lines["activations"]
+    inputs = plan.model.num_layers * 128 * 2 * (plan.model.hidden_size + plan.model.ffn_hidden_size)
+    for planned_or_counted in (0, 1):  # adapters of attention alone: the feed-forward block's two inputs are new
+        found = kept[3][planned_or_counted] - kept[2][planned_or_counted]
+        assert found == pytest.approx(inputs, rel=0.02)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pins", [("recompute=none",), ("recompute=full",), ("recompute=none", "tp=2"), ("cp=2",)])
 def test_steps_of_torchtitan_are_counted(console, tmp_path, pins):
     for needed in ("torch", "torchtitan", "triton"):

@@ -111,6 +111,8 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     if adapters := adapted_matrices(model, training):
         down = element * training.lora_rank * len(adapters)
         terms.append(ActivationTerm(name="adapters", num_bytes=down))
+        if job.engine.memory.zero3_keeps_inputs:
+            terms.append(ActivationTerm(name="inputs of frozen products", num_bytes=_frozen_inputs(job, layout)))
     if not norm_is_one_kernel(job):
         kept = (_norm_tensors(job) - 1) * element * h / sharded
         for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
@@ -158,6 +160,17 @@ def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
     """
     adapted = [name for name, _, _ in adapted_matrices(job.model, job.training)]
     return 1.0 if not job.training.lora_rank or set(matrices) & set(adapted) else 0.0
+
+
+def _frozen_inputs(job: PoolJob, layout: Degrees) -> Number:
+    """Bytes of the inputs that only products with frozen weights read, which the products of ZeRO-3 keep all the same.
+
+    Source: deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3).
+    """
+    inputs = ((job.model.hidden_size, _INPUTS), (job.model.hidden_size, ("gate", "up")))
+    sizes = [size * (1.0 - _is_read_again(job, matrices)) for size, matrices in inputs]
+    inner = job.model.ffn_hidden_size / layout.tp * (1.0 - _is_read_again(job, ("down",)))
+    return np.equal(layout.zero, 3) * job.compute_bytes * tokens_per_microbatch(job, layout) * (sum_of(sizes) + inner)
 
 
 def _inner_tensors(job: PoolJob) -> float:

@@ -239,6 +239,10 @@ class EngineMemory(InputDocument):
         description="number of buffers, each of the size of gradient_bucket, for further gradients; they exist from "
         "the first gradient of a backward pass",
     )
+    zero3_keeps_inputs: bool = Field(
+        default=False,
+        description="whether products with frozen weights keep their inputs for the backward pass under ZeRO-3",
+    )
     updated_params: float = Field(
         default=1e12,
         gt=0,
