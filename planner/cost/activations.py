@@ -50,12 +50,12 @@ class ActivationTerm:
 
 
 def _norm_tensors(job: PoolJob) -> float:
-    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 as one kernel, 3 as separate operators.
+    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 if it is one kernel, else up to 3.
 
     Separate operators keep the input in fp32 and, for the gradient of a trained weight, a normalized copy in 16 bits,
     but not the 16-bit input.
 
-    Source: transformers, LlamaRMSNorm (products keep their factors); `planner verify` counts it.
+    Source: transformers, LlamaRMSNorm (a product keeps its factors); `planner verify` counts these bytes.
     """
     if norm_is_one_kernel(job):
         return 1.0
@@ -200,7 +200,8 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     """Queries, keys, values, output and the kernel's tensors; latent attention also keeps its latents, unsharded.
 
     Engines that gather the context keep the keys and values of all cp ranks, and a second, joined copy of the output.
-    Engines that exchange sequence parts for heads keep the output twice: by heads, and by sequence part.
+    Engines that exchange sequence parts for heads (Ulysses) keep the output twice: divided by heads, and divided by
+    sequence.
     """
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
@@ -258,7 +259,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
 
 
 def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """Kept tensors of a mixer and of attention's gate, and kept outputs of the matrices that no other field covers.
+    """Kept tensors of a mixer and of attention's gate, and kept outputs of an indexer and of `layer_matrix_params`.
 
     The mixer's kernels also keep states at the borders of chunks; these states are smaller than the tensors counted
     here.
@@ -274,7 +275,7 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
 
 
 def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
-    """The mean tensors over the kinds of layers; tensors with equal names are summed."""
+    """Kept tensors of the mean layer, for a model with several kinds of layers; tensors are matched by name."""
     found: dict[str, ActivationTerm] = {}
     for num, kind in job.model.kinds():
         for term in activation_terms(replace(job, model=kind), layout, experts=experts):
@@ -285,7 +286,7 @@ def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[Activa
 
 
 def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
-    """Tensors of the experts: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
+    """Tensors of the experts: fp32 router scores; inputs, inner tensors and outputs of every (token, expert) pair."""
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes
     narrow = element * _narrow(job)
@@ -381,7 +382,7 @@ def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
 
 
 def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
-    """The part of the stored activations that the host's memory holds: tensors kept by layers, not outputs of stages.
+    """Bytes of the stored activations that are in the host's memory: tensors kept by layers, not outputs of stages.
 
     Source: as `stored_activation_bytes`.
     """

@@ -72,7 +72,7 @@ class Group:
 
 
 def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
-    """Number of a group's ranks that share one instance of a level with `span` devices; the least of all groups.
+    """Number of a group's ranks that share one instance of a level with `span` devices; for the group with the fewest.
 
     Groups follow one another, so a group of extent size * stride starts at a multiple of its extent. If neither extent
     nor span divides the other, at least one group crosses from one instance to the next. The smaller part of such a
@@ -372,7 +372,7 @@ def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
 
 
 def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:
-    """How many of the `instances` the `copies` of a token reach on average; see `all_to_all_seconds`."""
+    """Number of the `instances` that receive one of a token's `copies`, on average; see `all_to_all_seconds`."""
     if groups is None or copies == 1:
         return instances * (1.0 - (1.0 - 1.0 / instances) ** copies)
     num_groups, chosen = groups
@@ -395,9 +395,9 @@ def all_to_all_seconds(
 
     copies: number of random ranks that receive the same bytes. Each of the N instances of the level below receives at
         most one copy and distributes it inside, so the share N (1 - (1 - 1/N)^copies) / copies of the bytes is sent.
-    groups: into how many groups of consecutive ranks the ranks are divided, and how many of these groups receive the
-        copies of one token. Each chosen group receives the same number of copies. If each instance holds one group, the
-        copies reach as many instances as there are chosen groups.
+    groups: number of groups of consecutive ranks into which the ranks are divided, and number of these groups that
+        receive the copies of one token. Each chosen group receives the same number of copies. If each instance holds
+        one group, the copies reach as many instances as there are chosen groups.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.
@@ -431,7 +431,7 @@ def send_seconds(
 ) -> Number:
     """Seconds of a send from each rank of a chain of `size` ranks to the rank `stride` further on.
 
-    The slowest hop counts.
+    The result is the time of the slowest hop.
 
     Source: alpha-beta model, Hockney (1994).
     """

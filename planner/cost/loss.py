@@ -43,7 +43,7 @@ def num_logits(job: PoolJob, layout: LayerDegrees) -> Number:
 
 
 def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Peak bytes of the logits and further tensors of the loss, for one microbatch.
+    """Peak bytes of the logits and the other tensors of the loss, for one microbatch.
 
     A single kernel writes the gradient over the logits. A chunked or fused linear loss holds the gradient of the hidden
     states before the backward pass begins. torchtitan keeps this gradient in fp32, together with copies of the parts,

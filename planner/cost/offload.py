@@ -31,7 +31,7 @@ def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
 
 
 def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
-    """Seconds in which a host updates one device's shard of `num_params` parameters, beside the other devices' shards.
+    """Seconds in which a host updates one device's shard of `num_params` parameters, along with its other shards.
 
     The update reads gradients, reads and writes weights and moments, and writes the weights for computing. For AdamW in
     mixed precision this moves 30 bytes per parameter, at the device's part of the host's memory bandwidth.

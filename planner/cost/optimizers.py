@@ -217,7 +217,7 @@ def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number
     """Seconds in which Muon orthogonalizes the updates of a stage's matrices, divided over tp and the ZeRO shards.
 
     Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, for the
-    spread.
+    division over ranks.
     """
     if job.training.optimizer != "muon":
         return 0.0

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 
 _EXCHANGE_PROCESSORS: Final = 20
-"""Processors that run an exchange's kernels while the others compute products.
+"""Processors of a device that run an exchange's kernels while its other processors compute products.
 
 They are 20 of an H800's 132 processors (DeepSeek-V3 2024, section 3.2.2; deep_ep/buffer.py, Buffer.num_sms = 20).
 """
@@ -330,8 +330,8 @@ def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) ->
 def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
     """Share of the microbatches whose passes run in pairs; passes that fill or drain the pipeline have no partner.
 
-    In the formula of the step, the passes in (m - 1/v) t_max run in pairs, and the single pass through all chunks (1/v
-    of each stage) runs alone.
+    The formula of a step has two parts. The passes in (m - 1/v) t_max run in pairs. The one pass of a microbatch
+    through the pipeline, 1/v of each stage's time, runs alone.
 
     Source: derived here from `planner.cost.schedule.step_seconds`, for equal stages.
     """
@@ -394,7 +394,7 @@ def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> Pa
 def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:
     """A layer's collectives by pass.
 
-    If recompute repeats a share of the forward collectives, this share also counts as backward.
+    If recompute repeats a share of the forward collectives, the backward pass includes this share too.
     """
     forward, backward = collectives
     return PassSeconds(forward=forward, backward_input=backward + share * forward)

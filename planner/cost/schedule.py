@@ -27,7 +27,7 @@ def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> N
 
 
 def steady_count(num_microbatches: Number, interleave: Number) -> Number:
-    """Number of times that the slowest stage's seconds count in a step: m - 1/v.
+    """The factor of the slowest stage's seconds in the time of a step: m - 1/v.
 
     The remaining 1/v belongs to filling and draining.
 
@@ -86,7 +86,7 @@ def chunk_terms(
     stage_seconds: t_r.
     layer_seconds: w_r, for one layer of the stage.
     largest_chunk: q_r, the layers of the stage's largest chunk; every other chunk has as many layers or one less.
-    end_seconds: seconds of the model's last chunk besides its layers.
+    end_seconds: seconds of the model's last chunk outside its layers (head and loss).
     num_layers: k_r.
     interleave: v.
     pp: p.
@@ -160,7 +160,7 @@ def bubble_of(
     zb-h1      (p - 1) (F + I - min(F, I, W)), m >= p; (p - 1) (F + I - W) where W is the shortest
     zbv        (p - 1) max(I / 2, I - W), if W <= F <= I and m >= 2 p - 1
     dualpipev  (p - 1) (F + 2 I - W) / 2 - min((p - 1) (I - F), F) / 2, if W <= F <= I: the published
-               (PP / 2 - 1) (F&B + B - 3 W) of PP = 2 p chunks, less what it overstates where I > F; F&B = F + B
+               (PP / 2 - 1) (F&B + B - 3 W) of PP = 2 p chunks, minus its excess where I > F; here F&B = F + B
     pipedream  0: the pipeline is filled once and never drained
 
     With unequal stages the factor p - 1 becomes a sum over the other stages. The result is then an estimate; `simulate`
@@ -273,7 +273,7 @@ def in_flight_microbatches(
 def held_microbatches(
     schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number, interleave: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """Microbatches that a stage holds in each moment that can be its peak, as (waiting for I, waiting for W).
+    """Microbatches that a stage holds at each moment that can be its peak, as (waiting for I, waiting for W).
 
     While a microbatch waits for its backward pass (I), the stage holds only the tensors that the recompute policy
     keeps. While it waits for its weight gradients (W), the stage holds all its tensors, recomputed or not. The unit is

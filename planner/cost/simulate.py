@@ -81,9 +81,9 @@ class Timeline:
     def peak_held(self, per_chunk: ArrayLike, share_until_weight: float = 1.0) -> NDArray[np.float64]:
         """The largest amount that each stage holds at any time; shape (stages,).
 
-        per_chunk: amount that one microbatch holds in each chunk, such as bytes of activations; shape (chunks,).
-        share_until_weight: the share of this amount that a split backward pass holds until its weight gradients are
-        computed.
+        per_chunk: amount that a chunk holds for one microbatch, such as bytes of activations; shape (chunks,).
+        share_until_weight: the share of this amount that a chunk with a split backward pass still holds until its
+        weight gradients are computed.
         """
         size = np.broadcast_to(np.asarray(per_chunk, dtype=float), (self.pp * self.interleave,))
         return _peaks(self._changes(share_until_weight) * size[self.chunk], self.stage)

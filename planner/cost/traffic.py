@@ -160,7 +160,7 @@ class BesideSeconds:
 
 
 def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
-    """Exposed part of `seconds` in `num_units` equal pieces, when work of `window` seconds can hide pieces.
+    """Exposed part of `seconds` of transfers in `num_units` equal pieces, if `window` seconds of work can hide pieces.
 
     The last piece is always exposed, because no work follows that could hide it. Of the other pieces, at most `window`
     seconds are hidden.

@@ -90,7 +90,7 @@ class Transfer:
     groups: tuple[int, int] | None = None
 
     def times_per_step(self, num_microbatches: Number, num_updates: Number) -> Number:
-        """Number of runs of the transfer in a step; 0 in a group of one rank."""
+        """How often the transfer runs in a step; 0 in a group of one rank."""
         often = {"forward": num_microbatches, "backward": num_microbatches}
         times = sum_of(n * often.get(when, num_updates) for when, n in self.times.items())
         return np.where(np.greater(self.where.size, 1), times, 0.0)
@@ -337,8 +337,9 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
     reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
     accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights included. ZeRO-2 and 3 reduce
-    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. Some engines shard whole tensors.
-    Instead of an all-gather, each rank broadcasts its tensors, which costs the latency of one ring pass per rank.
+    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. In engines that shard whole
+    tensors, each rank broadcasts its tensors instead of an all-gather, which costs the latency of one ring pass per
+    rank.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp ranks.
     Experts are spread over runs of ep * etp ranks, so the replicas of an expert are ep * etp ranks apart.

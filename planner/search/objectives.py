@@ -60,7 +60,7 @@ class Objective:
         return billed(job, degrees) if self.name == "cost" else degrees.world_size
 
     def devices_of(self, job: Job, layout: Layout) -> float:
-        """Devices in use of a layout, as this objective counts them."""
+        """Devices that a layout uses, as this objective counts them."""
         return billed_devices(job.cluster, job.training, layout) if self.name == "cost" else layout.world_size
 
     def weight(self, num_devices: float) -> float:
@@ -154,7 +154,7 @@ class BestKinds:
         return self.objective.rank(seconds, num_devices)[0]
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
-        """Record a layout; only the best layout of each kind counts."""
+        """Record a layout; only the best layout of each kind is kept."""
         kind, rank = kind_of(degrees), self.objective.rank(seconds, num_devices)
         if rank < self._ranks.get(kind, _NEVER):
             self._ranks[kind], self.first = rank, min(rank, self.first)
@@ -228,7 +228,7 @@ class Staircase:
 
 
 def partition_of(degrees: Degrees) -> tuple[int, ...]:
-    """The keys in which plans differ for a reader: how the model is partitioned, but not the timing of the parts."""
+    """The keys by which a reader tells plans apart: how the model is partitioned, but not how the parts are timed."""
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 

@@ -66,7 +66,7 @@ class Point:
 
     @property
     def device_seconds(self) -> float:
-        """Billed devices times seconds per sequence: the cost of a sequence without its price.
+        """Billed devices times seconds per sequence: the cost of a sequence in device seconds instead of money.
 
         Idle devices are not counted.
         """
@@ -295,9 +295,9 @@ def _staircase(
 ) -> list[Point]:
     """Layouts that are faster than every layout on no more devices, fewest devices first.
 
-    Layouts with up to `num_first` devices count as one number of devices, because they compete on the smallest cluster.
-    rivals: points of other batch sizes. Layouts that are slower for each sequence by more than `AS_GOOD` are not
-    searched.
+    Layouts with up to `num_first` devices are treated as equal in devices, because they compete on the smallest
+    cluster. rivals: points of other batch sizes. Layouts that are slower for each sequence by more than `AS_GOOD` are
+    not searched.
     """
     best = Staircase(num_first)
     for rival in rivals:

@@ -152,7 +152,7 @@ class LeastCosts:
     layer: seconds of one more layer, [kinds, choices, n]; infinite if a policy is not allowed.
     num_main: number of main kinds, which come first and all have the same number of parameters.
     send: seconds of each stage's send, [n].
-    ends: seconds of the last stage besides its layers, [n].
+    ends: seconds of the last stage outside its layers, [n].
     tail: seconds of the longest tail, [n].
     """
 
@@ -233,7 +233,7 @@ def least_costs(
 def _small_prices(
     job: PoolJob, shapes: LayerShapes, policies: PolicyMasks, choices: PolicyChoices
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
+    """Seconds of a layer of each kind but the first, [kinds - 1, choices, n], and of the model's ends, [n].
 
     The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
     recomputes only some layers, the layers of a further kind may be among the layers that do not recompute.
@@ -260,8 +260,8 @@ def _least_tail(
     The first kind is the slowest of the main kinds, and its computation hides most. At least one stage has only layers
     of the main kinds, and has at least q layers. Leading layers, if the model has any, are on the first stages: some
     stages hold only leading layers, and one may hold both kinds. If dense layers and layers with experts alternate,
-    layers of the other kind stand between the q layers. `tail_seconds` is then only the optimizer's time, which the
-    other layers can only increase.
+    layers of the other kind lie between the q layers. `tail_seconds` is then only the optimizer's time, which the other
+    layers can only increase.
 
     Gain (`tail`, least of 15): the search takes 0.62 s instead of 0.68 s for Llama-3-405B on 16,384 devices, and prices
     112 configurations instead of 154. GPT-3 on 1,024 devices gains nothing (0.36 s in both cases).
