@@ -386,7 +386,7 @@ class EngineOverlap(InputDocument):
 
 
 class EngineSpec(InputDocument):
-    """An engine profile; it is data, so the cost model reads it and never asks for the engine's name."""
+    """An engine profile: data that the cost model reads, so that no formula depends on the engine's name."""
 
     name: Name
     program: str = Field(description="program that runs the plan")

@@ -1182,7 +1182,7 @@ _TYPED: Final = (
     "t5",
     "vit",
 )
-TYPES |= {name: replace(TYPES[name], recorded=False) for name in _TYPED}  # their defaults stand above
+TYPES |= {name: replace(TYPES[name], recorded=False) for name in _TYPED}  # their defaults are in the tables above
 
 MISSING: Final[dict[str, str]] = {
     "blt": "a stack of its own for bytes, and patches of them",

@@ -126,7 +126,7 @@ def _mistake(document: type[Document], tree: Node, error: ErrorDetails, meant: s
 
 
 def _rule_broken(tree: Node, path: Path, message: str) -> Mistake:
-    """A mistake from a rule of ours; a message about several keys begins with the wrong one (`num_heads: ...`)."""
+    """A mistake from a rule of ours; a message about several keys begins with the key to blame (`num_heads: ...`)."""
     node = _node_at(tree, path)
     subject = _SUBJECT.fullmatch(message)
     if subject and isinstance(node.data, dict):
