@@ -111,7 +111,7 @@ def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
 
 
 def _wider_bands(runs: Sequence[MemoryRun]) -> float:
-    """The factor on scales with which bands from other sources contain 8 of 10 values; all sources count equally."""
+    """The factor on scales that makes bands from other sources contain 8 of 10 values; all sources weigh the same."""
     edges = []
     figures = [run for run in runs if run.kind == "exact" and run.counter != "needed"]
     for source in sorted({run.source for run in figures}):
@@ -130,7 +130,7 @@ def _wider_bands(runs: Sequence[MemoryRun]) -> float:
 
 
 def _wider_chances(runs: Sequence[MemoryRun]) -> float:
-    """The factor on scales with which a chance of 95 % is right for each source outside the fit.
+    """The factor on scales that makes a chance of 95 % right for each source outside the fit.
 
     The chance is right for a source if at most 5 % of its runs with at least this chance ran out of memory. Only
     sources with enough of these runs are checked.
