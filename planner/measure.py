@@ -178,7 +178,7 @@ def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
 def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
     """The link with its bandwidth and latency measured by the largest and smallest messages.
 
-    Only messages of groups that cross this link and no link above it count.
+    Only messages of groups that cross this link and no link above it are used.
     """
     rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
     if not rows:
@@ -220,7 +220,7 @@ def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
 
 
 def _latency(curves: Curves) -> float:
-    """Seconds of a collective of a tensor-parallel layer: the time that the collectives add to both passes of a layer.
+    """Mean seconds that each collective of a tensor-parallel layer adds to the layer's two passes.
 
     DTensor places each operator's inputs in Python. If the devices are the host's own cores, nothing hides this time.
     """

@@ -85,7 +85,7 @@ def _forbidden(error: InputError) -> Outcome:
 
 
 def _rule(mistake: Mistake) -> str:
-    """The message of a mistake without its end, the same for all mistakes: the pins and the advice to drop one."""
+    """The broken rule of a mistake, without the list of pins before it and without the advice to drop a pin."""
     if mistake.message.startswith(_LEADS):
         return mistake.message.partition(": ")[2]
     return f"{mistake.message}; {mistake.hint}" if mistake.hint else mistake.message
