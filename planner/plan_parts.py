@@ -1,4 +1,4 @@
-"""Parts of a plan besides its layout and ledger: the user's options, the proof, and the version of the planner."""
+"""Parts of a plan other than its layout and ledger: the user's options, the proof, and the version of the planner."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@
 The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
 device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they
 differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a mixed
-model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four further
-causes have factors: the core of fused attention for each pair of device and engine, the innermost link and the links
-beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model. The
-evidence for error bands comes from folds that hold whole sources out.
+model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
+causes of time have factors: the core of fused attention for each pair of device and engine, the innermost link and the
+links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model.
+The evidence for error bands comes from folds that hold whole sources out.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _TERMS: Final = (
 """From the most to the least specific."""
 
 _NOISE: Final = 0.05
-"""Limit of log errors; larger errors count by absolute value, not by square, because published runs have outliers."""
+"""Log errors above this are penalised by absolute value, not by square, because published runs have outliers."""
 
 _SWEEPS: Final = 40
 _LARGEST_STEP: Final = 0.3

@@ -320,9 +320,9 @@ def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
     """Share of one tensor that a policy keeps.
 
     No policy keeps a tensor of a tile. Full recompute keeps the layer's input. Operator-level recompute keeps the
-    input, the outputs of attention and of every second product, and one further (s b h) output. Recompute of parts
-    drops the tensors inside these parts. If two parts share tensors, one part contains the other, so the dropped share
-    is the larger of their two shares.
+    input, the outputs of attention and of every second product, and one more (s b h) output. Recompute of parts drops
+    the tensors inside these parts. If two parts share tensors, one part contains the other, so the dropped share is the
+    larger of their two shares.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
     sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,
@@ -344,7 +344,7 @@ def layer_activation_bytes(
 ) -> tuple[Number, ...]:
     """Bytes that one layer keeps for one microbatch under each of these policies.
 
-    Source: `activation_terms`, each with its `kept_share`.
+    Source: `activation_terms`, each multiplied by its `kept_share`.
     """
     terms = activation_terms(job, layout, experts=experts)
     kept = [[(term.num_bytes, kept_share(job, term, policy)) for term in terms] for policy in policies]
@@ -358,7 +358,7 @@ def kept_bytes_of_layer(
 
     recomputing: if only some of the stage's layers recompute, return the bytes of a layer that does.
 
-    Source: `activation_terms`, each with its `kept_share`.
+    Source: `activation_terms`, each multiplied by its `kept_share`.
     """
     terms, policies = activation_terms(job, layout, experts=experts), policies_of(stage)
     shares = [{policy: kept_share(job, term, policy) for policy in policies} for term in terms]
@@ -392,7 +392,7 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 
 
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
-    """Peak bytes of the activations of all microbatches, with `besides` further bytes for each microbatch."""
+    """Peak bytes of the activations of all microbatches, with `besides` additional bytes for each microbatch."""
     moments = held_of_stage(job, layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]

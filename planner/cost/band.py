@@ -70,8 +70,8 @@ class Distribution:
 
     logs: logarithms of the ratios of published runs, ascending.
     levels: weighted share of the runs below each logarithm; ascending, between 0 and 1.
-    tails: factor on the logit of a level, for runs of a source without published runs; it moves levels away from one
-    half.
+    tails: factor on the logit of a level, for runs from a source that has no published runs; a factor above 1 moves
+    levels away from one half and so widens the band.
     wider: factor on the distance to the median, for a kind of run that nobody has published.
     """
 

@@ -54,7 +54,7 @@ class Group:
     size: number of ranks.
     seconds_per_byte: time of each byte that one rank sends in a ring through the group; 0 for a group of one.
     ring_latency: seconds of the hops of one pass around the ring.
-    startup: fixed seconds that each pass takes in addition.
+    startup: fixed seconds that each pass takes in addition to hops and bytes.
     levels: the levels that some of the groups cross, innermost first.
     """
 
@@ -147,7 +147,7 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
     """The link of cards that send through host memory; its bandwidth is what one card reaches while all cards send.
 
-    A card writes its bytes through its root port into a buffer in host memory, from which the other card reads them
+    A card writes its bytes through its root port into a buffer in host memory, from which the receiving card reads them
     through its own port. Each port carries both directions at once. If k cards share a port, each has 1/k of its
     bandwidth, which `bandwidth` already includes.
 
@@ -429,7 +429,7 @@ def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
 def send_seconds(
     cluster: ClusterSpec, stride: Number, num_bytes: Number, *, size: Number = 2, segment: Number = 0
 ) -> Number:
-    """Seconds of a send from each rank of a chain of `size` ranks to the rank `stride` further on.
+    """Seconds of a send from each rank of a chain of `size` ranks to the next, whose number is `stride` larger.
 
     The result is the time of the slowest hop.
 

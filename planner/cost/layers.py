@@ -43,7 +43,7 @@ attention/dot_product_attention/context_parallel.py).
 """
 
 _KERNEL_KEYS: Final = 256
-"""Number of keys that a fused kernel could process in the time of its start and end.
+"""Number of keys that a fused kernel could process in the time that its start and end take.
 
 The value is two tiles of 128 keys (Dao 2023, section 3.3).
 """

@@ -354,8 +354,8 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     Tied embeddings are one matrix if the pipeline has one stage, and two copies if it has several. Every
     tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. With
     multi-token prediction the last stage also holds the embedding, and the projections and norms of the additional
-    layers; the layers themselves count with the other layers. Each rank of the first stage holds the whole vision
-    tower.
+    layers; the additional layers themselves are counted with the other layers. Each rank of the first stage holds the
+    whole vision tower.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.

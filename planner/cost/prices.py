@@ -245,7 +245,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """Seconds of one microbatch in one layer by cause; collectives are pairs of forward and backward pass.
+    """Seconds of one microbatch in one layer by cause; collectives are (forward, backward) pairs.
 
     parts: forward seconds of each part of a layer, by the recompute modules that repeat the part (`LayerSeconds`).
     ep_hidden: hidden seconds of the exchanges of both passes, if passes run in pairs.
@@ -486,7 +486,9 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 
 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
-    """A stage's share of filling and draining, and its slack for the model's last chunk (0 unless interleaved).
+    """A stage's share of filling and draining, and its slack: how long the model's last chunk may take without a wait.
+
+    The slack is 0 unless stages are interleaved.
 
     A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction are part of the
     last chunk.
@@ -513,7 +515,7 @@ def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePri
 
 
 def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
-    """Seconds in which the optimizer updates a shard, on the device or the host, plus the host's fixed work per step.
+    """Seconds that the optimizer needs to update a shard, on device or host, plus the host's fixed work per step.
 
     Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
     """
@@ -583,7 +585,7 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
 
 def exchange_share(job: Job) -> float:
-    """Share of the processors that communication takes from computing: 20 processors of the smallest device.
+    """Share of a device's processors that communication occupies: 20 processors of the device with the fewest.
 
     On a device with fewer than 40 processors the share is assumed to be one half, because no measurement is known.
 

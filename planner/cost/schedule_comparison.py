@@ -37,8 +37,8 @@ class ScheduleOutcome:
     pipeline_seconds: the passes of executed_step_seconds alone, without gradient reduction and optimizer, which
         pipedream repeats for every microbatch.
     bubble_seconds: wait of the slowest stage, executed (0 for pipedream, whose pipeline is never drained).
-    bubble_share: bubble_seconds divided by the seconds in which the stage works: (p - 1) / m for equal stages under
-        GPipe and 1F1B.
+    bubble_share: bubble_seconds divided by the seconds that the stage works: (p - 1) / m for equal stages under GPipe
+        and 1F1B.
     equal_stages_bubble_share: the same ratio if every stage took the mean time, as in textbooks.
     utilization: work of the slowest stage divided by the sum of its work and bubble: m / (m + p - 1) for equal stages.
     activation_bytes: largest stored activations of any stage.

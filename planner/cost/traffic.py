@@ -148,8 +148,8 @@ class StageWindow:
 class BesideSeconds:
     """Seconds of a stage's background transfers: data-parallel reductions and gathers, and copies to the host.
 
-    Seconds named per_microbatch count m times in a step, and seconds named per_step once. Busy seconds include hidden
-    seconds. The exposed seconds of a microbatch are given for the forward and the backward pass separately.
+    A microbatch's seconds (busy_per_microbatch, exposed_forward, exposed_backward) occur m times in a step, and seconds
+    named per_step once. Busy seconds include hidden seconds.
     """
 
     busy_per_microbatch: Number

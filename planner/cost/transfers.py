@@ -303,7 +303,8 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
     sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
-    Either neighbour may be in another pool; each pass counts half of the sends to such a neighbour.
+    Either neighbour may be in another pool; sends to such a neighbour are counted half in the forward and half in the
+    backward pass.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
@@ -316,7 +317,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     send = partial(of, kind="send", num_bytes=sent)
     found = [send(where=_span(layout, layout.pp, stride), times=_both_ways(chunks - beyond))]
     forward, backward = (number - 1 for number in job.engine.communication.send_messages)
-    if forward or backward:  # further messages, whose few bytes are not counted
+    if forward or backward:  # additional small messages, whose bytes are not counted
         described: dict[Moment, Number] = {"forward": forward * chunks, "backward": backward * chunks}
         found.append(of(kind="send", num_bytes=0.0, where=found[0].where, times=described))
     if job.between is not None:

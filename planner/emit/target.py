@@ -138,7 +138,7 @@ class Refusal:
 class How:
     """Choices of the user that are not part of the plan.
 
-    arguments: data and tokenizer, and further options of our own trainer.
+    arguments: data and tokenizer, and other options of our own trainer.
     smoke: whether to train on mock data.
     """
 
@@ -173,7 +173,7 @@ class Target:
     program: the program's name and its supported versions, as text.
     settings: convert fields to the program's keys and back.
     refuse: fields that the program has no option for.
-    render: returns further files, name -> text.
+    render: returns the files, name -> text.
     command: shell text that starts the training on one host; `place` is None if the plan uses only one host.
     yours: placeholder -> meaning, for all values that the plan does not decide.
     advice: sentences about other values that the plan does not decide; the program also runs without them.

@@ -88,7 +88,7 @@ class Incumbents(Protocol):
         """The longest step of a wanted layout on `num_devices` devices; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step with which a layout can be among the best.
+        """The longest step that a layout among the best can have.
 
         Layouts wanted only because they are near the best may have longer steps. Shape [n].
         """
@@ -118,7 +118,7 @@ class BestKinds:
         return self.objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """The longest step with which a layout on `num_devices` devices is wanted."""
+        """The longest step of a layout on `num_devices` devices that is still wanted."""
         near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
         return np.maximum(near, self._of_any_kind(num_devices))
 

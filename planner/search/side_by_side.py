@@ -62,7 +62,8 @@ class Choice:
 class SideBySide:
     """Choices in the order in which the user named them.
 
-    measure: what is compared besides time: money, if every choice that fits has a price; else energy, if every device
+    measure: what is compared in addition to time: money, if every choice that fits has a price; else energy, if every
+        device
     states its power; else device hours.
     """
 

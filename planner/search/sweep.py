@@ -84,7 +84,7 @@ class Sweep:
     front: layouts that no other layout beats in time, cost and devices at once, fewest devices first. On a uniform
     cluster the front holds the fastest layout, the cheapest layout, and for any deadline the layout with the fewest
     devices. On a mixed cluster the front holds only the fastest layout of each size.
-    confidence: chance with which the deadline must be kept. Only layouts of the front are checked, so a slower layout
+    confidence: required chance of meeting the deadline. Only layouts of the front are checked, so a slower layout
     with a smaller forecast error is never found.
     """
 
@@ -116,7 +116,7 @@ class Sweep:
         return next((point for point in self.front if self.meets_deadline(point)), None)
 
     def meets_deadline(self, point: Point) -> bool | None:
-        """Whether a point keeps the deadline with the confidence, or, if its chance is unknown, by its forecast.
+        """Whether a point meets the deadline with the required confidence; if its chance is unknown, by its forecast.
 
         The result is None without a deadline.
         """

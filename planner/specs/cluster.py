@@ -112,7 +112,7 @@ class LinkSpec(InputDocument):
     startup: time of one pass of a collective in addition to its hops (launch, filling of buffers).
     efficiency: share of the bandwidth that collectives reach; the default is an assumption for links that nobody
     measured.
-    half_peers: number of peers with which half of the efficiency is reached; the efficiency grows as peers / (peers +
+    half_peers: number of peers at which half of the efficiency is reached; the efficiency grows as peers / (peers +
     half_peers).
     in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); without a value the switch
     cannot reduce.

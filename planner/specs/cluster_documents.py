@@ -188,7 +188,8 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
 def _with_idle_devices(cluster: ClusterSpec, devices_per_host: int) -> ClusterSpec:
     """The cluster with devices at the speed that they reach while the host's remaining devices are idle.
 
-    The time of an operator is assumed to grow evenly with each further busy device, up to `alone` times its time alone.
+    An operator is assumed to slow down evenly with each busy device: with all devices busy, it takes `alone` times as
+    long as with one.
     """
     busy, others, alone = cluster.devices_per_host, devices_per_host - 1, cluster.alone
     if alone is None or busy > others:

@@ -132,7 +132,7 @@ class ModelType:
     implied: our fields that the type fixes.
     must: keys for which only one value is supported.
     rules: functions for fields that depend on more than one key.
-    recorded: further keys whose defaults are in huggingface_defaults.json, which tools/hf_defaults.py writes.
+    recorded: more keys, whose defaults are in huggingface_defaults.json (written by tools/hf_defaults.py).
     """
 
     architecture: str

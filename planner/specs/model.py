@@ -315,9 +315,10 @@ class ModelSpec(InputDocument):
     layer_matrix_params: parameters in matrices of each layer that no other field covers.
     layer_vector_params: parameters in vectors of each layer that no other field covers.
     vision: a tower that reads images, on the first stage.
-    table_params: parameters of further tables outside the layers, which are looked up and not multiplied.
-    input_matrix_params: parameters of further matrices at the model's input.
-    output_matrix_params: parameters of further matrices at the model's output.
+    table_params: parameters of tables outside the layers that no other field covers; tables are looked up, not
+        multiplied.
+    input_matrix_params: parameters of other matrices at the model's input.
+    output_matrix_params: parameters of other matrices at the model's output.
     """
 
     name: Name

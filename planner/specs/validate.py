@@ -83,7 +83,7 @@ def _node_at(tree: Node, path: Path) -> Node:
 def _mistakes(document: type[Document], tree: Node, errors: list[ErrorDetails]) -> Iterable[Mistake]:
     """One mistake for each error; a misspelt required key gives one mistake, not two.
 
-    A list with wrong entries is not reported as too short, because the entries count once they are corrected.
+    A list with wrong entries is not reported as too short, because corrected entries may make it long enough.
     """
     all_missing = {tuple(error["loc"]) for error in errors if error["type"] == "missing"}
     missing = set(all_missing)

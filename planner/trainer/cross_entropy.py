@@ -1,4 +1,4 @@
-"""Cross entropy without further buffers: the gradient of the logits is written over the logits."""
+"""Cross entropy without additional buffers: the gradient of the logits is written over the logits."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, in
 many layers each pipeline stage holds and which recompute policy the stage uses. A column is one way to fill one stage:
 a number of layers and a policy that fit into memory. A choice has one column for each stage.
 
-If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
-column is valid for all positions with the same state of this pattern (`Pattern`). A stage uses the columns of the state
-at which the previous stage ends.
+If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern
+(`Pattern`). The state of a position in this pattern tells which kinds of layers come next, so a column is valid for all
+positions with one state. A stage uses the columns of the state that the previous stage ends at.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Rule:
     reads: the degrees that the rule reads; the rule applies as soon as they are known.
     needs: the condition in words.
     fault: function that builds the message for a layout that breaks the rule, with legal values.
-    of_search: whether the rule limits only the search, which cannot price the layout exactly; the layout can run, and
-    `explain` prices it.
+    of_search: whether the rule limits only the search, because the search could not price the layout exactly; the
+    layout itself can run, and `explain` prices it.
     """
 
     name: str
