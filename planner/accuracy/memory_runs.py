@@ -63,7 +63,7 @@ class MemoryRun:
 
 
 def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
-    """Values and bounds of each row; rows that assume their recompute have none.
+    """Values and bounds of each row; rows whose recompute policy is assumed give none.
 
     A value of the allocator's tensors also gives a value of the run's need, with the predicted runtime added. For other
     rows, the device's memory bounds the need: from above if the run succeeded, from below if it ran out of memory.
@@ -90,7 +90,7 @@ def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
 
 
 def assumes_recompute(row: Row) -> bool:
-    """Whether the row does not state if activations are recomputed."""
+    """Whether the row's recompute policy is assumed, because the row does not state it."""
     return row.setup is not None and any(
         str(getattr(each, "key", each)).startswith("recompute") for each in row.setup.assumed
     )

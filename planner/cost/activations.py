@@ -152,7 +152,7 @@ _INPUTS: Final = ("query", "key", "value")
 
 
 def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
-    """1.0 if the gradient of one of these matrices, or of its adapter, needs their common input; else 0.0.
+    """1.0 if the common input of these matrices is kept, for the gradient of one of them or of its adapter; else 0.0.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
@@ -161,10 +161,10 @@ def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
 
 
 def _inner_tensors(job: PoolJob) -> float:
-    """Tensors of the feed-forward width that are kept: input and output of GELU; gate, up and product of SwiGLU.
+    """Number of kept tensors of the feed-forward width: 2 with GELU (its input and output), 3 or 4 with SwiGLU.
 
-    The last of these tensors is the input of the second matrix. If this matrix is frozen without an adapter, the tensor
-    is not kept.
+    SwiGLU keeps gate, up and their product, and as separate operators also the activated gate. The output of GELU and
+    the product are the input of the second matrix, which is not kept if this matrix is frozen and has no adapter.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
@@ -372,8 +372,8 @@ def kept_bytes_of_layer(
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    If weight gradients are computed later, the waiting microbatches keep all tensors of their layers. Some engines also
-    keep the outputs that a stage has sent, each as large as a layer's input.
+    If weight gradients are computed in a later pass, microbatches that wait for it keep all tensors of their layers.
+    Some engines also keep the outputs that a stage has sent, each as large as a layer's input.
 
     Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
     runtime/pipe/engine.py (pipe_buffers).

@@ -36,8 +36,8 @@ tests/cost/test_collectives.py.
 class Level:
     """One level of the network that at least one group crosses.
 
-    inside: ranks that share one instance of the levels below.
-    members: ranks that share one instance of this level.
+    inside: number of a group's ranks that share one instance of the level below.
+    members: number of a group's ranks that share one instance of this level.
     bandwidth: bytes per second of one rank's own part of the link, in rings or when sending to all peers at once.
     """
 

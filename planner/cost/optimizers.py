@@ -78,7 +78,7 @@ def moment_bytes_per_param(job: PoolJob) -> float:
 
 
 def sums_last(job: PoolJob, layout: Degrees) -> Flag:
-    """Whether fp32 sums of the gradients last until the update, which then makes no copies of gradients.
+    """Whether fp32 gradient sums stay in memory until the update, so that the update makes no copies of gradients.
 
     Source: engine profile, pipeline_sums.
     """

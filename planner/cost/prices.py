@@ -77,9 +77,9 @@ They are 20 of an H800's 132 processors (DeepSeek-V3 2024, section 3.2.2; deep_e
 _OPERATORS_REPEATED: Final = 0.5
 """Share of a layer's forward seconds that recompute by operators repeats.
 
-torchtitan saves attention and every second product (distributed/activation_checkpoint.py). Norms and activations are
-assumed to be repeated by half, too; a trace of one layer with and without selective recompute would replace this
-assumption.
+torchtitan saves attention and every second product (distributed/activation_checkpoint.py). Half of the time of norms
+and activations is assumed to be repeated, too; a trace of one layer with and without selective recompute would replace
+this assumption.
 """
 
 

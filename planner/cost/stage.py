@@ -101,10 +101,11 @@ def _codes(stage: Stage) -> list[int]:
 
 
 def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, recomputing: bool = False) -> Number:
-    """The value of each stage's policy, from the values of the policies in `policies_of`; shaped like `stage.policy`.
+    """For each stage, the value that its policy has in `values`; shaped like `stage.policy`.
 
-    If only some layers of a stage recompute, the result is the mean over its layers, with all kinds of layers spread
-    evenly. With `recomputing` the result is the value of a recomputing layer.
+    `values` has an entry for each policy in `policies_of`. If only some layers of a stage recompute, the result is the
+    mean over its layers, with all kinds of layers spread evenly. With `recomputing` the result is the value of a
+    recomputing layer.
 
     Source: definition of `planner.specs.recompute`.
     """

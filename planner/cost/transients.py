@@ -170,8 +170,8 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     The result is for the kind of layer that needs most.
 
     Three parts add up: the bytes that recompute restores; the weights that ZeRO-3 gathers for the present layer and
-    prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the waiting gradients
-    and the copy that ranks reduce.
+    prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the gradients that
+    wait for their reduction and the copy that is being reduced.
 
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/ _fsdp_param_group.py
     (forward and backward prefetch).

@@ -17,7 +17,7 @@ Offload = Literal["none", "optimizer", "activations", "both"]
 
 
 class EngineDefaults(InputDocument):
-    """Settings of users who set nothing: the engine's defaults, or the settings of its published recipes.
+    """Settings that apply if the user sets nothing: the engine's defaults, or the settings of its published recipes.
 
     These settings fill the gaps of a `--layout` (planner/search/given.py), together with rules that follow from the
     engine's abilities.

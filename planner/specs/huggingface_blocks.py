@@ -90,7 +90,7 @@ def windows(config: Config) -> None:
 def mixture(
     width: str = "moe_intermediate_size", *, shared: str = "", shared_width: str = "", shared_unit: str = ""
 ) -> Callable[[Config], None]:
-    """Routed experts of one width, and shared experts: `shared` of that width, or `shared_width` for all together."""
+    """Routed experts of one width, and shared experts by number (key `shared`) or by joint width (`shared_width`)."""
 
     def rule(config: Config) -> None:
         each = config.count(width)

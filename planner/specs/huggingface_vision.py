@@ -458,7 +458,7 @@ def _vipllava(join: Join) -> int:
 
 
 def _qwen2(join: Join) -> int:
-    """Two layers, and the norm before the merged patches."""
+    """Two layers, and a norm of each patch before patches are merged."""
     out = join.out or join.tower.count("hidden_size")
     norm = join.hidden * (1 if join.tower.document.get("norm") == "rmsnorm" else 2)
     return norm + _two(join.merged, join.merged, out)
@@ -635,7 +635,7 @@ def _git(join: Join) -> int:
 
 
 def _idefics(join: Join) -> int:
-    """Gated blocks between the text's layers that attend to the patches; they count as part of the layers."""
+    """Gated blocks that attend to the patches, between the layers of the text; counted as part of these layers."""
     if join.outer.flag("use_resampler") or join.outer.flag("qk_layer_norms"):
         join.outer.refuse("use_resampler", "a resampler, or norms of queries and keys, are not supported here")
     if join.outer.count("cross_layer_interval", 1) != 1 or join.outer.get("alpha_type", "float") != "float":

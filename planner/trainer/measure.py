@@ -111,7 +111,7 @@ class MemoryMeter:
         self._note(LineName.GRADS, sum(storages.values()))
 
     def _pack(self, tensor: Tensor) -> _Kept | Tensor:
-        """Count tensors kept in layers only; the ledger's activations exclude embedding, head and loss."""
+        """Count only tensors that layers keep; the ledger's activations exclude embedding, head and loss."""
         return _Kept(self, tensor) if self._in_layer else tensor
 
     def add(self, storage: torch.UntypedStorage, uses: int) -> None:

@@ -111,7 +111,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
 
 
 class Unread(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
-    """Every value that a program reads is 0: no gradient overflows, and no norm is infinite."""
+    """A mode in which every value that a program reads is 0, so that no gradient overflows and no norm is infinite."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, unless it reads a value."""

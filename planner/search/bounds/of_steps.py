@@ -378,8 +378,8 @@ def _forced_seconds(
 ) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together; infinite if the stages cannot hold all layers.
 
-    Memory limits the number of layers under the first policies. Each layer beyond this number costs the price
-    difference to the cheapest later policy.
+    Memory limits how many layers can use the policies up to each position in the list. Each layer beyond this number
+    costs at least the difference in price to the cheapest later policy.
     """
     num_layers, of_policies = num_main_layers(job), np.moveaxis(costs.layer[: costs.num_main], 0, 1)
     of_policies = np.minimum.accumulate(of_policies[::-1])[::-1]
