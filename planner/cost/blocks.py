@@ -108,7 +108,7 @@ def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
 
 
 def attention_matmul_params(model: ModelSpec) -> int:
-    """Parameters of the matrices that mix tokens in a layer: attention's h (a + 2g) d + a d h, or those of a mixer.
+    """Parameters of the matrices that mix tokens in a layer: attention's h (a + 2g) d + a d h, a mixer's, or both.
 
     Latent attention has its own matrices. The sum includes the matrices of an output gate and of an indexer, and
     `layer_matrix_params` of the model.

@@ -53,9 +53,11 @@ def launch(
     force_unfit: also start a plan that does not fit into memory.
     place: `node_rank`, `master_addr` and `master_port` of `find_host`.
 
-    Raises: InputError: this host has no place in the plan, `output` holds another run, or a dry run has a plan without
-        a file. EnvironmentProblem: something that the run needs is missing, or another run in `output` is still going
-        on. NothingFitsError: the plan does not fit, and `force_unfit` is false.
+    Raises:
+        InputError: this host has no place in the plan, `output` holds another run, or a dry run has a plan without a
+            file.
+        EnvironmentProblem: something that the run needs is missing, or another run in `output` is still going on.
+        NothingFitsError: the plan does not fit, and `force_unfit` is false.
     """
     arguments = arguments or RunArguments()
     plan = read_plan(plan_path, tell=_note)

@@ -84,7 +84,8 @@ class Near:
 
         The integer program and the dynamic program share prices, so a configuration is usually priced once. It is
         priced again only if a caller allows longer steps than all earlier callers. So the cutoff of one method never
-        removes columns that the other needs. longest: longest step of each position, [n].
+        removes columns that the other needs.
+        longest: longest step of each position, [n].
         """
         limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
         for here, degrees in self.alike(positions):

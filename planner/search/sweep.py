@@ -296,8 +296,9 @@ def _staircase(
     """Layouts that are faster than every layout on no more devices, fewest devices first.
 
     Layouts with up to `num_first` devices are treated as equal in devices, because they compete on the smallest
-    cluster. rivals: points of other batch sizes. Layouts that are slower for each sequence by more than `AS_GOOD` are
-    not searched.
+    cluster.
+    rivals: points of other batch sizes. Layouts that are slower for each sequence by more than `AS_GOOD` are not
+    searched.
     """
     best = Staircase(num_first)
     for rival in rivals:
