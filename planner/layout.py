@@ -55,7 +55,7 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 
 NOT_PRICED: Final = "not priced"
 UNKNOWN: Final = "unknown"
-"""The rule for a foreign file's key that has a value but changes no figure of the forecast."""
+"""The `rule` of an `Assumed` for a foreign file's key that has a value but changes no figure of the forecast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,7 +179,7 @@ def _half_depth(rows: Sequence[Mapping[str, float]]) -> float:
 def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
     """The link with its bandwidth and latency measured by the largest and smallest messages.
 
-    Only messages of groups that cross this link and no link above it count.
+    Only messages of groups that cross this link and no link above it are used.
     """
     rows = [row for row in curves["collectives"] if _spans(link, row, curves)]
     if not rows:
@@ -224,12 +224,11 @@ def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
 
 
 def _in_layers(rows: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """Seconds of a small collective of a tensor-parallel layer, and bytes/s of a large one.
+    """Seconds that each collective adds to a small tensor-parallel layer, and bytes/s of the collectives of a large one.
 
-    The collectives' time is the time of the divided layer beyond the whole layer's. The computing of a small layer is
-    all host time, which tensor parallelism does not divide; that of a large layer is divided by the ranks. DTensor
-    places each operator's inputs in Python, and gathers along the sequence copy their pieces. If the devices are the
-    host's own cores, nothing hides this time.
+    A small layer takes only host time, which tensor parallelism does not divide. The computing of a large layer is
+    divided by the ranks. DTensor places each operator's inputs in Python, and gathers along the sequence copy their
+    pieces. If the devices are the host's own cores, nothing hides this time.
     """
     if not rows:
         return 0.0, math.inf

@@ -12,7 +12,7 @@ Number: TypeAlias = Any
 
 One formula prices one layout (numbers) or a hundred thousand layouts (arrays). For mypy the type is Any. With the
 union, mypy reports more than two hundred places in which only one of the two types can occur (`prices.layer[index]`,
-`int(degrees.tp)`), or in which NumPy itself returns Any. The name `Number` is for readers.
+`int(degrees.tp)`), or NumPy itself returns Any. The name `Number` is for readers.
 """
 
 Flag: TypeAlias = Any

@@ -114,7 +114,7 @@ class Plan:
     options: SearchOptions
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
-    engine_label: EngineLabel | None = None  # effect of the engine's name on the forecast, if worth a line
+    engine_label: EngineLabel | None = None  # effect of the engine's own calibration, if it is large
     minimum: Minimum | None = None
     deadline_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()

@@ -1,4 +1,4 @@
-"""Parts of a plan besides its layout and ledger: the user's options, the proof, and the version of the planner."""
+"""Parts of a plan other than its layout and ledger: the user's options, the proof, and the version of the planner."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """How simple a layout is; smaller values are simpler, and an earlier key counts before all later keys.
+    """How simple a layout is; smaller values are simpler, and a key decides only if all earlier keys are equal.
 
     idle: devices left unused.
     recomputed: tenths of the layers' forward pass that are recomputed, rounded up.
@@ -143,7 +143,10 @@ class TriedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRates:
-    """Learning rates at the chosen batch, scaled from the document's rate, assumed to be for `of_batch` sequences."""
+    """Learning rates at the chosen batch, scaled from the document's rate.
+
+    The document's rate is assumed to be meant for a batch of `of_batch` sequences.
+    """
 
     given: float
     of_batch: float

@@ -52,7 +52,7 @@ _HUGGING_FACE: Final = (
     only("training.frozen_weights", "16-bit", why="bitsandbytes makes 4 bits of values, which fake tensors have not"),
     Refusal(says=(), fault=_model_fault),
 )
-"""Refusals of plans for transformers whose steps no CPU can run."""
+"""Refusals of plans for transformers whose steps cannot run on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,12 @@
     python -m planner.accuracy.calibrate RUNS.csv planner/calibration.json
 
 The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
-device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they move
-only where runs require it. A combination without measured runs has the factors of its parts (a mixed model, as in
-Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four further causes have
-factors: the core of fused attention for each pair of device and engine, the innermost link and the links beyond it for
-all runs, and the host for layers with and without experts. No constant belongs to a single model. The evidence for
-error bands comes from folds that hold whole sources out.
+device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they
+differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a mixed
+model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
+causes of time have factors: the core of fused attention for each pair of device and engine, the innermost link and the
+links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model.
+The evidence for error bands comes from folds that hold whole sources out.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _USUAL_SLOWDOWN: Final = 1.2
 """The slowdown at which the other factors are priced: about the median over devices and engines."""
 
 _FACTORS: Final = ("slowdown", "core_attention", "scale_up", "network", "host")
-"""Fields of a calibration entry that the fit moves."""
+"""Fields of a calibration entry that the fit adjusts."""
 
 
 class _Term(NamedTuple):
-    """A group of factors: one for each combination of the values of these keys.
+    """A group of factors: one for each combination of values that `keys` have in the samples.
 
     penalty: weight of a squared log factor, in runs.
     """
@@ -88,7 +88,7 @@ _TERMS: Final = (
 """From the most to the least specific."""
 
 _NOISE: Final = 0.05
-"""Limit of log errors; larger errors count by absolute value, not by square, because published runs have outliers."""
+"""Log errors above this are penalised by absolute value, not by square, because published runs have outliers."""
 
 _SWEEPS: Final = 40
 _LARGEST_STEP: Final = 0.3
@@ -99,7 +99,7 @@ _FOLDS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A measured run in the form that the fit reads: step seconds at a few values of each factor.
+    """A measured run for the fit, with its step seconds as forecast at a few values of each calibration factor.
 
     seconds: shape (factors, points). At each point, only one factor differs from its usual value.
     """
@@ -136,8 +136,9 @@ class _Prices:
     def at(self, logs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds, (samples,), and their slopes by each log factor, (samples, factors), at logs: (samples, factors).
 
-        The seconds that one factor adds do not depend on the other factors, except that attention's core is also slowed
-        down. Engines without a fitted factor have no slowdown, and all other factors are 1.
+        The seconds that one factor adds do not depend on the other factors, except that `slowdown` also multiplies the
+        seconds that `core_attention` adds. Engines without a fitted factor have no slowdown, and all other factors are
+        1.
         """
         unmoved = np.where(np.array(_FACTORS) == "slowdown", -math.log(_USUAL_SLOWDOWN), 0.0)
         factors = np.exp(np.where(self._is_moved[:, None], np.clip(logs, -_LARGEST_LOG, _LARGEST_LOG), unmoved))

@@ -48,7 +48,7 @@ FITS: Final = 1 - RISK
 class HeldOut:
     """Every row of a table, priced once, and forecasts by fits without the row's source.
 
-    rows: all rows; rows of the fit have held-out predictions.
+    rows: all rows; the predictions of rows that the fit uses are held-out predictions.
     ratios: measured over predicted seconds of each sample.
     """
 

@@ -179,9 +179,10 @@ def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[E
     """The engine profile for a row's framework, and whether the framework is unknown.
 
     An unknown framework is priced with the nearest profile: FSDP's if weights are sharded, else Megatron's. A framework
-    described only as similar to Megatron is also unknown. Megatron-LM without fused attention means the code of 2021,
-    or the code of 2022 if the source is the paper of 2022 or the run has sequence parallelism, which was added in 2022.
-    Plain FSDP has no tensor, pipeline or context parallelism, so rows with these axes use torch's composition.
+    that is described only as similar to Megatron also counts as unknown. Megatron-LM without fused attention means the
+    code of 2021, or the code of 2022 if the source is the paper of 2022 or the run has sequence parallelism, which was
+    added in 2022. Plain FSDP has no tensor, pipeline or context parallelism, so rows with these axes use torch's
+    composition.
     """
     words, entry = run.framework.lower(), _framework(run)
     is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
@@ -397,7 +398,7 @@ def _accumulated_batch(run: Run, dp: int, mbs: int) -> int | None:
 def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
     """The degrees tp, pp, cp and dp.
 
-    If the stated dp contradicts the number of GPUs, as in expert-dp columns, the GPUs count.
+    If the stated dp contradicts the number of GPUs, as in expert-dp columns, the number of GPUs takes precedence.
     """
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
     if max(tp, cp) > _LARGEST_DEGREE or pp > _LARGEST_PIPELINE:
@@ -468,7 +469,7 @@ _SCHEDULES: Final = {
     "gpipe": "gpipe",
     "afab": "gpipe",
 }
-"""Words of flags -> schedule; the first word found counts."""
+"""Words of flags -> schedule; the first word found decides."""
 
 
 def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
@@ -505,7 +506,7 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
 
 
 def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> list[int]:
-    """Layers of each chunk as in the recipe's list; a chunk with only the loss gets a layer of the previous chunk."""
+    """Layers of each chunk as in the recipe's list; a chunk with only the loss gets a layer from the previous one."""
     split = [int(part) for part in run.pipeline_layout.split("|") if part.strip().isdigit()]
     if not split or sum(split) != model.num_layers or len(split) % pp:
         raise UnpricedRun(f"pipeline layout {printable(run.pipeline_layout, 40)} of {model.num_layers} layers")

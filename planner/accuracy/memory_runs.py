@@ -63,7 +63,7 @@ class MemoryRun:
 
 
 def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
-    """Values and bounds of each row; rows that assume their recompute have none.
+    """Values and bounds of each row; rows whose recompute policy is assumed give none.
 
     A value of the allocator's tensors also gives a value of the run's need, with the predicted runtime added. For other
     rows, the device's memory bounds the need: from above if the run succeeded, from below if it ran out of memory.
@@ -90,7 +90,7 @@ def memory_runs(rows: Iterable[Row]) -> list[MemoryRun]:
 
 
 def assumes_recompute(row: Row) -> bool:
-    """Whether the row does not state if activations are recomputed."""
+    """Whether the row's recompute policy is assumed, because the row does not state it."""
     return row.setup is not None and any(
         str(getattr(each, "key", each)).startswith("recompute") for each in row.setup.assumed
     )
@@ -111,7 +111,7 @@ def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
 
 
 def _wider_bands(runs: Sequence[MemoryRun]) -> float:
-    """The factor on scales with which bands from other sources contain 8 of 10 values; all sources count equally."""
+    """The factor on scales that makes bands from other sources contain 8 of 10 values; all sources weigh the same."""
     edges = []
     figures = [run for run in runs if run.kind == "exact" and run.counter != "needed"]
     for source in sorted({run.source for run in figures}):
@@ -130,7 +130,7 @@ def _wider_bands(runs: Sequence[MemoryRun]) -> float:
 
 
 def _wider_chances(runs: Sequence[MemoryRun]) -> float:
-    """The factor on scales with which a chance of 95 % is right for each source outside the fit.
+    """The factor on scales that makes a chance of 95 % right for each source outside the fit.
 
     The chance is right for a source if at most 5 % of its runs with at least this chance ran out of memory. Only
     sources with enough of these runs are checked.

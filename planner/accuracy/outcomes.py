@@ -1,4 +1,4 @@
-"""Count right and wrong verdicts of fitting, on published runs that did or did not run out of memory."""
+"""Count right and wrong verdicts on whether runs fit, for published runs that did or did not run out of memory."""
 
 from __future__ import annotations
 

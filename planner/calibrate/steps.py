@@ -1,4 +1,4 @@
-"""Select the step times of a log that count, and report the steps that were left out."""
+"""Select the step times of a log that can be used, and report the steps that were left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WARMUP_STEPS: Final = 2
-"""Number of steps after each start that do not count, because of compilation, cold caches and memory allocation."""
+"""Number of steps left out after each start, because of compilation, cold caches and memory allocation."""
 
 FEWEST_STEPS: Final = 3
 

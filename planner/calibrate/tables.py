@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TIMES: Final = ("measured_step_s", "step_s", "tok_s_gpu")
 _COUNTS: Final = ("gpus", "seq", "gbs", "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "mbs")
-"""Columns whose cells must be blank or numbers, because with a typing error another run would be priced."""
+"""Columns whose cells must be blank or numbers; otherwise a typing error would silently price another run."""
 
 
 def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[Observation]:

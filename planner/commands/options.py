@@ -264,7 +264,7 @@ def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
 
 
 def with_run_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a command in which all options of a run become one value `arguments`."""
+    """Return the options of a command, with all options of a run joined into one value `arguments`."""
     names = {each.name for each in fields(RunArguments)}
     arguments = RunArguments(**{name: options[name] for name in names})
     return {name: value for name, value in options.items() if name not in names} | {"arguments": arguments}

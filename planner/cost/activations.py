@@ -50,12 +50,12 @@ class ActivationTerm:
 
 
 def _norm_tensors(job: PoolJob) -> float:
-    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 as one kernel, 3 as separate operators.
+    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 if it is one kernel, else up to 3.
 
     Separate operators keep the input in fp32 and, for the gradient of a trained weight, a normalized copy in 16 bits,
     but not the 16-bit input.
 
-    Source: transformers, LlamaRMSNorm (products keep their factors); `planner verify` counts it.
+    Source: transformers, LlamaRMSNorm (a product keeps its factors); `planner verify` counts these bytes.
     """
     if norm_is_one_kernel(job):
         return 1.0
@@ -154,7 +154,7 @@ _INPUTS: Final = ("query", "key", "value")
 
 
 def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
-    """1.0 if the gradient of one of these matrices, or of its adapter, needs their common input; else 0.0.
+    """1.0 if the common input of these matrices is kept, for the gradient of one of them or of its adapter; else 0.0.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
@@ -174,10 +174,10 @@ def _frozen_inputs(job: PoolJob, layout: Degrees) -> Number:
 
 
 def _inner_tensors(job: PoolJob) -> float:
-    """Tensors of the feed-forward width that are kept: input and output of GELU; gate, up and product of SwiGLU.
+    """Number of kept tensors of the feed-forward width: 2 with GELU (its input and output), 3 or 4 with SwiGLU.
 
-    The last of these tensors is the input of the second matrix. If this matrix is frozen without an adapter, the tensor
-    is not kept.
+    SwiGLU keeps gate, up and their product, and as separate operators also the activated gate. The output of GELU and
+    the product are the input of the second matrix, which is not kept if this matrix is frozen and has no adapter.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
     return tensors - 1.0 + _is_read_again(job, ("down",))
@@ -213,7 +213,8 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     """Queries, keys, values, output and the kernel's tensors; latent attention also keeps its latents, unsharded.
 
     Engines that gather the context keep the keys and values of all cp ranks, and a second, joined copy of the output.
-    Engines that exchange sequence parts for heads keep the output twice: by heads, and by sequence part.
+    Engines that exchange sequence parts for heads (Ulysses) keep the output twice: divided by heads, and divided by
+    sequence.
     """
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
@@ -271,7 +272,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
 
 
 def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
-    """Kept tensors of a mixer and of attention's gate, and kept outputs of the matrices that no other field covers.
+    """Kept tensors of a mixer and of attention's gate, and kept outputs of an indexer and of `layer_matrix_params`.
 
     The mixer's kernels also keep states at the borders of chunks; these states are smaller than the tensors counted
     here.
@@ -287,7 +288,7 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
 
 
 def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
-    """The mean tensors over the kinds of layers; tensors with equal names are summed."""
+    """Kept tensors of the mean layer, for a model with several kinds of layers; tensors are matched by name."""
     found: dict[str, ActivationTerm] = {}
     for num, kind in job.model.kinds():
         for term in activation_terms(replace(job, model=kind), layout, experts=experts):
@@ -298,7 +299,7 @@ def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[Activa
 
 
 def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
-    """Tensors of the experts: fp32 router scores, permuted inputs, inner tensors and outputs of every choice."""
+    """Tensors of the experts: fp32 router scores; inputs, inner tensors and outputs of every (token, expert) pair."""
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes
     narrow = element * _narrow(job)
@@ -332,9 +333,9 @@ def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
     """Share of one tensor that a policy keeps.
 
     No policy keeps a tensor of a tile. Full recompute keeps the layer's input. Operator-level recompute keeps the
-    input, the outputs of attention and of every second product, and one further (s b h) output. Recompute of parts
-    drops the tensors inside these parts. If two parts share tensors, one part contains the other, so the dropped share
-    is the larger of their two shares.
+    input, the outputs of attention and of every second product, and one more (s b h) output. Recompute of parts drops
+    the tensors inside these parts. If two parts share tensors, one part contains the other, so the dropped share is the
+    larger of their two shares.
 
     Source: Korthikanti et al. (2022), section 5; torchtitan, distributed/activation_checkpoint.py; DeepSeek-V3 (2024),
     sections 3.2.3 and 3.3.3; Megatron-LM, megatron/core/transformer (transformer_layer.py, multi_latent_attention.py,
@@ -356,7 +357,7 @@ def layer_activation_bytes(
 ) -> tuple[Number, ...]:
     """Bytes that one layer keeps for one microbatch under each of these policies.
 
-    Source: `activation_terms`, each with its `kept_share`.
+    Source: `activation_terms`, each multiplied by its `kept_share`.
     """
     terms = activation_terms(job, layout, experts=experts)
     kept = [[(term.num_bytes, kept_share(job, term, policy)) for term in terms] for policy in policies]
@@ -370,7 +371,7 @@ def kept_bytes_of_layer(
 
     recomputing: if only some of the stage's layers recompute, return the bytes of a layer that does.
 
-    Source: `activation_terms`, each with its `kept_share`.
+    Source: `activation_terms`, each multiplied by its `kept_share`.
     """
     terms, policies = activation_terms(job, layout, experts=experts), policies_of(stage)
     shares = [{policy: kept_share(job, term, policy) for policy in policies} for term in terms]
@@ -384,8 +385,8 @@ def kept_bytes_of_layer(
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    If weight gradients are computed later, the waiting microbatches keep all tensors of their layers. Some engines also
-    keep the outputs that a stage has sent, each as large as a layer's input.
+    If weight gradients are computed in a later pass, microbatches that wait for it keep all tensors of their layers.
+    Some engines also keep the outputs that a stage has sent, each as large as a layer's input.
 
     Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
     runtime/pipe/engine.py (pipe_buffers).
@@ -394,7 +395,7 @@ def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_mic
 
 
 def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
-    """The part of the stored activations that the host's memory holds: tensors kept by layers, not outputs of stages.
+    """Bytes of the stored activations that are in the host's memory: tensors kept by layers, not outputs of stages.
 
     Source: as `stored_activation_bytes`.
     """
@@ -404,7 +405,7 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 
 
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
-    """Peak bytes of the activations of all microbatches, with `besides` further bytes for each microbatch."""
+    """Peak bytes of the activations of all microbatches, with `besides` additional bytes for each microbatch."""
     moments = held_of_stage(job, layout, stage, num_microbatches)
     kept, whole = kept_activation_bytes(job, layout, stage)
     stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]

@@ -32,7 +32,7 @@ out, values from 0.2 to 0.7 give about equally wide bands at equal coverage.
 
 _INSIDE: Final = 0.8
 _MOST: Final = 20.0
-"""Maximum weight of one source, in runs, when the factors that widen bands are chosen.
+"""When the factors that widen bands are chosen, a source counts as at most this many runs.
 
 The values 1, 5 and 20 were tried with whole sources held out. With these values the median bands are 1.68, 1.64 and
 1.60 wide, and hold 83, 79 and 80 % of a source's runs.
@@ -41,9 +41,9 @@ _NINTH: Final = math.log(9)  # the logit of 0.9
 _TAILS: Final = (0.5, 3.0)
 _UNSEEN: Final = (1.0, 4.0)
 FRAMEWORK: Final = "unknown framework"
-"""Feature of a program without a profile.
+"""Feature of a run whose training program has no engine profile.
 
-No published run has this feature, because two such programs are never the same.
+No published run has this feature, because two programs without profiles are never taken to be the same.
 """
 _KEYS: Final = ("device", "engine", "precision", "experts", "axes", "features")
 
@@ -70,8 +70,8 @@ class Distribution:
 
     logs: logarithms of the ratios of published runs, ascending.
     levels: weighted share of the runs below each logarithm; ascending, between 0 and 1.
-    tails: factor on the logit of a level, for runs of a source without published runs; it moves levels away from one
-    half.
+    tails: factor on the logit of a level, for runs from a source that has no published runs; a factor above 1 moves
+    levels away from one half and so widens the band.
     wider: factor on the distance to the median, for a kind of run that nobody has published.
     """
 
@@ -135,7 +135,10 @@ def band(job: Job, layout: Layout) -> Band | None:
 
 
 def time_distribution(job: Job, layout: Layout) -> Distribution | None:
-    """Distribution of measured / predicted step time; `band` shows its 10 % and 90 % quantiles. None without a band."""
+    """Distribution of measured / predicted step time; None if `band` is None.
+
+    Its quantiles at 10 % and 90 % are those of `band`.
+    """
     found = band(job, layout)
     if found is None:
         return None
@@ -170,7 +173,10 @@ def _keys(job: Job, layout: Layout) -> dict[str, Any]:
 
 
 def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: Any) -> Band:
-    """The band computed from the errors of held-out runs; the more a run resembles `keys`, the more it weighs."""
+    """The band computed from the errors of held-out runs.
+
+    A run weighs more if it shares more properties with `keys`.
+    """
     evidence = tuple(evidence)
     unseen = unseen_of(evidence, **keys)
     found = distribution_of(evidence, spread or Spread(), num_unseen=len(unseen), **keys)
@@ -244,8 +250,8 @@ def spread_of(evidence: Sequence[Evidence]) -> Spread:
 
     The runs of each source are forecast from the evidence of the other sources. `tails` is chosen for runs whose kind
     also occurs in other sources: 8 of 10 of them must lie between the 10 % and the 90 % quantiles. `unseen` is chosen
-    so that 8 of 10 runs of all other kinds lie between these quantiles. Large sources have equal weight, and sources of
-    few runs have less weight. A factor without evidence keeps its default.
+    so that 8 of 10 runs of all other kinds lie between these quantiles. All sources with many runs have equal weight,
+    and sources with few runs have less. A factor without evidence keeps its default.
 
     Source: split conformal prediction (Lei et al., JASA 2018), here with sources as folds.
     """
@@ -272,7 +278,7 @@ def _clipped(value: float, ends: tuple[float, float]) -> float:
 
 
 def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
-    """The smallest value that suffices for 8 of 10 misses; a source counts as at most `_MOST` misses."""
+    """The smallest value that suffices for 8 of 10 held-out runs; a source counts as at most `_MOST` runs."""
     sizes: dict[str, int] = defaultdict(int)
     for miss in misses:
         sizes[miss.source] += 1
@@ -282,13 +288,13 @@ def _enough(values: Sequence[float], misses: Sequence[_Miss]) -> float:
 
 
 def _tails(miss: _Miss) -> float:
-    """The value of `tails` that puts the miss on the edge of its band; infinite if no band is wide enough."""
+    """The value of `tails` that puts a held-out run on the edge of its band; infinite if no band is wide enough."""
     level = float(np.interp(miss.log, miss.distribution.logs, miss.distribution.levels, left=0.0, right=1.0))
     return abs(math.log(level / (1 - level))) / _NINTH if 0 < level < 1 else math.inf
 
 
 def _width(miss: _Miss, tails: float) -> float:
-    """The factor on the band's width that puts the miss on its edge."""
+    """The factor on the width of the band that puts a held-out run on the band's edge."""
     found = Distribution(logs=miss.distribution.logs, levels=miss.distribution.levels, tails=tails)
     middle = math.log(found.quantile(0.5))
     edge = math.log(found.quantile(0.9 if miss.log > middle else 0.1))

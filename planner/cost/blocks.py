@@ -67,7 +67,7 @@ def gate_params(model: ModelSpec) -> int:
 
 
 def indexer_matmul_params(model: ModelSpec) -> int:
-    """Parameters of the matrices that choose keys: queries of the light heads, one key for all, and each head's weight.
+    """Parameters of the indexer's matrices: queries of the light heads, one key for all heads, and each head's weight.
 
     Every tensor-parallel rank holds these matrices whole.
 
@@ -108,9 +108,10 @@ def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
 
 
 def attention_matmul_params(model: ModelSpec) -> int:
-    """Parameters of the matrices that mix tokens in a layer: h (a + 2g) d + a d h, latent attention, or a mixer.
+    """Parameters of the matrices that mix tokens in a layer: attention's h (a + 2g) d + a d h, a mixer's, or both.
 
-    The sum includes the matrices of an output gate and of an indexer, and `layer_matrix_params` of the model.
+    Latent attention has its own matrices. The sum includes the matrices of an output gate and of an indexer, and
+    `layer_matrix_params` of the model.
 
     Source: Megatron-LM, megatron/training/theoretical_memory_usage.py; mixers.py.
     """

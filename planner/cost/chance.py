@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 UNLIKELY: Final = 0.05
-"""Below this chance a plan *does not fit*, at any accepted risk. It *fits* from a chance of 1 - risk."""
+"""A plan with a lower chance than this *does not fit*, whatever risk is accepted. From 1 - risk upwards it *fits*."""
 
 _UNKNOWN: Final = MemoryDistribution(location=0.0, scale=0.1)
 """Distribution for a calibration without any measured peaks: 8 of 10 peaks within 17 %.
@@ -63,7 +63,7 @@ def spread_for(job: Job) -> Spread:
 
 
 def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
-    """The largest predicted peak with which a layout fits, for one layout or many.
+    """The largest predicted peak at which a layout still fits, for one layout or many.
 
     If the user asks for headroom, the headroom sets the limit. Otherwise the chance of fitting, 1 - risk, sets the
     limit.
@@ -74,7 +74,7 @@ def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
 
 
 def most_peak_bytes(job: PoolJob, layout: Degrees) -> Number:
-    """The largest predicted peak that *may fit*; with a larger peak a layout *does not fit*.
+    """The largest predicted peak at which a layout still *may fit*; above it the layout *does not fit*.
 
     If the user asked for headroom, it sets this limit too.
 

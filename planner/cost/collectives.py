@@ -36,8 +36,8 @@ tests/cost/test_collectives.py.
 class Level:
     """One level of the network that at least one group crosses.
 
-    inside: ranks that share one instance of the levels below.
-    members: ranks that share one instance of this level.
+    inside: number of a group's ranks that share one instance of the level below.
+    members: number of a group's ranks that share one instance of this level.
     bandwidth: bytes per second of one rank's own part of the link, in rings or when sending to all peers at once.
     """
 
@@ -54,7 +54,7 @@ class Group:
     size: number of ranks.
     seconds_per_byte: time of each byte that one rank sends in a ring through the group; 0 for a group of one.
     ring_latency: seconds of the hops of one pass around the ring.
-    startup: fixed seconds that each pass takes in addition.
+    startup: fixed seconds that each pass takes in addition to hops and bytes.
     levels: the levels that some of the groups cross, innermost first.
     """
 
@@ -72,7 +72,7 @@ class Group:
 
 
 def _members(cluster: ClusterSpec, size: Number, stride: Number, span: Number) -> Number:
-    """Number of a group's ranks that share one instance of a level with `span` devices; the least of all groups.
+    """Number of a group's ranks that share one instance of a level with `span` devices; for the group with the fewest.
 
     Groups follow one another, so a group of extent size * stride starts at a multiple of its extent. If neither extent
     nor span divides the other, at least one group crosses from one instance to the next. The smaller part of such a
@@ -147,7 +147,7 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
     """The link of cards that send through host memory; its bandwidth is what one card reaches while all cards send.
 
-    A card writes its bytes through its root port into a buffer in host memory, from which the other card reads them
+    A card writes its bytes through its root port into a buffer in host memory, from which the receiving card reads them
     through its own port. Each port carries both directions at once. If k cards share a port, each has 1/k of its
     bandwidth, which `bandwidth` already includes.
 
@@ -372,7 +372,7 @@ def all_reduce_algorithms(where: Group, num_bytes: Number) -> dict[str, Number]:
 
 
 def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> Number:
-    """How many of the `instances` the `copies` of a token reach on average; see `all_to_all_seconds`."""
+    """Number of the `instances` that receive one of a token's `copies`, on average; see `all_to_all_seconds`."""
     if groups is None or copies == 1:
         return instances * (1.0 - (1.0 - 1.0 / instances) ** copies)
     num_groups, chosen = groups
@@ -395,9 +395,9 @@ def all_to_all_seconds(
 
     copies: number of random ranks that receive the same bytes. Each of the N instances of the level below receives at
         most one copy and distributes it inside, so the share N (1 - (1 - 1/N)^copies) / copies of the bytes is sent.
-    groups: into how many groups of consecutive ranks the ranks are divided, and how many of these groups receive the
-        copies of one token. Each chosen group receives the same number of copies. If each instance holds one group, the
-        copies reach as many instances as there are chosen groups.
+    groups: number of groups of consecutive ranks into which the ranks are divided, and number of these groups that
+        receive the copies of one token. Each chosen group receives the same number of copies. If each instance holds
+        one group, the copies reach as many instances as there are chosen groups.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.
@@ -429,9 +429,9 @@ def ring_exchange_seconds(where: Group, bytes_per_hop: Number) -> Number:
 def send_seconds(
     cluster: ClusterSpec, stride: Number, num_bytes: Number, *, size: Number = 2, segment: Number = 0
 ) -> Number:
-    """Seconds of a send from each rank of a chain of `size` ranks to the rank `stride` further on.
+    """Seconds of a send from each rank of a chain of `size` ranks to the next, whose number is `stride` larger.
 
-    The slowest hop counts.
+    The result is the time of the slowest hop.
 
     Source: alpha-beta model, Hockney (1994).
     """

@@ -26,7 +26,7 @@ _ALIGNMENT: Final = 64
 background user's guide, section 3)."""
 
 _UNALIGNED_SHARE: Final = 0.75
-"""Speed of products whose widths lack this alignment, relative to aligned products.
+"""Speed of products whose widths are not multiples of `_ALIGNMENT`, relative to aligned products.
 
 BLOOM's tuning runs with hidden size 14400 (1800 for each of 8 ranks) took 1.3 times as long as similar runs with 14336.
 """

@@ -41,7 +41,7 @@ class BatchAdvice:
     extra_tokens: tokens for a given loss, divided by the tokens that a very small batch needs.
     extra_steps: steps for a given loss, divided by the steps that a very large batch needs.
 
-    Both ratios use the critical batch of Kaplan et al. For a batch of this size both are 2.
+    Both ratios use the critical batch of Kaplan et al. A batch of exactly the critical size has 2 for both.
     """
 
     batch_tokens: float

@@ -115,7 +115,7 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> float:
-        """Peak bytes of the stage that uses most memory."""
+        """Largest peak of any stage, in bytes."""
         return max(stage.total_bytes for stage in self.memory)
 
 
@@ -155,9 +155,9 @@ def estimate(job: Job, layout: Layout) -> Estimate:
 
     The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). The ledger of
     the step has lines of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved
-    stages the bubble is the closed form, which the search minimises. An interleaved schedule is executed instead if the
-    search never builds such chunks, that is, if the chunks of a stage differ by more than one layer, if smaller chunks
-    come first, or if chunks differ in their kinds of layers.
+    stages the bubble is the closed form, which the search minimises. The closed form covers only the chunks that the
+    search builds. An interleaved schedule is executed instead if the chunks of a stage differ by more than one layer,
+    if smaller chunks come first, or if chunks differ in their kinds of layers.
 
     Source: schedule.py.
     """
@@ -203,7 +203,7 @@ def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
 
 
 def _of_stages(lines: tuple[MemoryLine, ...], pp: int) -> list[tuple[MemoryLine, ...]]:
-    """The lines of each stage, taken from the lines of all stages."""
+    """The lines of each stage; in `lines`, each line holds the bytes of all stages as an array."""
     of_lines = [np.broadcast_to(line.num_bytes, (pp,)).tolist() for line in lines]
     return [
         tuple(replace(line, num_bytes=float(num_bytes[r])) for line, num_bytes in zip(lines, of_lines, strict=True))

@@ -118,7 +118,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     layers: the forward pass without the model's ends.
     repeated: the part of `layers` that recompute repeats (0 for recompute by operators).
 
-    The head counts on the last chunk, patches and the tower on the first.
+    The last chunk includes the head, and the first chunk includes patches and the tower.
 
     Source: the terms of `model_flops_per_step`, which is their sum.
     """

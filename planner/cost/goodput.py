@@ -116,7 +116,9 @@ def best_interval_seconds(interruptions: Interruptions) -> float:
 
 
 def waiting_share(hosts_out: float, spare_hosts: int) -> float:
-    """Share of the time in which a run waits for a host; `hosts_out` hosts would be in repair if the run never waited.
+    """Share of the time in which a run waits for a host.
+
+    hosts_out: mean number of hosts in repair if the run never waited.
 
     The run stops when more hosts are in repair than there are spares, and hosts of a stopped run do not fail. The share
     follows from Erlang's loss formula with spares + 1 servers, for any distribution of repair times.

@@ -43,7 +43,7 @@ attention/dot_product_attention/context_parallel.py).
 """
 
 _KERNEL_KEYS: Final = 256
-"""Number of keys that a fused kernel could process in the time of its start and end.
+"""Number of keys that a fused kernel could process in the time that its start and end take.
 
 The value is two tiles of 128 keys (Dao 2023, section 3.3).
 """
@@ -51,9 +51,9 @@ The value is two tiles of 128 keys (Dao 2023, section 3.3).
 _BACKWARD_OPERATORS: Final = 1.6
 """Backward operators launched for each forward operator in eager mode; the value is assumed.
 
-torch's dispatcher counts, without views, a ratio of 1.0 for a layer of GPT-2 and 1.9 for a layer of Llama in
-transformers 5.23. In our trainer the ratios are 1.3 and 1.5. Host times of both passes of a layer, measured where the
-GPU waits for the host, would replace the assumption.
+Counted by torch's dispatcher, without views, the ratio is 1.0 for a layer of GPT-2 and 1.9 for a layer of Llama in
+transformers 5.23, and 1.3 and 1.5 in our trainer. Host times of both passes of a layer, measured where the GPU waits
+for the host, would replace the assumption.
 """
 
 
@@ -127,7 +127,7 @@ def head_widths(model: ModelSpec) -> int:
 
 
 def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """Forward FLOPs of an indexer's scores, which choose keys: light queries times all earlier keys, 2 (s/2) n d.
+    """Forward FLOPs of the scores by which an indexer chooses keys: light queries times all earlier keys, 2 (s/2) n d.
 
     Source: DeepSeek-V3.2 (2025), section 2.1, equation 1.
     """

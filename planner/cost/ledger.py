@@ -1,4 +1,4 @@
-"""The estimate is a ledger: named lines whose sum is the total.
+"""The estimate as a ledger: named lines whose sum is the total.
 
 No cost is added outside the ledger. `explain` prints the lines, the plan stores them, and the trainer writes its
 measurements under the same names. Predictions and measurements can therefore be joined without a table of names.
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
-"""A plan *fits* if its chance is at least 1 - risk, and *does not fit* if its chance is below 5 %.
+"""A plan *fits* if its chance of fitting is at least 1 - risk, and *does not fit* if the chance is below 5 %.
 
-With a plain limit, *may not fit* does not occur.
+If the user sets the limit as a headroom, *may not fit* does not occur.
 """
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
@@ -101,8 +101,8 @@ class HostMemory:
 class StageMemory:
     """The memory ledger of one pipeline stage and its limits; also the ledger of its host, if the layout offloads.
 
-    limit_bytes: largest peak with which the stage fits.
-    most_bytes: largest peak with which the stage may fit; above it the stage does not fit.
+    limit_bytes: largest peak at which the stage fits.
+    most_bytes: largest peak at which the stage may fit; above it the stage does not fit.
     device_chance: chance that the peak stays within the whole memory of the device.
     """
 
@@ -152,7 +152,7 @@ class StageMemory:
 
 
 def worst_stage(memory: Sequence[StageMemory]) -> StageMemory:
-    """The stage that decides whether a plan fits: the lowest chance; of equals, the nearest to its limit.
+    """The stage that decides whether a plan fits: it has the lowest chance or, of equals, is nearest to its limit.
 
     Stages share their forecast error, so a plan fits if this stage fits (`planner.cost.chance`).
     """

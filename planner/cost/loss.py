@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Tokens of a microbatch that go through the output head and the loss together.
+    """Number of tokens of a microbatch that go through the output head and the loss at a time.
 
     These are usually all tokens; a chunked loss processes 1 / loss_chunks of the tokens at a time. A fused linear loss
     uses T h / V tokens, rounded up to a power of two, so that the logits are about as large as the hidden states.
@@ -43,7 +43,7 @@ def num_logits(job: PoolJob, layout: LayerDegrees) -> Number:
 
 
 def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Peak bytes of the logits and further tensors of the loss, for one microbatch.
+    """Peak bytes of the logits and the other tensors of the loss, for one microbatch.
 
     A single kernel writes the gradient over the logits. A chunked or fused linear loss holds the gradient of the hidden
     states before the backward pass begins. torchtitan keeps this gradient in fp32, together with copies of the parts,

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 CACHED_SHARE: Final = 1 / 3
 """Memory that PyTorch's allocator caches beyond the allocated bytes, as a share of activations and transients.
 
-Source: runs with both counters: 0.24 to 0.41 in six of Megatron on B200 (SimuMax's table), 0.3 in the median of 130 of
-nanotron on H100 with tp of 4 at most; 57 pipelined runs that tuned BLOOM, by nvidia-smi. If memory is short, the
-allocator frees the cache first (PyTorch, notes on CUDA memory management). The cache is therefore part of forecasts of
-these counters, but not of the verdict whether a layout fits.
+Source: runs that report both allocated and reserved bytes: 0.24 to 0.41 in six runs of Megatron on B200 (SimuMax's
+table), and 0.3 in the median of 130 runs of nanotron on H100 with tp of at most 4; and the readings of nvidia-smi in 57
+pipelined runs that tuned BLOOM. If memory is short, the allocator frees the cache first (PyTorch, notes on CUDA memory
+management). The cache is therefore part of the forecast of a counter that includes it, but does not affect the verdict
+whether a layout fits.
 """
 
 

@@ -31,10 +31,11 @@ def _copy_seconds(job: PoolJob, num_bytes: Number) -> Number:
 
 
 def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
-    """Seconds in which a host updates one device's shard of `num_params` parameters, beside the other devices' shards.
+    """Seconds that a host needs to update one device's shard of `num_params` parameters, along with its other shards.
 
-    The update reads gradients, reads and writes weights and moments, and writes the weights for computing. For AdamW in
-    mixed precision this moves 30 bytes per parameter, at the device's part of the host's memory bandwidth.
+    The update reads gradients, reads and writes weights and moments, and writes the weights that the device computes
+    with. For AdamW in mixed precision this moves 30 bytes per parameter, at the device's part of the host's memory
+    bandwidth.
 
     Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 5.1 and table 4; engine profile, host_update_factor.
     """

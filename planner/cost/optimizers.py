@@ -78,7 +78,7 @@ def moment_bytes_per_param(job: PoolJob) -> float:
 
 
 def sums_last(job: PoolJob, layout: Degrees) -> Flag:
-    """Whether fp32 sums of the gradients last until the update, which then makes no copies of gradients.
+    """Whether fp32 gradient sums stay in memory until the update, so that the update makes no copies of gradients.
 
     Source: engine profile, pipeline_sums.
     """
@@ -168,7 +168,7 @@ def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
 
 
 def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
-    """Bytes of further optimizer state beyond `moment_bytes_per_param`, for common weights and experts, before ZeRO.
+    """Bytes of optimizer state beyond `moment_bytes_per_param`, for common weights and for experts, before ZeRO.
 
     Muon leaves embeddings, head and vectors to AdamW, which keeps a second mean for them. Adafactor keeps fp32 sums of
     rows and columns of each matrix, and a whole mean for each vector. tp is assumed to divide the sums like the
@@ -214,10 +214,10 @@ def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) 
 
 
 def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Seconds in which Muon orthogonalizes the updates of a stage's matrices, divided over tp and the ZeRO shards.
+    """Seconds that Muon needs to orthogonalize a stage's matrix updates, divided over tp and the ZeRO shards.
 
     Source: Jordan et al., Muon (2024); Liu et al., Muon is scalable for LLM training (2025), section 2.3, for the
-    spread.
+    division over ranks.
     """
     if job.training.optimizer != "muon":
         return 0.0

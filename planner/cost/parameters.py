@@ -199,7 +199,7 @@ def vision_params(model: ModelSpec) -> int:
 def num_active_params(model: ModelSpec) -> int:
     """Parameters that one token uses: `num_params` without the routed experts that the router does not choose.
 
-    Source: DeepSeek-V3 (arXiv 2412.19437), section 4.2, counts the same, with embedding and head.
+    Source: DeepSeek-V3 (arXiv 2412.19437), section 4.2, counts the same parameters, embedding and head included.
     """
     if not model.moe:
         return num_params(model)
@@ -244,7 +244,8 @@ def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
 def num_matmul_params(model: ModelSpec) -> int:
     """Parameters in the matrix products of one token: all weight matrices and the output head.
 
-    Only the routed experts that the router chooses count. Layers for multi-token prediction count, each with a head.
+    Of the routed experts, only those that the router chooses are counted. Layers for multi-token prediction are
+    counted, each with a head.
 
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
@@ -329,7 +330,7 @@ def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
 
 
 def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Parameters of the decoder's cross-attention on one device, averaged over all layers, which are on one stage."""
+    """Parameters of the decoder's cross-attention on one device, averaged over the layers of encoder and decoder."""
     whole = norm_params(model) + (model.hidden_size if model.attention_bias else 0)
     return cross_attention_share(model) * ((_cross_attention_params(model) - whole) / layout.tp + whole)
 
@@ -353,8 +354,8 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     Tied embeddings are one matrix if the pipeline has one stage, and two copies if it has several. Every
     tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. With
     multi-token prediction the last stage also holds the embedding, and the projections and norms of the additional
-    layers; the layers themselves count with the other layers. Each rank of the first stage holds the whole vision
-    tower.
+    layers; the additional layers themselves are counted with the other layers. Each rank of the first stage holds the
+    whole vision tower.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.

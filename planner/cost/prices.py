@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 
 _EXCHANGE_PROCESSORS: Final = 20
-"""Processors that run an exchange's kernels while the others compute products.
+"""Processors of a device that run an exchange's kernels while its other processors compute products.
 
 They are 20 of an H800's 132 processors (DeepSeek-V3 2024, section 3.2.2; deep_ep/buffer.py, Buffer.num_sms = 20).
 """
@@ -77,9 +77,9 @@ They are 20 of an H800's 132 processors (DeepSeek-V3 2024, section 3.2.2; deep_e
 _OPERATORS_REPEATED: Final = 0.5
 """Share of a layer's forward seconds that recompute by operators repeats.
 
-torchtitan saves attention and every second product (distributed/activation_checkpoint.py). Norms and activations are
-assumed to be repeated by half, too; a trace of one layer with and without selective recompute would replace this
-assumption.
+torchtitan saves attention and every second product (distributed/activation_checkpoint.py). Half of the time of norms
+and activations is assumed to be repeated, too; a trace of one layer with and without selective recompute would replace
+this assumption.
 """
 
 
@@ -245,7 +245,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """Seconds of one microbatch in one layer by cause; collectives are pairs of forward and backward pass.
+    """Seconds of one microbatch in one layer by cause; collectives are (forward, backward) pairs.
 
     parts: forward seconds of each part of a layer, by the recompute modules that repeat the part (`LayerSeconds`).
     ep_hidden: hidden seconds of the exchanges of both passes, if passes run in pairs.
@@ -330,8 +330,8 @@ def hidden_expert_seconds(job: PoolJob, exchanges: Number, computing: Number) ->
 def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
     """Share of the microbatches whose passes run in pairs; passes that fill or drain the pipeline have no partner.
 
-    In the formula of the step, the passes in (m - 1/v) t_max run in pairs, and the single pass through all chunks (1/v
-    of each stage) runs alone.
+    The formula of a step has two parts. The passes in (m - 1/v) t_max run in pairs. The one pass of a microbatch
+    through the pipeline, 1/v of each stage's time, runs alone.
 
     Source: derived here from `planner.cost.schedule.step_seconds`, for equal stages.
     """
@@ -394,7 +394,7 @@ def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> Pa
 def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:
     """A layer's collectives by pass.
 
-    If recompute repeats a share of the forward collectives, this share also counts as backward.
+    If recompute repeats a share of the forward collectives, the backward pass includes this share too.
     """
     forward, backward = collectives
     return PassSeconds(forward=forward, backward_input=backward + share * forward)
@@ -486,7 +486,9 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
 
 
 def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePrices) -> tuple[Number, Number]:
-    """A stage's share of filling and draining, and its slack for the model's last chunk (0 unless interleaved).
+    """A stage's share of filling and draining, and its slack: how long the model's last chunk may take without a wait.
+
+    The slack is 0 unless stages are interleaved.
 
     A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction are part of the
     last chunk.
@@ -513,7 +515,7 @@ def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePri
 
 
 def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
-    """Seconds in which the optimizer updates a shard, on the device or the host, plus the host's fixed work per step.
+    """Seconds that the optimizer needs to update a shard, on device or host, plus the host's fixed work per step.
 
     Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
     """
@@ -583,7 +585,7 @@ def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSecon
 
 
 def exchange_share(job: Job) -> float:
-    """Share of the processors that communication takes from computing: 20 processors of the smallest device.
+    """Share of a device's processors that communication occupies: 20 processors of the device with the fewest.
 
     On a device with fewer than 40 processors the share is assumed to be one half, because no measurement is known.
 

@@ -92,7 +92,7 @@ def recomputing_share(policy: Number, num_layers: Number, num_chunks: Number) ->
 
 
 def repeats_part(job: Job, policy: int, parts: frozenset[str]) -> float:
-    """How many times the backward pass computes a part of a layer again, apart from full recompute.
+    """How many times the backward pass computes a part of a layer again, not counting full recompute.
 
     parts: the modules whose recompute repeats the part. A feed-forward block in tiles is repeated under every policy.
 

@@ -19,7 +19,7 @@ EXECUTED: Final = ("naive", "zb-h1", "zbv", "dualpipev")
 
 
 def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> Number:
-    """Seconds in which the slowest stage works: m t_max.
+    """Seconds that the slowest stage works: m t_max.
 
     Source: Narayanan et al. (SC 2021), section 2.2: the ideal time m (t_f + t_b).
     """
@@ -27,7 +27,7 @@ def steady_seconds(num_microbatches: Number, slowest_stage_seconds: Number) -> N
 
 
 def steady_count(num_microbatches: Number, interleave: Number) -> Number:
-    """Number of times that the slowest stage's seconds count in a step: m - 1/v.
+    """The factor of the slowest stage's seconds in the time of a step: m - 1/v.
 
     The remaining 1/v belongs to filling and draining.
 
@@ -43,7 +43,7 @@ def step_seconds(
     work_seconds: Number,
     tail_seconds: Number = 0.0,
 ) -> Number:
-    """Seconds of a step: (m - 1/v) slowest + work / v + tail; one microbatch takes `work_seconds` in all stages.
+    """Seconds of a step: (m - 1/v) slowest + work / v + tail; `work_seconds`: one microbatch in all stages together.
 
     If the arguments are lower bounds, the result is a lower bound of the step, because it grows with each argument.
 
@@ -53,7 +53,7 @@ def step_seconds(
 
 
 def bubble_seconds(sum_of_stage_seconds: Number, slowest_stage_seconds: Number, interleave: Number) -> Number:
-    """Seconds in which the slowest stage waits for the pipeline to fill and drain: (sum_r t_r - t_max) / v.
+    """Seconds that the slowest stage waits for the pipeline to fill and drain: (sum_r t_r - t_max) / v.
 
     With equal stages this is (p - 1) t / v, so the bubble is (p - 1) / (v m) of the steady time. GPipe and 1F1B have
     the same bubble. `t_r` is the time of one microbatch through all chunks of stage r, forward and backward.
@@ -86,7 +86,7 @@ def chunk_terms(
     stage_seconds: t_r.
     layer_seconds: w_r, for one layer of the stage.
     largest_chunk: q_r, the layers of the stage's largest chunk; every other chunk has as many layers or one less.
-    end_seconds: seconds of the model's last chunk besides its layers.
+    end_seconds: seconds of the model's last chunk outside its layers (head and loss).
     num_layers: k_r.
     interleave: v.
     pp: p.
@@ -122,7 +122,7 @@ def cycle_seconds(stage_seconds: Number, slack_seconds: Number, last_chunk_secon
 def interleaved_bubble_seconds(
     stage_seconds: Number, fill_seconds: Number, slack_seconds: Number, num_microbatches: Number, interleave: Number
 ) -> Number:
-    """Seconds in which the slowest of interleaved stages waits; all prices have shape (..., stages).
+    """Seconds that the slowest stage waits if stages are interleaved; all prices have shape (..., stages).
 
     m (b - t_max) + (sum_r fill_r - b) / v, where b is the bottleneck, the longest of `cycle_seconds`. If chunks are
     equal and no stage waits for the head, this is (sum_r t_r - t_max) / v. The form was compared with executed
@@ -146,7 +146,7 @@ def bubble_of(
     num_microbatches: Number,
     interleave: Number = 1,
 ) -> Number:
-    """Seconds in which the slowest stage waits, for any schedule: the time of a step beyond m t_max.
+    """Seconds that the slowest stage waits, under any schedule: the time of a step beyond m t_max.
 
     forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a stage,
     with recomputed forward passes in I; shape (..., stages). A step ends with its last operation, because the norm of
@@ -160,7 +160,7 @@ def bubble_of(
     zb-h1      (p - 1) (F + I - min(F, I, W)), m >= p; (p - 1) (F + I - W) where W is the shortest
     zbv        (p - 1) max(I / 2, I - W), if W <= F <= I and m >= 2 p - 1
     dualpipev  (p - 1) (F + 2 I - W) / 2 - min((p - 1) (I - F), F) / 2, if W <= F <= I: the published
-               (PP / 2 - 1) (F&B + B - 3 W) of PP = 2 p chunks, less what it overstates where I > F; F&B = F + B
+               (PP / 2 - 1) (F&B + B - 3 W) of PP = 2 p chunks, minus its excess where I > F; here F&B = F + B
     pipedream  0: the pipeline is filled once and never drained
 
     With unequal stages the factor p - 1 becomes a sum over the other stages. The result is then an estimate; `simulate`
@@ -198,7 +198,7 @@ def _of_others(wait: Number, stage_seconds: Number) -> Number:
 
 
 def pipeline_seconds(num_microbatches: Number, stage_seconds: Number, interleave: Number) -> Number:
-    """Seconds in which all microbatches pass the pipeline; `stage_seconds` has shape (stages,) or (..., stages).
+    """Seconds that all microbatches need in the pipeline; `stage_seconds` has shape (stages,) or (..., stages).
 
     Source: sum of `steady_seconds` and `bubble_seconds`.
     """
@@ -245,7 +245,7 @@ def in_flight_microbatches(
     naive 1; GPipe m; 1F1B and PipeDream min(m, p - r); interleaved min(m v, 2 (p - r - 1) + (v - 1) g + 1) / v
     with rounds of g, which for g = p is p (1 + (p - 1) / (p v)) on the first stage; ZB-H1 min(m, p); ZB-V
     min(2 m, m + r + 1, 2 p) / 2, which is p from m = 2 p - 1 on; DualPipeV p + 1/2, which is PP + 1 of PP = 2 p
-    chunks. A split backward pass counts until its part for the weights is done.
+    chunks. If the backward pass is split, a microbatch is in flight until its weight gradients are done.
 
     Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Megatron-LM,
     core/pipeline_parallel/schedules.py (warm-up of the interleaved schedule); Korthikanti et al. (2022), 4.2.3;
@@ -273,7 +273,7 @@ def in_flight_microbatches(
 def held_microbatches(
     schedule: Schedule, pp: Number, stage: Number, num_microbatches: Number, interleave: Number
 ) -> tuple[tuple[Number, Number], ...]:
-    """Microbatches that a stage holds in each moment that can be its peak, as (waiting for I, waiting for W).
+    """Microbatches that a stage holds at each moment that can be its peak, as (waiting for I, waiting for W).
 
     While a microbatch waits for its backward pass (I), the stage holds only the tensors that the recompute policy
     keeps. While it waits for its weight gradients (W), the stage holds all its tensors, recomputed or not. The unit is

@@ -37,12 +37,12 @@ class ScheduleOutcome:
     pipeline_seconds: the passes of executed_step_seconds alone, without gradient reduction and optimizer, which
         pipedream repeats for every microbatch.
     bubble_seconds: wait of the slowest stage, executed (0 for pipedream, whose pipeline is never drained).
-    bubble_share: bubble_seconds divided by the seconds in which the stage works: (p - 1) / m for equal stages under
-        GPipe and 1F1B.
+    bubble_share: bubble_seconds divided by the seconds that the stage works: (p - 1) / m for equal stages under GPipe
+        and 1F1B.
     equal_stages_bubble_share: the same ratio if every stage took the mean time, as in textbooks.
     utilization: work of the slowest stage divided by the sum of its work and bubble: m / (m + p - 1) for equal stages.
-    activation_bytes: stored activations of the stage that stores most.
-    peak_bytes: peak of the stage with the largest peak.
+    activation_bytes: largest stored activations of any stage.
+    peak_bytes: largest peak of any stage.
     fits: whether every stage fits.
     staleness_steps, weight_versions: largest of any stage; 0 and 1 except for pipedream.
     """
@@ -88,7 +88,7 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
 def compare_schedules(job: Job, layout: Layout) -> dict[Schedule, ScheduleOutcome | str]:
     """Results of each schedule of `SCHEDULES` for this layout, or the reason why the schedule is undefined here.
 
-    The results are meant for a printed table; other rules for legal layouts are not checked.
+    The results are meant for a printed table, so the other rules for legal layouts are not checked.
 
     Source: `estimate` for prices, `timeline` for the executed times.
     """

@@ -82,8 +82,9 @@ def segments_of(cluster: ClusterSpec, world_size: int) -> list[int]:
 def with_segment(cluster: AnyCluster, layout: Layout) -> Layout:
     """The layout with a default segment, if none is given: the segment that keeps most ranks of each group together.
 
-    Groups of tp count first, then groups of etp, ep, cp, data-parallel ranks, and the pipeline. If several segments are
-    equally good for all groups, the largest is chosen. If the cluster leaves no choice, the segment stays 0.
+    Segments are compared by how well they keep tp groups together. Ties are broken by etp groups, then by ep, cp and
+    data-parallel groups, and then by the pipeline. If segments are still equal, the largest is chosen. If the cluster
+    leaves no choice, the segment stays 0.
 
     Source: planner/cost/collectives.py, members of a group in one domain; checked by a count over all ranks.
     """

@@ -26,7 +26,7 @@ _LARGEST: Final = int(np.iinfo(np.int64).max)
 class _Shapes:
     """Distinct combinations of the degrees that set the shape of a layer.
 
-    Any other degree is missing, so that reading it fails.
+    The class has no other degrees, so that a price that reads one fails.
     """
 
     tp: Number
@@ -50,8 +50,9 @@ def alone(layout: LayerDegrees) -> LayerDegrees:
 def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:
     """The result of `price` for the layers of each configuration, computed once for each distinct shape of a layer.
 
-    A price may hold numbers and arrays in dataclasses, mappings and tuples. Prices broadcast element by element, so the
-    result equals `price(layout)` to the last bit. Configurations that are not arrays of one length are priced directly.
+    The result of `price` may contain numbers and arrays in dataclasses, mappings and tuples. Prices broadcast element
+    by element, so the result equals `price(layout)` to the last bit. Configurations that are not arrays of one length
+    are priced directly.
     """
     shape = _Shapes(**{key: getattr(layout, key) for key in LAYER_KEYS})
     columns = [np.asarray(getattr(shape, key)) for key in LAYER_KEYS]

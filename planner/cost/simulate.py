@@ -68,22 +68,22 @@ class Timeline:
 
     @property
     def busy_seconds(self) -> NDArray[np.float64]:
-        """Seconds in which each stage works; shape (stages,)."""
+        """Seconds that each stage works; shape (stages,)."""
         share = np.where(self.overlapped, 0.5, 1.0)  # the interval of a pair is in the arrays twice
         work = np.bincount(self.stage, weights=share * (self.end - self.start), minlength=self.pp)
         return np.asarray(work, dtype=float)
 
     @property
     def idle_seconds(self) -> NDArray[np.float64]:
-        """Seconds in which each stage waits; shape (stages,)."""
+        """Seconds that each stage waits; shape (stages,)."""
         return self.seconds - self.busy_seconds
 
     def peak_held(self, per_chunk: ArrayLike, share_until_weight: float = 1.0) -> NDArray[np.float64]:
         """The largest amount that each stage holds at any time; shape (stages,).
 
-        per_chunk: amount that one microbatch holds in each chunk, such as bytes of activations; shape (chunks,).
-        share_until_weight: the share of this amount that a split backward pass holds until its weight gradients are
-        computed.
+        per_chunk: amount that a chunk holds for one microbatch, such as bytes of activations; shape (chunks,).
+        share_until_weight: the share of this amount that a chunk with a split backward pass still holds until its
+        weight gradients are computed.
         """
         size = np.broadcast_to(np.asarray(per_chunk, dtype=float), (self.pp * self.interleave,))
         return _peaks(self._changes(share_until_weight) * size[self.chunk], self.stage)
@@ -214,7 +214,7 @@ class _Flow:
 
     The table first holds forward inputs, of shape (chunks, microbatches), and then gradients of outputs, of the same
     shape. Two further positions follow: one is filled from the start, and one is never read. A backward pass for the
-    weights needs no further input, because the order of operations on its stage is enough.
+    weights needs no input: it is enough that it follows earlier operations of its stage.
     """
 
     takes: NDArray[np.int64]

@@ -101,10 +101,11 @@ def _codes(stage: Stage) -> list[int]:
 
 
 def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, recomputing: bool = False) -> Number:
-    """The value of each stage's policy, from the values of the policies in `policies_of`; shaped like `stage.policy`.
+    """For each stage, the value that its policy has in `values`; shaped like `stage.policy`.
 
-    If only some layers of a stage recompute, the result is the mean over its layers, with all kinds of layers spread
-    evenly. With `recomputing` the result is the value of a recomputing layer.
+    `values` has an entry for each policy in `policies_of`. If only some layers of a stage recompute, the result is the
+    mean over its layers, with all kinds of layers spread evenly. With `recomputing` the result is the value of a
+    recomputing layer.
 
     Source: definition of `planner.specs.recompute`.
     """
@@ -126,8 +127,9 @@ def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, rec
 class Pattern:
     """Order of the kinds of layers: `leading` layers, then a sequence that repeats after every `period` layers.
 
-    Two positions have the same state if the same layers follow them; a state is numbered by its first position. A model
-    whose layers are all alike has one state.
+    A position is the number of layers before it. Two positions have the same state if the same kinds of layers follow
+    in the same order; the state's number is the first position that has it. A model whose layers are all alike has one
+    state.
     """
 
     leading: int = 0
@@ -139,7 +141,7 @@ class Pattern:
         return self.leading + self.period
 
     def state(self, position: Number) -> Number:
-        """The state of a position; a position is the number of layers before it."""
+        """The state of a position."""
         behind = position - self.leading
         return np.where(np.less(behind, 0), position, self.leading + behind % self.period)
 
@@ -149,7 +151,10 @@ class Pattern:
         return state + -(-np.maximum(earliest - state, 0) // stride) * stride <= latest
 
     def stride(self, state: Number) -> Number:
-        """Distance between positions of a state; larger than any model for leading layers, which do not repeat."""
+        """Distance between positions of a state.
+
+        For a state of leading layers, which do not repeat, it is larger than any model.
+        """
         return np.where(np.less(state, self.leading), _MANY_LAYERS, self.period)
 
 
@@ -280,8 +285,8 @@ def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
 def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
     """The result of `price` for an array of stages, each priced with the job on the stage's own pool.
 
-    pool: the pool of each stage. A price may hold arrays in dataclasses, mappings and tuples; texts come from the first
-    pool.
+    pool: the pool of each stage. The result of `price` may contain arrays in dataclasses, mappings and tuples; strings
+    are those of the first pool.
     """
     if len(job.pools) == 1:
         return price(job.pools[0])

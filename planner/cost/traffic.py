@@ -148,8 +148,8 @@ class StageWindow:
 class BesideSeconds:
     """Seconds of a stage's background transfers: data-parallel reductions and gathers, and copies to the host.
 
-    Seconds named per_microbatch count m times in a step, and seconds named per_step once. Busy seconds include hidden
-    seconds. The exposed seconds of a microbatch are given for the forward and the backward pass separately.
+    A microbatch's seconds (busy_per_microbatch, exposed_forward, exposed_backward) occur m times in a step, and seconds
+    named per_step once. Busy seconds include hidden seconds.
     """
 
     busy_per_microbatch: Number
@@ -159,8 +159,8 @@ class BesideSeconds:
     exposed_per_step: Number
 
 
-def _hidden_behind(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
-    """Exposed part of `seconds` in `num_units` equal pieces, when work of `window` seconds can hide pieces.
+def _not_hidden(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
+    """Exposed part of `seconds` of transfers in `num_units` equal pieces, if `window` seconds of work can hide pieces.
 
     The last piece is always exposed, because no work follows that could hide it. Of the other pieces, at most `window`
     seconds are hidden.
@@ -188,7 +188,7 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
     overlaps = overlap.data_parallel & (np.equal(layout.zero, 0) | overlap.sharded_data_parallel)
     overlaps &= job.cluster.kind != "cpu"
     hides = {when: overlaps & (overlap.weight_gathering | (when != "first forward")) for when in beside}
-    exposed = {when: _hidden_behind(busy[when], layers, work, hides[when]) for when, work in beside.items()}
+    exposed = {when: _not_hidden(busy[when], layers, work, hides[when]) for when, work in beside.items()}
     copies: Number = 0.0
     if job.engine.compute.reduction_bytes:
         num_bytes = job.engine.compute.reduction_bytes * trained_params(job, layout, stage).total

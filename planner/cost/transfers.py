@@ -90,7 +90,7 @@ class Transfer:
     groups: tuple[int, int] | None = None
 
     def times_per_step(self, num_microbatches: Number, num_updates: Number) -> Number:
-        """Number of runs of the transfer in a step; 0 in a group of one rank."""
+        """How often the transfer runs in a step; 0 in a group of one rank."""
         often = {"forward": num_microbatches, "backward": num_microbatches}
         times = sum_of(n * often.get(when, num_updates) for when, n in self.times.items())
         return np.where(np.greater(self.where.size, 1), times, 0.0)
@@ -303,7 +303,8 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
 
     With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
     sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
-    Either neighbour may be in another pool; each pass counts half of the sends to such a neighbour.
+    Either neighbour may be in another pool; sends to such a neighbour are counted half in the forward and half in the
+    backward pass.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
@@ -316,7 +317,7 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     send = partial(of, kind="send", num_bytes=sent)
     found = [send(where=_span(layout, layout.pp, stride), times=_both_ways(chunks - beyond))]
     forward, backward = (number - 1 for number in job.engine.communication.send_messages)
-    if forward or backward:  # further messages, whose few bytes are not counted
+    if forward or backward:  # additional small messages, whose bytes are not counted
         described: dict[Moment, Number] = {"forward": forward * chunks, "backward": backward * chunks}
         found.append(of(kind="send", num_bytes=0.0, where=found[0].where, times=described))
     if job.between is not None:
@@ -337,8 +338,9 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
     reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
     accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights included. ZeRO-2 and 3 reduce
-    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. Some engines shard whole tensors.
-    Instead of an all-gather, each rank broadcasts its tensors, which costs the latency of one ring pass per rank.
+    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. In engines that shard whole
+    tensors, each rank broadcasts its tensors instead of an all-gather, which costs the latency of one ring pass per
+    rank.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp ranks.
     Experts are spread over runs of ep * etp ranks, so the replicas of an expert are ep * etp ranks apart.

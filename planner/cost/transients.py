@@ -53,7 +53,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes that recompute restores for the layer in its backward pass; the larger kind of layer counts.
+    """Bytes that recompute restores for the layer in its backward pass, for the kind of layer with the most.
 
     Source: Korthikanti et al. (2022), section 5.
     """
@@ -101,7 +101,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 def _peak_with_separate_ends(
     job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
 ) -> Number:
-    """Peak of an FSDP2 step in which embedding and head are separate units: the largest of several moments.
+    """Peak of an FSDP2 step in which embedding and head are separate units: the largest of the sums at several moments.
 
     The last gather buffer lives until the backward pass begins. The gradient of an untied head is reduced while the
     last layer is gathered, and the reduced copy is alive during that layer's backward pass. The embedding's gradient is
@@ -167,11 +167,11 @@ def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes that the layer in its backward pass needs in addition to stored activations.
 
-    The larger kind of layer counts.
+    The result is for the kind of layer that needs most.
 
     Three parts add up: the bytes that recompute restores; the weights that ZeRO-3 gathers for the present layer and
-    prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the waiting gradients
-    and the copy that ranks reduce.
+    prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the gradients that
+    wait for their reduction and the copy that is being reduced.
 
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/ _fsdp_param_group.py
     (forward and backward prefetch).
@@ -196,7 +196,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the weights that ZeRO-3 gathers for the present layer, and ahead for the next layer.
+    """Bytes of the weights that ZeRO-3 gathers for the present layer and prefetches for the next.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
     """
@@ -286,7 +286,8 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
     """Bytes of the gradient of one layer's attention scores: as many as the kept softmax has; 0 with a fused kernel.
 
-    Source: derived here; softmax's backward pass reads probabilities and their gradient, and writes one of the scores.
+    Source: derived here; softmax's backward pass reads the probabilities and their gradient, and writes the gradient of
+        the scores.
     """
     return sum_of(term.num_bytes for term in activation_terms(job, layout) if term.name == "softmax")
 

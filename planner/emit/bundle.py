@@ -91,7 +91,7 @@ _OF_THE_RUN: Final = {"learning_rate": "learning rate", "warmup_steps": "warm-up
 
 
 def _defaults_in(plan: Plan) -> tuple[str, ...]:
-    """A sentence that lists the run's values equal to the planner's defaults, which perhaps nobody chose."""
+    """A sentence that lists the values of the run that equal the planner's defaults; perhaps nobody chose them."""
     default = {name: TrainingSpec.model_fields[name].default for name in _OF_THE_RUN}
     names = [name for name in _OF_THE_RUN if getattr(plan.training, name) == default[name]]
     if not names:

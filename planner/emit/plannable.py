@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def check_plannable(job: Job) -> None:
     """Refuse a search if no program of the engine could run any of its plans.
 
-    A profile prices published runs of any kind, and `planner explain` shows their cost. A profile that names no program
-    can plan everything that it prices, but nothing can be emitted from its plans.
+    A profile prices published runs of any kind, and `planner explain` shows their cost. If a profile names no program,
+    everything that it prices can be planned, but the plans cannot be emitted.
 
     Raises:
         InputError: the faults of the first program that the engine's profile names, if all its programs have faults.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A plan as settings of a program, ready to start.
+    """A plan as the settings of a program that is ready to start.
 
     values: keys and values, including placeholders.
     """

@@ -43,7 +43,7 @@ FIELDS: Final = (
 
 
 class Given:
-    """Keys and values of a foreign file; a key counts as understood once a setting has read it.
+    """Keys and values of a foreign file; a key counts as understood as soon as a setting has read it.
 
     model: the model that the file trains; None while the model itself is being read.
     """
@@ -138,7 +138,7 @@ class Refusal:
 class How:
     """Choices of the user that are not part of the plan.
 
-    arguments: data and tokenizer, and further options of our own trainer.
+    arguments: data and tokenizer, and other options of our own trainer.
     smoke: whether to train on mock data.
     """
 
@@ -148,7 +148,9 @@ class How:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One of several hosts, as shell text (quoted if necessary): variables of a starter, or plain numbers.
+    """How a start command names one of several hosts; the fields are shell text, quoted if necessary.
+
+    The text is a variable that the starter sets, or a plain number.
 
     hosts: number of hosts.
     ranks: number of ranks on this host.
@@ -171,10 +173,10 @@ class Target:
     program: the program's name and its supported versions, as text.
     settings: convert fields to the program's keys and back.
     refuse: fields that the program has no option for.
-    render: returns further files, name -> text.
+    render: returns the files, name -> text.
     command: shell text that starts the training on one host; `place` is None if the plan uses only one host.
     yours: placeholder -> meaning, for all values that the plan does not decide.
-    advice: what else the plan does not decide, for values that the program does not need before it runs.
+    advice: sentences about other values that the plan does not decide; the program also runs without them.
     takes: fields of RunArguments that fill placeholders.
     launcher: the command to run on each host; only for a program that finds the other hosts by itself.
     environment: environment variables that the program needs.

@@ -85,7 +85,7 @@ def _forbidden(error: InputError) -> Outcome:
 
 
 def _rule(mistake: Mistake) -> str:
-    """The message of a mistake, without the list of pins and the advice to drop one, which all mistakes share."""
+    """The broken rule of a mistake, without the list of pins before it and without the advice to drop a pin."""
     if mistake.message.startswith(_LEADS):
         return mistake.message.partition(": ")[2]
     return f"{mistake.message}; {mistake.hint}" if mistake.hint else mistake.message

@@ -56,7 +56,7 @@ def replicas_of(plan: Plan) -> tuple[ReplicaCount, ...]:
 
 
 def _size_for(job: Job, layout: Layout) -> str:
-    """The change to a cluster with exactly a layout's devices.
+    """The `--set` change that gives the cluster as many devices as the layout has.
 
     In a mixed cluster, each pool gets hosts for its stages.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Sections(Document):
-    """The sections of a report: each field is a key of `planner explain --json`, besides the keys of the plan."""
+    """The sections of a report; each field is a key that `planner explain --json` adds to the keys of the plan."""
 
     waterfall: Waterfall
     rates: tuple[Rate, ...]

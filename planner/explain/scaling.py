@@ -133,7 +133,7 @@ def _best(job: Job, constraints: Constraints, count: int) -> _Priced | str:
 
 
 def _size(job: Job, count: int) -> str:
-    """The change to `count` devices; the pools of a mixed cluster grow and shrink together."""
+    """The `--set` change to `count` devices; the pools of a mixed cluster grow and shrink together."""
     if len(job.pools) == 1:
         return f"gpus={count}"
     clusters = (pool.cluster for pool in job.pools)

@@ -75,10 +75,10 @@ class Rate(Document):
 def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
     """The parts of one step: the ideal time first, then the losses of a real machine.
 
-    The parts of compute describe the mean stage: first without the losses of real kernels, then with one more cause of
-    loss in each part. `imbalance` is the work by which the slowest stage exceeds the mean. The other parts are the
-    ledger's own lines. On a mixed cluster each stage is weighted by the peak of its devices, so a split in proportion
-    to the peak has no imbalance.
+    The parts of compute describe the mean stage. The first of them leaves out all losses of real kernels, and each
+    further part adds one cause of loss. `imbalance` is the work by which the slowest stage exceeds the mean. The other
+    parts are the ledger's own lines. On a mixed cluster each stage is weighted by the peak of its devices, so a split
+    in proportion to the peak has no imbalance.
     """
     own = layout_prices(job, layout)
     exposed = {line.name: float(line.exposed_seconds) for line in priced.time}

@@ -77,7 +77,7 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
 
 
 def _also(plan: Plan, found: Difference, forced: set[str]) -> tuple[str, ...]:
-    """Keys in which the alternative differs from the plan besides the forced keys.
+    """Keys other than the forced ones in which the alternative differs from the plan.
 
     The list leaves out dp, which follows from the other degrees.
     """

@@ -54,7 +54,7 @@ class _Place:
 
 
 class Head:
-    """The part of host 0, or of a single host: it begins the attempts."""
+    """The role of host 0, or of the only host: it begins the attempts."""
 
     def __init__(self, output: Path, num_hosts: int) -> None:
         self._folder, self._others = output / "attempts", range(1, num_hosts)

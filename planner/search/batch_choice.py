@@ -39,7 +39,7 @@ def choose_batch(
     The best size has the least value of the objective per token. Of equally good sizes (`AS_GOOD`) the size nearest to
     the target is chosen. Without a target the smallest size is chosen, because a smaller batch learns more from each
     token. The dynamic program finds the optima. If no layout fits with any size, the job gets the smallest batch.
-    confidence: the chance with which a deadline must be kept.
+    confidence: required chance of meeting the deadline.
 
     Raises:
         InputError: the objective does not depend on the batch.

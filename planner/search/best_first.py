@@ -246,7 +246,7 @@ class _Search:
             yield from self._near_with(with_policies(job, constraints, self._wanted_with_any(sharded)))
 
     def _wanted_with_any(self, degrees: DegreeArrays) -> DegreeArrays:
-        """The configurations that may still be wanted with at least one of several recompute policies."""
+        """The configurations that may still be wanted under at least one recompute policy."""
         policies = allowed_policies(self._job, self._constraints, degrees)
         one_each = not self._job.engine.pipeline.recompute_per_stage and degrees.schedule not in EXECUTED
         if len(policies) < 2 or len(self._job.pools) > 1 or not one_each:
@@ -263,7 +263,7 @@ class _Search:
         return degrees.take(near)
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
-        """Wanted configurations with replicas filled in, and their lower bounds."""
+        """Wanted configurations with the number of replicas filled in, and their lower bounds."""
         job, constraints, found = self._job, self._constraints, self.found
         policies = allowed_policies(job, constraints, degrees)
         if not policies:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 CONFIDENCE: Final = 0.8
-"""Default of the chance with which a plan must keep its deadline (`--confidence`)."""
+"""Default of the required chance that a plan meets its deadline (`--confidence`)."""
 
 _MOST_SEARCHES: Final = 8
 _Answer = TypeVar("_Answer")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _FIRST: Final = 16  # configurations priced at first; each further round prices twice as many
 _MOST: Final = 256
 _MARGIN: Final = 1e-6
-"""Configurations within this share of the incumbent are kept as well, so that rounding excludes none."""
+"""Configurations worse than the incumbent by at most this share are kept as well, so that rounding excludes none."""
 
 
 def rank_of(found: Found, objective: Objective, assigned: Assigned) -> Rank:

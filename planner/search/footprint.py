@@ -1,4 +1,4 @@
-"""Find the layout nearest to fitting, for jobs that fit with no layout."""
+"""Find the layout nearest to fitting, for jobs for which no layout fits."""
 
 from __future__ import annotations
 

@@ -145,7 +145,8 @@ def _recompute(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None
     """The engine's default policy, or the policy with the least recompute that is likely to fit.
 
     A policy is likely to fit if its chance of fitting is at least one half, because a layout that somebody runs
-    probably fits. With headroom, it is likely to fit if it stays within the plain limit.
+    probably fits. If the user sets headroom, a policy is likely to fit if its peak stays within the limit that the
+    headroom gives.
     """
     policies = policies_of(job, layout)
     if not policies or not _is_legal(job, layout, policies[0]):
@@ -167,7 +168,7 @@ Source: Megatron-LM, transformer_config.py, recompute_modules; the recipes of Me
 
 
 def policies_of(job: Job, layout: Layout) -> tuple[str, ...]:
-    """The engine's policies, least recompute first, from its default on: named policies, modules, layers, `full`."""
+    """The engine's policies from its default on, by increasing recompute: named policies, modules, layers, `full`."""
     can, default, absent = job.engine.can, job.engine.defaults.recompute, absent_modules(job.model)
     words = [each for each in can.recompute if each != "full"]
     found = words[words.index(default) :] if default in words else words

@@ -30,7 +30,7 @@ _Case: TypeAlias = "tuple[Job, Layout]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRemedy:
-    """A change with which the layout fits, and the step time after it."""
+    """A change that makes the layout fit, and the step time after it."""
 
     change: str
     layout: Layout
@@ -49,8 +49,9 @@ class _Step(NamedTuple):
 def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
     """The fastest change of each key that makes the layout fit, or else of each pair of keys; fastest first.
 
-    Pairs are tried if no single change makes the layout fit. Adapters do not count, because they train a different
-    model. Each change of a pair lowers the fullest device's need, or is legal only together with the other change.
+    Pairs are tried if no single change makes the layout fit. Adapters are not proposed, because they train a different
+    model. In a pair, each change lowers the need of the fullest device, or is legal only together with the other
+    change.
     """
     here, steps = _need((job, layout)), list(_steps(job, layout))
     needs = {step: _need(case) if (case := step.of(job, layout)) and _is_legal(case) else None for step in steps}

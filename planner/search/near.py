@@ -1,4 +1,4 @@
-"""Configurations that no bound has ruled out, and their candidates, which both methods share."""
+"""Configurations that no bound has ruled out, and their candidates, shared by integer and dynamic program."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ class Near:
     ) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
         """The groups of `alike` as candidates; a column that alone exceeds its position's longest step is left out.
 
-        Both methods share prices, so a configuration is priced once. A configuration is priced again if a caller allows
-        longer steps than all earlier callers. So the cutoff of one method never removes columns of the other.
+        The integer program and the dynamic program share prices, so a configuration is usually priced once. It is
+        priced again only if a caller allows longer steps than all earlier callers. So the cutoff of one method never
+        removes columns that the other needs.
         longest: longest step of each position, [n].
         """
         limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 NEAR_TIE = 0.03
-"""If two forecasts for one job differ by less than this share, the real order of the layouts may be the opposite.
+"""If the forecasts of two layouts for one job differ by less than this share, the real order may be the opposite.
 
 The evidence is pairs of layouts that a source ran on one job. The forecast's order is right for 63 % of 793 pairs below
 this share, and for 93 % of 17,963 other pairs (`planner accuracy --json`). The band of one forecast is much wider,

@@ -60,7 +60,7 @@ class Objective:
         return billed(job, degrees) if self.name == "cost" else degrees.world_size
 
     def devices_of(self, job: Job, layout: Layout) -> float:
-        """Devices in use of a layout, as this objective counts them."""
+        """Devices that a layout uses, as this objective counts them."""
         return billed_devices(job.cluster, job.training, layout) if self.name == "cost" else layout.world_size
 
     def weight(self, num_devices: float) -> float:
@@ -88,7 +88,7 @@ class Incumbents(Protocol):
         """The longest step of a wanted layout on `num_devices` devices; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step with which a layout can be among the best.
+        """The longest step that a layout among the best can have.
 
         Layouts wanted only because they are near the best may have longer steps. Shape [n].
         """
@@ -118,7 +118,7 @@ class BestKinds:
         return self.objective.devices(job, degrees)
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """The longest step with which a layout on `num_devices` devices is wanted."""
+        """The longest step of a layout on `num_devices` devices that is still wanted."""
         near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
         return np.maximum(near, self._of_any_kind(num_devices))
 
@@ -154,7 +154,7 @@ class BestKinds:
         return self.objective.rank(seconds, num_devices)[0]
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
-        """Record a layout; only the best layout of each kind counts."""
+        """Record a layout; only the best layout of each kind is kept."""
         kind, rank = kind_of(degrees), self.objective.rank(seconds, num_devices)
         if rank < self._ranks.get(kind, _NEVER):
             self._ranks[kind], self.first = rank, min(rank, self.first)
@@ -228,7 +228,7 @@ class Staircase:
 
 
 def partition_of(degrees: Degrees) -> tuple[int, ...]:
-    """The keys in which plans differ for a reader: how the model is partitioned, but not the timing of the parts."""
+    """The keys by which a reader tells plans apart: how the model is partitioned, but not how the parts are timed."""
     return degrees.tp, degrees.pp, degrees.dp, degrees.cp, degrees.ep, degrees.zero
 
 

@@ -80,7 +80,7 @@ def _check_pools(job: Job, constraints: Constraints) -> None:
 
 
 def _check_pins(job: Job, constraints: Constraints) -> None:
-    """Refuse pins on values that the engine lacks, which no configuration could meet."""
+    """Refuse pins on values that the engine lacks, because no configuration could meet them."""
     policies = (constraints.value_of("recompute") or "none").split("/")
     asked = [(key, constraints.value_of(key)) for key in ("schedule", "offload")]
     asked += [("recompute", policy) for policy in sorted(set(policies))]

@@ -100,7 +100,7 @@ def _first_solved(changes: Iterable[tuple[str, Job]], constraints: Constraints, 
 def _smallest_pair(
     job: Job, one: Sequence[Change], other: Sequence[Change], constraints: Constraints
 ) -> tuple[str, Job] | None:
-    """The first pair of changes, one from each sequence, with which the job fits; None if no pair makes it fit.
+    """The first pair of changes, one from each sequence, that makes the job fit; None if no pair does.
 
     Pairs are tried in the order of the sum of their positions in the two sequences.
     """

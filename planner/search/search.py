@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = ()) -> Plan:
-    """Price one layout without a search; for comparisons, its schedule may be one that the engine lacks.
+    """Price one layout without a search; its schedule may be one that the engine lacks, for comparisons.
 
     assumed: values of the layout that the user left out.
 
@@ -86,7 +86,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
 
 
 LABEL: Final = 0.05
-"""A plan mentions the engine's calibration if it changes the step time by more than this share.
+"""A plan mentions the engine's own calibration if this calibration changes the step time by more than this share.
 
 The share is half of the typical error of a forecast.
 """
@@ -209,9 +209,9 @@ def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
 def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
     """The job with just enough memory for the layouts most likely to fit; None if no layout may fit.
 
-    With a plain limit (`--headroom`) there is no chance of fitting, so the answer is None. If all layouts have the same
-    error distribution, a layout's chance falls as its share of the limit grows. Layouts with offload may have a wider
-    distribution; the least share decides for them, too.
+    With a plain limit (`--headroom`) no chance of fitting is computed, so the answer is None. If all layouts have the
+    same error distribution, a layout's chance falls as its share of the limit grows. Layouts with offload may have a
+    wider distribution; the least share decides for them, too.
     """
     loose = each_pool(job, lambda pool: replace(pool, risk=1 - UNLIKELY))
     if job.headroom is not None or not fits(loose, constraints):
@@ -247,8 +247,8 @@ def fastest_layout(
 
     The layout equals the answer of `search`, but without the integer program's proof. Questions that need many searches
     use this function.
-    known: a layout near the best layout, so that better layouts are found faster. If `known` fits and no layout is
-    better, the answer is None.
+    known: a layout near the best one, which makes the search faster. If `known` fits and no layout is better, the
+    answer is None.
 
     Raises:
         InputError: no legal layout exists under the constraints.

@@ -27,8 +27,8 @@ class Choice:
     cluster: its name as the user gave it.
     hosts: the requested number; None if the cluster or --gpus sets it.
     why_not: the reason why no plan exists.
-    on_front: whether the choice fits and no other choice beats it. A choice beats another if it is better in time or in
-    the measure, and at least equal in the other.
+    on_front: whether the choice fits and no other choice beats it. A choice beats another if it is better in either
+    time or the measure, and no worse in the remaining one.
     """
 
     cluster: str
@@ -62,7 +62,8 @@ class Choice:
 class SideBySide:
     """Choices in the order in which the user named them.
 
-    measure: what is compared besides time: money, if every choice that fits has a price; else energy, if every device
+    measure: what is compared in addition to time: money, if every choice that fits has a price; else energy, if every
+        device
     states its power; else device hours.
     """
 
@@ -80,7 +81,7 @@ class SideBySide:
         return tuple(sorted((each for each in self.choices if each.on_front), key=self.costs))
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Seconds of the run, and its cost in the second measure."""
+        """Seconds of the run, and its money, energy or device hours (`measure`)."""
         run = choice.run
         assert run is not None, "a choice without a plan costs nothing"
         return run.seconds, float(getattr(run, self.measure) or 0.0)

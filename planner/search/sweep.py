@@ -66,7 +66,7 @@ class Point:
 
     @property
     def device_seconds(self) -> float:
-        """Billed devices times seconds per sequence: the cost of a sequence without its price.
+        """Billed devices times seconds per sequence: the cost of a sequence in device seconds instead of money.
 
         Idle devices are not counted.
         """
@@ -84,7 +84,7 @@ class Sweep:
     front: layouts that no other layout beats in time, cost and devices at once, fewest devices first. On a uniform
     cluster the front holds the fastest layout, the cheapest layout, and for any deadline the layout with the fewest
     devices. On a mixed cluster the front holds only the fastest layout of each size.
-    confidence: chance with which the deadline must be kept. Only layouts of the front are checked, so a slower layout
+    confidence: required chance of meeting the deadline. Only layouts of the front are checked, so a slower layout
     with a smaller forecast error is never found.
     """
 
@@ -116,7 +116,7 @@ class Sweep:
         return next((point for point in self.front if self.meets_deadline(point)), None)
 
     def meets_deadline(self, point: Point) -> bool | None:
-        """Whether a point keeps the deadline with the confidence, or, if its chance is unknown, by its forecast.
+        """Whether a point meets the deadline with the required confidence; if its chance is unknown, by its forecast.
 
         The result is None without a deadline.
         """
@@ -295,7 +295,8 @@ def _staircase(
 ) -> list[Point]:
     """Layouts that are faster than every layout on no more devices, fewest devices first.
 
-    Layouts with up to `num_first` devices count as one number of devices, because they compete on the smallest cluster.
+    Layouts with up to `num_first` devices are treated as equal in devices, because they compete on the smallest
+    cluster.
     rivals: points of other batch sizes. Layouts that are slower for each sequence by more than `AS_GOOD` are not
     searched.
     """

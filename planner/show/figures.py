@@ -97,7 +97,7 @@ class MemoryBar:
     max_width: int = 48
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return the least useful and the comfortable width of the bar."""
+        """Return the smallest useful width and the comfortable width of the bar."""
         return Measurement(8, max(8, min(self.max_width, options.max_width)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -128,7 +128,7 @@ class StepBar:
     max_width: int = 48
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return the least useful and the comfortable width of the bar."""
+        """Return the smallest useful width and the comfortable width of the bar."""
         return Measurement(8, max(8, min(self.max_width, options.max_width)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
-    """Show the smallest footprint, its largest part, and the cheapest changes with which a layout fits."""
+    """Show the smallest footprint, its largest part, and the cheapest changes that make a layout fit."""
     fullest = worst_stage(found.memory)
     part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
     over = f"{format_bytes(fullest.missing_bytes)} too much{'' if fullest.host_fits else ' on the host'}"
@@ -84,7 +84,7 @@ def _pins_section(pins: Sequence[LiftedPin]) -> Group:
 def nothing_fits_to_dict(
     priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
 ) -> dict[str, Any]:
-    """Return the plan document of the smallest footprint, with `"fits": false` and the changes that would fit."""
+    """Return the plan document of the smallest footprint, with `"fits": false` and the changes that make it fit."""
     from planner.plan import plan_to_dict
 
     return {

@@ -69,7 +69,7 @@ _LINKING_PROGRAMS: Final = ("ghostty", "iTerm.app", "vscode", "WezTerm", "zed")
 
 
 def _shows_links(environ: Mapping[str, str]) -> bool:
-    """Whether the terminal can show hyperlinks, and runs on this machine, whose files the links name.
+    """Whether the terminal can show hyperlinks and runs on this machine, so that links to files here can be opened.
 
     The list of terminals and the switch FORCE_HYPERLINK come from the npm package supports-hyperlinks.
     """

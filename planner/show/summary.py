@@ -218,7 +218,7 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
 
 
 def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
-    """State how much the forecast depends on the engine's name alone, if the effect is large."""
+    """State how much the engine's own calibration changes the step time, if the effect is large."""
     label = plan.engine_label
     if label is None:
         return []

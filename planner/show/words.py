@@ -34,7 +34,7 @@ _BETTER: Final = {
     "gpus": "on as few devices is faster",
     "memory": "with as little memory is faster",
 }
-"""For each objective, the words for a better layout; an optimal plan has none."""
+"""For each objective, the words for what no other layout does if the plan is optimal."""
 
 
 def line_label(name: LineName | str) -> str:
@@ -128,8 +128,9 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[An
 def certificate_sentence(plan: Plan) -> str:
     """State the search's proof and the number of examined layouts; empty for a layout that the user chose.
 
-    A plan is called optimal only if no layout beats it. For a simpler plan the sentence names the proven minimum. If
-    another version's formulas made the proof, the sentence says that the proof does not cover the present figures.
+    A plan is called optimal only if no layout beats it. If the plan is a simpler layout instead, the sentence compares
+    it with the proven minimum. If the proof was made with the formulas of another version, the sentence says that it
+    does not cover the figures shown.
     """
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:

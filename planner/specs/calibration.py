@@ -16,7 +16,7 @@ PrecisionClass = Literal["fp32", "16", "fp8", "fp4"]
 
 
 class CalibrationEntry(Document):
-    """Measured corrections for a device, engine, precision class and kind of layers; a missing key matches everything.
+    """Measured corrections for a device, engine, precision class and kind of layers; a missing key matches any value.
 
     experts: whether the model has experts, which need other kernels and exchanges.
     slowdown: factor on the roofline's compute time; the factors of all matching entries multiply.
@@ -85,7 +85,7 @@ class MemorySpread(Document):
     """Distribution of log(measured / predicted bytes): Student's t with 4 degrees of freedom.
 
     counter: the measured quantity: PyTorch's allocated or reserved bytes, or the whole device (nvidia-smi). `needed` is
-    the memory below which a run fails; blocks that the allocator only keeps for later are not in it.
+    the memory below which a run fails; it does not include blocks that the allocator only keeps for later.
     engine: the engine of the runs; without a value the distribution holds for every engine.
     """
 

@@ -52,7 +52,7 @@ class _Edited:
 def change_job(job: Job, changes: str, *, option: str = "--what-if") -> Job:
     """The job after one change `PATH=VALUE`, or after several, separated by commas.
 
-    Paths are the paths of `--set`, and `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
+    PATH is a path of `--set`, or one of `nodes`, `gpus`, `seq_len` (32k is 32,768), `global_batch`, `precision`,
     `engine`, `headroom` and `risk`. A mixed cluster has no `nodes` and `gpus`; its pools have `hosts`. VALUE replaces
     the present value, or changes it by a factor: `x2`, `x0.5`, `+10%`. The calibration stays the same, unless the
     device, the engine or the precision changes.

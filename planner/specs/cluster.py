@@ -19,7 +19,7 @@ _FROM_GENERATION: Final = "or give `generation`, which supplies the value"
 
 
 def _leave_out(schema: dict[str, Any]) -> None:
-    """Make optional the keys that a file with a generation may leave out."""
+    """Make those keys optional that a device file may leave out if it gives a generation."""
     given = ("efficiency", "num_processors", "reserved_memory")
     required = schema.pop("required", [])
     if "memory_bandwidth" in required:
@@ -112,11 +112,12 @@ class LinkSpec(InputDocument):
     startup: time of one pass of a collective in addition to its hops (launch, filling of buffers).
     efficiency: share of the bandwidth that collectives reach; the default is an assumption for links that nobody
     measured.
-    half_peers: number of peers with which half of the efficiency is reached; the efficiency grows as peers / (peers +
+    half_peers: number of peers at which half of the efficiency is reached; the efficiency grows as peers / (peers +
     half_peers).
     in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); without a value the switch
     cannot reduce.
-    devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is the share of one.
+    devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is the share of one
+        device.
     kind: topology of the level; `pcie` joins cards without a common switch, which exchange data through the host's
     memory.
     measured_bandwidth: bytes per second that each device got in a collective over `measured_hosts` hosts, for networks
@@ -198,11 +199,11 @@ class ClusterSpec(InputDocument):
 
     The span of the first link is the scale-up domain: tensor parallelism stays inside it unless the user lifts the
     rule. If a domain is larger than a host (a rack of NVL72), the layout also decides how many hosts of each domain the
-    job takes.
+    job uses.
 
     alone: how many times as fast a device is while the other devices of its host are idle. Cores of a processor share
     caches and memory, and two may be threads of one core. Without the key a device is equally fast in both cases.
-    segment: hosts of each domain that the job takes, if the scheduler fixes this number.
+    segment: number of hosts that the job uses in each domain, if the scheduler fixes this number.
     domains: number of domains; without it a job gets as many domains as its segments need.
     """
 
@@ -234,7 +235,7 @@ class ClusterSpec(InputDocument):
 
     @property
     def most_hosts(self) -> float:
-        """Hosts that a job can take from all domains; infinite if the number of domains is not given."""
+        """Hosts that a job can use in all domains together; infinite if the number of domains is not given."""
         return math.inf if self.domains is None else self.domains * (self.segment or self.hosts_per_domain)
 
     @property
@@ -292,7 +293,7 @@ class MixedClusterSpec(InputDocument):
     """Pools of hosts that differ in their devices, in the number of devices per host, or in their links.
 
     Each pool is a cluster of its own; a pipeline stage runs within one pool. `between` is the link from a device to the
-    devices of other pools; if the pools have different adapters, it is the slower one.
+    devices of other pools; if the pools have different adapters, it is the link of the slower adapter.
     """
 
     name: Name

@@ -116,7 +116,7 @@ def _with_device(cluster: Node, folder: Path | None) -> Node:
 def _open(cluster: Node) -> Node:
     """The cluster with an `efficiency` key in its device.
 
-    Settings can then change it even if the generation supplies all its values.
+    Settings can then change the values of `efficiency` even if the generation supplies all of them.
     """
     assert isinstance(cluster.data, dict)
     device = cluster.data.get("device")
@@ -186,9 +186,10 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
 
 
 def _with_idle_devices(cluster: ClusterSpec, devices_per_host: int) -> ClusterSpec:
-    """The cluster, with its devices as fast as they are while the other devices of the host are idle.
+    """The cluster with devices at the speed that they reach while the host's remaining devices are idle.
 
-    The time of an operator is assumed to grow evenly with each further busy device, up to `alone` times its time alone.
+    An operator is assumed to slow down evenly with each busy device: with all devices busy, it takes `alone` times as
+    long as with one.
     """
     busy, others, alone = cluster.devices_per_host, devices_per_host - 1, cluster.alone
     if alone is None or busy > others:

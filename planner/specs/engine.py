@@ -17,7 +17,7 @@ Offload = Literal["none", "optimizer", "activations", "both"]
 
 
 class EngineDefaults(InputDocument):
-    """Settings of users who set nothing: the engine's defaults, or the settings of its published recipes.
+    """Settings that apply if the user sets nothing: the engine's defaults, or the settings of its published recipes.
 
     These settings fill the gaps of a `--layout` (planner/search/given.py), together with rules that follow from the
     engine's abilities.
@@ -390,7 +390,7 @@ class EngineOverlap(InputDocument):
 
 
 class EngineSpec(InputDocument):
-    """An engine profile; it is data, so the cost model reads it and never asks for the engine's name."""
+    """An engine profile: data that the cost model reads, so that no formula depends on the engine's name."""
 
     name: Name
     program: str = Field(description="program that runs the plan")

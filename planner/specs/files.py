@@ -31,7 +31,7 @@ def limited_text(file: BinaryIO, shown: str) -> str:
 
 
 def kind_of(name: str, text: str) -> str:
-    """What a file is, for a message that wanted another kind: `a plan`, `a script`, or an empty text."""
+    """What a file is, for a message that another kind was expected: `a plan`, `a script`, or an empty text."""
     if re.match(r"\s*\{\s*\"format\":\s*[0-9]", text) and '"layout"' in text:
         return "a plan"
     return "a script" if text.startswith("#!") or name.endswith((".sh", ".sbatch")) else ""

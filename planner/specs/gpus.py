@@ -83,7 +83,7 @@ def _gpu(row: list[str]) -> Gpu:
 
 
 def _number(text: str) -> float:
-    """A number from nvidia-smi; 0 for [N/A], with which old drivers hide a value."""
+    """A number from nvidia-smi; 0 for [N/A], which old drivers print in place of a value."""
     return float(text) if re.fullmatch(r"[\d.]+", text) else 0.0
 
 

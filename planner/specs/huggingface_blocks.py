@@ -25,7 +25,7 @@ _FULL: Final = ("full_attention", "attention", "full", "hybrid_attention")
 
 
 def layers_by(key: str, kinds: Mapping[str, Callable[[Config], Fields]]) -> Callable[[Config], None]:
-    """The number of layers of each kind, from a list of names in the file; full attention is the plain kind."""
+    """The number of layers of each kind, from a list of names in the file; layers with full attention are plain."""
 
     def rule(config: Config) -> None:
         names = config.entries(key)
@@ -56,7 +56,7 @@ def every(period: int, offset: int, total: int) -> int:
 
 
 def window(key: str = "sliding_window", **fields: str) -> Callable[[Config], Fields]:
-    """Layers of a list that attend within a window and have fields of their own."""
+    """A kind of layers with a window; `fields` maps their own keys in the file to the fields that they replace."""
 
     def kind(config: Config) -> Fields:
         own = {target: value for name, target in fields.items() if (value := config.get(name)) is not None}
@@ -66,7 +66,7 @@ def window(key: str = "sliding_window", **fields: str) -> Callable[[Config], Fie
 
 
 def windows(config: Config) -> None:
-    """Layers with windows: from a list, or all but every n-th layer if the file has a number, or none."""
+    """Which layers have windows: those of a list, all but every n-th if the file has a number instead, or none."""
     width = config.count("sliding_window")
     pattern = 0
     for key in ("sliding_window_pattern", "global_attn_every_n_layers", "no_rope_layer_interval", "no_rope_layers"):
@@ -90,7 +90,7 @@ def windows(config: Config) -> None:
 def mixture(
     width: str = "moe_intermediate_size", *, shared: str = "", shared_width: str = "", shared_unit: str = ""
 ) -> Callable[[Config], None]:
-    """Routed experts of one width, and shared experts: `shared` of that width, or `shared_width` for all together."""
+    """Routed experts of one width, and shared experts by number (key `shared`) or by joint width (`shared_width`)."""
 
     def rule(config: Config) -> None:
         each = config.count(width)
@@ -156,7 +156,7 @@ def norm_if(key: str, target: str, value: Any) -> Callable[[Config], None]:
 
 
 def both_biases(key: str) -> Callable[[Config], None]:
-    """One key that gives both attention and the feed-forward block their biases."""
+    """One config key says whether attention and the feed-forward block have biases."""
 
     def rule(config: Config) -> None:
         for target in ("attention_bias", "mlp_bias"):

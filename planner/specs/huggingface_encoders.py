@@ -33,7 +33,7 @@ def head_by_architecture(*, transform: bool = True, pooled: bool = False) -> Cal
         own = hidden * hidden + 3 * hidden if transform else 0
         if not config.flag("tie_word_embeddings", True):
             config.put("tied_embeddings", False, "tie_word_embeddings")
-            own += config.filled("vocab_size")  # the bias stands twice, in the head and beside it
+            own += config.filled("vocab_size")  # the model has the bias twice, in the head and beside it
         config.put("output_matrix_params", own, "architectures")
 
     return rule
@@ -42,7 +42,7 @@ def head_by_architecture(*, transform: bool = True, pooled: bool = False) -> Cal
 def narrow_embeddings(*, to: str = "", out: str = "", reads: int = 0) -> Callable[[Config], None]:
     """Embeddings of another width: one matrix projects them to the model's width, a second one back for the head.
 
-    to, out: the keys that set the width of the embedding, and the width that the head reads.
+    to, out: the config keys that give the width of the embedding, and the width that the head reads.
     reads: the width that the head reads if the key `out` is missing.
     """
 
@@ -133,7 +133,7 @@ def bart(
 
 
 def whisper(config: Config) -> None:
-    """Projections of keys without a bias."""
+    """Whisper: attention's projections have biases, except the projection to keys."""
     hidden = config.filled("hidden_size")
     config.put("attention_bias", False, "model_type")
     config.put("layer_vector_params", 3 * hidden, "model_type")
@@ -155,7 +155,7 @@ def learned_positions(config: Config) -> None:
 
 
 def untied_unless(key: str) -> Callable[[Config], None]:
-    """A special key of this type says whether the head is tied to the embedding."""
+    """A config key that only this type has says whether the head is tied to the embedding."""
 
     def rule(config: Config) -> None:
         config.put("tied_embeddings", config.flag(key, True), key)
@@ -163,8 +163,8 @@ def untied_unless(key: str) -> Callable[[Config], None]:
     return rule
 
 
-def bird_bias(config: Config) -> None:
-    """A key that gives queries, keys and values their biases."""
+def big_bird_bias(config: Config) -> None:
+    """BigBird: a config key says whether the projections to queries, keys and values have biases."""
     if not config.flag("use_bias", True):
         config.put("attention_bias", False, "use_bias")
         config.add("layer_vector_params", config.filled("hidden_size"))
@@ -172,8 +172,8 @@ def bird_bias(config: Config) -> None:
         config.get(key)
 
 
-def big_bird_bias(config: Config) -> None:
-    """A key that gives attention its biases."""
+def bigbird_pegasus_bias(config: Config) -> None:
+    """BigBird-Pegasus: a config key says whether attention has biases."""
     config.put("attention_bias", config.flag("use_bias"), "use_bias")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def latent_heads(config: Config) -> None:
-    """Head sizes of latent attention, which follow from its own keys; newer files repeat them."""
+    """Ignore plain attention's keys for heads, which newer files repeat; latent attention has its own keys for them."""
     for key in ("head_dim", "qk_head_dim", "rope_interleave"):
         config.get(key)
     config.get("num_key_value_heads")
@@ -57,7 +57,7 @@ def doge(config: Config) -> None:
 
 
 def ernie_bias(config: Config) -> None:
-    """One key that gives both blocks their biases."""
+    """One config key says whether attention and the feed-forward block have biases."""
     config.put("mlp_bias", config.flag("use_bias"), "use_bias")
     config.get("moe_layer_end_index")
 
@@ -207,7 +207,7 @@ def modernbert(config: Config) -> None:
 
 
 def experts_head_bias(config: Config) -> None:
-    """A bias of the head if the blocks have biases."""
+    """The head has a bias if the blocks have biases."""
     config.put("head_bias", config.flag("use_bias"), "use_bias")
 
 
@@ -330,7 +330,7 @@ def gate_biases(config: Config) -> None:
 
 def granite_experts(config: Config) -> None:
     """Routed and shared experts; without routed experts (Granite 4 Micro), a dense block as wide as the shared one."""
-    mamba2()(config)  # the keys stand in files without such layers too
+    mamba2()(config)  # files without such layers have the keys too
     if config.get("num_local_experts") != 0:
         mixture("intermediate_size", shared_width="shared_intermediate_size")(config)
         return
@@ -339,7 +339,7 @@ def granite_experts(config: Config) -> None:
 
 
 def hunyuan_experts(config: Config) -> None:
-    """Single numbers if the file has lists with one entry per layer: of experts, chosen experts and shared experts."""
+    """Numbers and width of chosen and shared experts; a list with one entry per layer must repeat one number."""
 
     def one(key: str, default: int) -> int:
         value = config.get(key, default)
@@ -395,7 +395,7 @@ _ATTENTION_SHAPE = {"head_dim": "head_size", "num_key_value_heads": "num_kv_head
 def mimo(config: Config) -> None:
     """Layers with a window have sinks and other key-value heads: twice as many, unless the file says otherwise."""
     for key in ("attention_chunk_size", "sliding_window_size", "swa_rope_theta", "add_full_attention_sink_bias"):
-        config.get(key)  # sizes of the same window, and no sinks elsewhere
+        config.get(key)  # repeat the window's size, and say that other layers have no sinks
     if config.flag("add_full_attention_sink_bias") or not config.flag("add_swa_attention_sink_bias", True):
         config.refuse("add_full_attention_sink_bias", "sinks elsewhere than in layers with windows are not supported")
     old = {"swa_num_key_value_heads": "num_kv_heads", "swa_num_attention_heads": "num_heads"}
@@ -455,11 +455,11 @@ def lfm2_width(config: Config) -> None:
             width = int(factor * width)
             width = multiple * -(-width // multiple)
     config.put("ffn_hidden_size", width, "intermediate_size")
-    config.read.update(("full_attn_idxs", "num_heads"))  # layers by their numbers, and heads a second time
+    config.read.update(("full_attn_idxs", "num_heads"))  # repeat which layers have attention, and the number of heads
 
 
 def qwen3_5(config: Config) -> None:
-    """Qwen3.5: attention's output always has a gate; a list repeats the layers that every n-th position gives."""
+    """Qwen3.5: attention's output always has a gate, and the list of layers makes the key for every n-th redundant."""
     if not config.flag("attn_output_gate", True):
         config.refuse("attn_output_gate", "attention without a gate of its output is not supported here")
     for key in ("full_attention_interval", "mtp_use_dedicated_embeddings"):
@@ -518,7 +518,7 @@ def _gemma4_experts(config: Config) -> None:
 
 
 def gemma3n(config: Config) -> None:
-    """Gemma 3n: additional streams (AltUp), a low-rank residual (Laurel), embeddings in each layer, and shared keys."""
+    """Gemma 3n: additional streams (AltUp), a low-rank residual (Laurel), embeddings in each layer, and shared K/V."""
     h, layers, streams = config.filled("hidden_size"), config.filled("num_layers"), config.count("altup_num_inputs")
     size, rank = config.count("hidden_size_per_layer_input"), config.count("laurel_rank")
     width: Any = config.get("intermediate_size")

@@ -37,8 +37,8 @@ from planner.specs.huggingface_blocks import (
 )
 from planner.specs.huggingface_encoders import (
     bart,
+    bigbird_pegasus_bias,
     big_bird_bias,
-    bird_bias,
     ernie,
     head_by_architecture,
     learned_positions,
@@ -132,7 +132,7 @@ class ModelType:
     implied: our fields that the type fixes.
     must: keys for which only one value is supported.
     rules: functions for fields that depend on more than one key.
-    recorded: further keys whose defaults are in huggingface_defaults.json, which tools/hf_defaults.py writes.
+    recorded: more keys, whose defaults are in huggingface_defaults.json (written by tools/hf_defaults.py).
     """
 
     architecture: str
@@ -1073,7 +1073,7 @@ TYPES: dict[str, ModelType] = {
     "zamba2": replace(_decoder(zamba2, keys=_ZAMBA), must=_TIED),
     # descendants of BERT
     "bert-generation": _bert(head_by_architecture(transform=False), without="type_vocab_size", pooler=False),
-    "big_bird": _bert(head_by_architecture(pooled=True), bird_bias),
+    "big_bird": _bert(head_by_architecture(pooled=True), big_bird_bias),
     "camembert": _bert(),
     "data2vec-text": _bert(),
     "electra": _bert(narrow_embeddings(to="embedding_size")),
@@ -1089,7 +1089,7 @@ TYPES: dict[str, ModelType] = {
     "xmod": _bert(xmod, head_by_architecture()),
     # decoders of BART's descendants
     "bart": _bart(bart(extra=2)),
-    "bigbird_pegasus": _bart(bart(biases=False, tied=False), big_bird_bias),
+    "bigbird_pegasus": _bart(bart(biases=False, tied=False), bigbird_pegasus_bias),
     "blenderbot": _bart(bart(embedding_norm=False, final_norm=True)),
     "blenderbot-small": _bart(bart()),
     "marian": replace(_bart(bart(embedding_norm=False)), keys=_MARIAN_KEYS),
@@ -1182,7 +1182,7 @@ _TYPED: Final = (
     "t5",
     "vit",
 )
-TYPES |= {name: replace(TYPES[name], recorded=False) for name in _TYPED}  # their defaults stand above
+TYPES |= {name: replace(TYPES[name], recorded=False) for name in _TYPED}  # their defaults are in the tables above
 
 MISSING: Final[dict[str, str]] = {
     "blt": "a stack of its own for bytes, and patches of them",

@@ -35,7 +35,7 @@ def _side(config: Config, key: str, default: int = 0) -> int:
 
 
 def _first(config: Config, *keys: str, default: int = 0) -> int:
-    """The value of the first of these keys that the file contains."""
+    """The value of the first of these config keys that the file contains."""
     found = next((key for key in keys if config.values.get(key) is not None), keys[0])
     return config.count(found, default)
 
@@ -75,7 +75,7 @@ def _patches(*, bias: bool = True, class_tokens: int = 0, rows: str = "", learne
 
 
 def _tower(*rules: Callable[[Config], None], keys: dict[str, str] | None = None, **implied: Any) -> ModelType:
-    """A stack of ViT blocks with additional rules, keys and fields."""
+    """A stack of ViT blocks with additional rules, config keys and fields."""
     usual = {
         "num_hidden_layers|depth": "num_layers",
         "hidden_size": "hidden_size",
@@ -137,7 +137,7 @@ def _hunyuan(config: Config) -> None:
 
 
 def _qkv_bias(config: Config) -> None:
-    """A bias of the output always, and biases of queries, keys and values if the file says so."""
+    """The output projection always has a bias; the projections to Q, K and V have biases if the file says so."""
     if not config.flag("qkv_bias", True):
         config.put("attention_bias", False, "qkv_bias")
         config.add("layer_vector_params", config.filled("hidden_size"))
@@ -148,7 +148,7 @@ def _inner_bias(config: Config) -> None:
 
 
 def _biases(config: Config) -> None:
-    """One key that gives attention and the feed-forward block their biases (GLM-OCR)."""
+    """One config key says whether attention and the feed-forward block have biases (GLM-OCR)."""
     for target in ("attention_bias", "mlp_bias"):
         config.put(target, config.flag("attention_bias"), "attention_bias")
 
@@ -269,7 +269,7 @@ def _ovis(config: Config) -> None:
 
 
 def _kimi(config: Config) -> None:
-    """A table of positions by row and column; files of checkpoints have their own spelling of the keys."""
+    """A table of positions by row and column; checkpoints spell some config keys in their own way."""
     rows = _first(config, "init_pos_emb_height", "pos_emb_height") * _first(
         config, "init_pos_emb_width", "pos_emb_width"
     )
@@ -400,7 +400,7 @@ TOWERS: Final[dict[str, ModelType]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """The surroundings of a projector: the outer keys, the tower's keys and the text's keys, partly read."""
+    """The parts of a config.json that a projector's rule reads: the outer keys, the tower's and the text model's."""
 
     outer: Config
     tower: Config
@@ -413,7 +413,7 @@ class Join:
 
     @property
     def wide(self) -> int:
-        """Width of the text."""
+        """Width of the text model."""
         return self.text.filled("hidden_size")
 
     @property
@@ -436,7 +436,7 @@ def _two(inputs: int, middle: int, outputs: int, *, bias: bool = True) -> int:
 
 
 def _layers_read(join: Join) -> int:
-    """How many layers of the tower the projector reads together."""
+    """Number of tower layers whose outputs the projector reads together."""
     read = join.outer.get("vision_feature_layer", -2)
     read = join.outer.get("vision_feature_layers", read)
     return len(read) if isinstance(read, list) else 1
@@ -458,7 +458,7 @@ def _vipllava(join: Join) -> int:
 
 
 def _qwen2(join: Join) -> int:
-    """Two layers, and the norm before the merged patches."""
+    """Two layers, and a norm of each patch before patches are merged."""
     out = join.out or join.tower.count("hidden_size")
     norm = join.hidden * (1 if join.tower.document.get("norm") == "rmsnorm" else 2)
     return norm + _two(join.merged, join.merged, out)
@@ -611,7 +611,7 @@ def _held(tower: Config) -> int:
 
 
 def _video_llava(join: Join) -> int:
-    """A second tower for videos; it takes memory, but no time for data with images only."""
+    """A second tower for videos; it needs memory, but no time for data with images only."""
     join.tower.add("table_params", _held(join.tower))
     return _llava()(join)
 
@@ -635,7 +635,7 @@ def _git(join: Join) -> int:
 
 
 def _idefics(join: Join) -> int:
-    """Gated blocks between the text's layers that attend to the patches; they count as part of the layers."""
+    """Gated blocks that attend to the patches, between the layers of the text; counted as part of these layers."""
     if join.outer.flag("use_resampler") or join.outer.flag("qk_layer_norms"):
         join.outer.refuse("use_resampler", "a resampler, or norms of queries and keys, are not supported here")
     if join.outer.count("cross_layer_interval", 1) != 1 or join.outer.get("alpha_type", "float") != "float":
@@ -658,7 +658,7 @@ def _granite_docling(join: Join) -> int:
 
 
 def _audio(join: Join, *, key_bias: bool) -> tuple[dict[str, Any], int]:
-    """Keys of a sound tower, and the parameters of its layers and its last norm."""
+    """The config keys of an audio tower (`audio_config`), and the parameters of its layers and its last norm."""
     own: dict[str, Any] = join.outer.get("audio_config", {})
     d, f = own["d_model"], own["encoder_ffn_dim"]
     layer = 4 * _linear(d, d) - (0 if key_bias else d) + 4 * d + _two(d, f, d)
@@ -666,7 +666,7 @@ def _audio(join: Join, *, key_bias: bool) -> tuple[dict[str, Any], int]:
 
 
 def _qwen2_omni(join: Join) -> int:
-    """The merger, and the sound tower; the sound tower takes memory, but no time for data with images only."""
+    """The merger, and the audio tower, which needs memory, but no time for data with images only."""
     own, layers = _audio(join, key_bias=False)
     d, out = own["d_model"], own.get("output_dim") or join.out
     ends = _linear(3 * own["num_mel_bins"], d) + _linear(3 * d, d) + 2 * out + _linear(d, out)
@@ -696,7 +696,7 @@ def _hunyuan_join(join: Join) -> int:
 
 
 def _ovis_join(join: Join) -> int:
-    """A table of visual words whose width the outer keys give."""
+    """A table of visual words; outer config keys give its width."""
     wide = join.outer.count("hidden_size", join.wide)
     if wide != join.wide and not join.outer.flag("tie_word_embeddings", True):
         join.outer.refuse("hidden_size", f"`hidden_size` {wide} is not that of text_config, {join.wide}")
@@ -704,7 +704,7 @@ def _ovis_join(join: Join) -> int:
 
 
 def _janus_join(join: Join) -> int:
-    """Layers after the tower. The parts that draw images take memory, but no time when images are only read."""
+    """Layers after the tower. The parts that generate images need memory, but no time if images are only read."""
     own: Any = join.outer.get("vq_config", {})
     if not isinstance(own, dict):
         join.outer.refuse("vq_config", "`vq_config` must hold keys and values")
@@ -859,9 +859,9 @@ def _gemma4_unified(outer: Config, text: Config) -> None:
 
 
 WITH_SOUND: Final = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
-"""Types whose sound tower is counted."""
+"""Types whose audio tower is counted."""
 WITHOUT_TOWER: Final[dict[str, Callable[[Config, Config], None]]] = {"fuyu": _fuyu, "gemma4_unified": _gemma4_unified}
-"""Types that project patches directly, by a rule on the outer keys and the text's keys."""
+"""Types without a tower, which project patches directly: the rule for each, on the outer and text config keys."""
 CAUSAL: Final = {"fuyu", "git"}
 """Types whose class for causal language models also reads images."""
 TIES: Final = {
@@ -869,8 +869,7 @@ TIES: Final = {
     **dict.fromkeys(("cosmos3_edge", "molmo2", "muse_glimmer", "step3p7"), False),
     **dict.fromkeys(("llama4", "shieldgemma2")),
 }
-"""Types that ignore the outer tie_word_embeddings: whether embedding and head are tied; None means as in text_config.
-"""
+"""Types that ignore the outer tie_word_embeddings -> whether embedding and head are tied; None: see text_config."""
 
 
 OUTER_KEYS: Final = {

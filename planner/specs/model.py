@@ -66,7 +66,7 @@ class MixtureOfExperts(InputDocument):
     groups_per_token: number of these groups from which a token's experts come.
     latent_size: width of the latent vector that routed experts read and write; 0 means hidden_size (Nemotron 3).
     idle_params: in each layer with experts, parameters of attention's own experts that a token does not use (JetMoE).
-    imbalance: tokens of the busiest rank divided by the mean.
+    imbalance: tokens of the busiest rank divided by the mean over ranks.
     """
 
     num_experts: int = Field(ge=2, le=100_000)
@@ -209,7 +209,7 @@ _REPLACED = tuple(name for name in LayerKind.model_fields if name not in ("num_l
 
 
 class RotaryScaling(InputDocument):
-    """Slower rotary positions for longer contexts than in the first training, as in Llama 3.1.
+    """Slower rotary positions, for contexts longer than those of pre-training, as in Llama 3.1.
 
     A pair of channels with fewer than `low_frequency` turns in `original_max_sequence_length` tokens has its frequency
     divided by `factor`. A pair with more than `high_frequency` turns keeps its frequency. Between these two limits the
@@ -307,7 +307,7 @@ class ModelSpec(InputDocument):
     shares_keys: whether the layer reuses the keys and values of an earlier layer and projects none.
     attention_gate: whether a projection weights attention's output, per head or per element.
     sparse: the indexer that chooses keys.
-    mixer: a block in place of attention, or beside it with `attends`.
+    mixer: a block in place of attention, or beside attention if `attends` is true.
     shared_by: number of layers that share one set of weights (Zamba); num_layers counts each of them.
     embedding_size: width of the embedding and of the vectors added to it; 0 means hidden_size.
     head_input_size: width that the head reads; 0 means the width of the embedding (ELECTRA).
@@ -315,9 +315,10 @@ class ModelSpec(InputDocument):
     layer_matrix_params: parameters in matrices of each layer that no other field covers.
     layer_vector_params: parameters in vectors of each layer that no other field covers.
     vision: a tower that reads images, on the first stage.
-    table_params: parameters outside the layers that are looked up.
-    input_matrix_params: parameters of further matrices at the model's input.
-    output_matrix_params: parameters of further matrices at the model's output.
+    table_params: parameters of tables outside the layers that no other field covers; tables are looked up, not
+        multiplied.
+    input_matrix_params: parameters of other matrices at the model's input.
+    output_matrix_params: parameters of other matrices at the model's output.
     """
 
     name: Name

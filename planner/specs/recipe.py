@@ -28,16 +28,16 @@ MemoryRecipe = Literal[
 class StateBytes(InputDocument):
     """Bytes kept for each parameter.
 
-    weights: the weights that compute; unsharded below ZeRO-3.
+    weights: the weights that the forward and backward passes use; unsharded below ZeRO-3.
     sharded_weights: the part of these weights that ZeRO-3 keeps between uses; 0 if ZeRO-3 makes the weights from the
     master weights.
     grads: accumulated gradients; sharded from ZeRO-2 on, if the engine can.
     grad_copy: a 16-bit gradient in addition to the fp32 sum, sharded and freed with it.
-    master: the weights that the optimizer updates, if other weights compute; sharded from ZeRO-1 on.
-    step_grads: copies of gradients that the update makes while no activations are held; sharded like the optimizer
+    master: the optimizer's master weights, if they are a copy separate from `weights`; sharded from ZeRO-1 on.
+    step_grads: copies of gradients that the update makes, when no activations are in memory; sharded like the optimizer
     state.
     moment: one running mean of the optimizer (AdamW has two, SGD one); sharded with the master weights.
-    moment_copy: fp32 copy of a moment with fewer bits, which the update makes while no activations are held.
+    moment_copy: fp32 copy of a low-precision moment, which the update makes when no activations are in memory.
     """
 
     weights: float = Field(ge=0)

@@ -51,7 +51,7 @@ _DATA_SHEETS: Final = {
     r"MI300X": "mi300x-192gb",
     r"MI250X": "mi250x-gcd",
 }
-"""Pattern for the driver's name of a GPU -> its shipped device document; the first match counts."""
+"""Pattern for the driver's name of a GPU -> its shipped device document; the first match is used."""
 _UNMEASURED: Final[dict[str, dict[str, Any]]] = {
     "nvlink": {"latency": "3 us", "kind": "switch"},
     "infinity-fabric": {"latency": "3 us", "kind": "switch"},

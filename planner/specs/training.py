@@ -38,7 +38,8 @@ class TrainingSpec(InputDocument):
     memory_recipe: bytes per parameter; `engine` means the bytes that the engine really keeps.
     loss: `engine` is the engine's default; `whole` computes all logits of a microbatch, operator by operator; `fused`
     uses one kernel, which writes the gradient over the logits; `chunked` computes output head and loss for loss_chunks
-    parts of the tokens, one after the other; `fused-linear` does so in one kernel, which chooses the parts (Liger).
+    parts of the tokens, one after the other; `fused-linear` does the same in one kernel, which chooses the parts
+    (Liger).
     mlp_tiles: parts of the sequence that a feed-forward block computes one after the other; the backward pass computes
     each part again (DeepSpeed, TiledMLP).
     cuda_graphs: operators that one host launch starts: `layers` for a layer without its routed experts; `step` for both

@@ -83,7 +83,7 @@ def _node_at(tree: Node, path: Path) -> Node:
 def _mistakes(document: type[Document], tree: Node, errors: list[ErrorDetails]) -> Iterable[Mistake]:
     """One mistake for each error; a misspelt required key gives one mistake, not two.
 
-    A list with wrong entries is not reported as too short, because the entries count once they are corrected.
+    A list with wrong entries is not reported as too short, because corrected entries may make it long enough.
     """
     all_missing = {tuple(error["loc"]) for error in errors if error["type"] == "missing"}
     missing = set(all_missing)
@@ -126,7 +126,7 @@ def _mistake(document: type[Document], tree: Node, error: ErrorDetails, meant: s
 
 
 def _rule_broken(tree: Node, path: Path, message: str) -> Mistake:
-    """A mistake from a rule of ours; a message about several keys begins with the wrong one (`num_heads: ...`)."""
+    """A mistake from a rule of ours; a message about several keys begins with the key to blame (`num_heads: ...`)."""
     node = _node_at(tree, path)
     subject = _SUBJECT.fullmatch(message)
     if subject and isinstance(node.data, dict):

@@ -1,8 +1,8 @@
 """The strict YAML reader: one document, plain values, and the position of every key and value.
 
 The reader processes PyYAML's event stream in pure Python, so limits apply before anything is built. Scalars follow YAML
-1.2: `1e9` is a number and `no` is text. The reader refuses features that make a document differ from its appearance:
-duplicate keys, aliases, anchors, tags, merge keys, several documents, numbers with leading zeros.
+1.2: `1e9` is a number and `no` is text. The reader refuses features by which a document can mean something other than
+it seems to: duplicate keys, aliases, anchors, tags, merge keys, several documents, numbers with leading zeros.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)  # torch's own 10 to 30 minutes would 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
     """Run one rank.
 
-    DIR/status.json has the verdict, because torchrun's exit code does not show that a stop was saved.
+    DIR/status.json has the verdict, because torchrun's exit code does not show whether a stopped run saved its state.
     """
     options = parse_options(arguments)
     if _is_fork():

@@ -54,7 +54,7 @@ def main() -> int:
 def _forking(words: list[str]) -> list[str]:
     """The arguments for ranks that are forks of this process, which has done all imports once for all of them.
 
-    Imports take a rank three CPU seconds. Ranks with a GPU are not forked, because CUDA does not survive a fork.
+    Imports cost a rank three CPU seconds. Ranks with a GPU are not forked, because CUDA does not survive a fork.
     """
     program = importlib.import_module("planner.trainer.__main__")
     torch.set_num_threads(1)  # OpenMP threads do not survive a fork either

@@ -1,4 +1,4 @@
-"""Cross entropy without further buffers: the gradient of the logits is written over the logits."""
+"""Cross entropy without additional buffers: the gradient of the logits is written over the logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor, group: ProcessGroup | No
 
     group: the ranks that hold equal parts of the vocabulary, in order; None if each rank holds whole rows.
 
-    Source: Shoeybi et al., Megatron-LM (2019), section 3 (two numbers for each token travel, not the logits); Hsu et
+    Source: Shoeybi et al., Megatron-LM (2019), section 3 (ranks exchange two numbers for each token, not the logits);
+        Hsu et
     al., Liger Kernel (arXiv 2410.10989; the gradient in place of the logits).
     """
     total: Tensor = _CrossEntropy.apply(logits_TV, targets_T, group)  # type: ignore[no-untyped-call] # torch's

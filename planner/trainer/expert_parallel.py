@@ -73,7 +73,7 @@ class _Exchange:
         self.order, self.sent, self.received = torch.empty(0), [0], [0]
 
     def to_experts(self, _: Experts, inputs: Any) -> tuple[Tensor, Tensor]:
-        """From rows sorted by expert with the counts of all experts, to the rows and counts of this rank's experts."""
+        """Exchange rows sorted by expert, and the counts of all experts, for those of this rank's experts."""
         x_TE, counts_X = inputs
         ranks = dist.get_world_size(self.group)
         arriving = torch.empty_like(counts_X)

@@ -115,7 +115,7 @@ _KINDS: Final[dict[str, Callable[[ModelSpec], bool]]] = {
     "mixtral": lambda spec: _is_llama(spec, "moe") and _has_plain_experts(spec),
     "qwen3_moe": lambda spec: _is_llama(spec, "moe", "qk_norm") and spec.qk_norm == "head" and _has_plain_experts(spec),
 }
-"""Model type -> a test whether a model has its blocks; the first match counts."""
+"""Model type -> a test whether a model has the type's blocks; the first type that matches is used."""
 
 
 def pieces_of(name: str, spec: ModelSpec) -> tuple[Piece, ...]:

@@ -47,9 +47,9 @@ MEMORY = (
 class MemoryMeter:
     """Bytes of weights, gradients and activations on one rank, each at its peak during one step.
 
-    Only the layers' activations count. The meter counts storages, so a view is free, and a tensor that two operators
-    keep counts once. The meter works on every device, because it asks autograd and FSDP2 instead of the allocator. The
-    meter costs time, so only a warm-up step runs under it.
+    Only the activations of layers are counted. The meter counts storages, so a view adds nothing, and a tensor that two
+    operators keep is counted once. The meter works on every device, because it asks autograd and FSDP2 instead of the
+    allocator. The meter costs time, so only a warm-up step runs under it.
 
     layers: the classes of layers.
     """
@@ -111,7 +111,7 @@ class MemoryMeter:
         self._note(LineName.GRADS, sum(storages.values()))
 
     def _pack(self, tensor: Tensor) -> _Kept | Tensor:
-        """Count tensors kept in layers only; the ledger's activations exclude embedding, head and loss."""
+        """Count only tensors that layers keep; the ledger's activations exclude embedding, head and loss."""
         return _Kept(self, tensor) if self._in_layer else tensor
 
     def add(self, storage: torch.UntypedStorage, uses: int) -> None:

@@ -62,5 +62,5 @@ def make_meshes(layout: Layout, device_type: str, *, has_experts: bool) -> Meshe
 
 
 def sharded_axes(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The mesh axes for FSDP2: one axis shards, and with HSDP a further axis replicates."""
+    """The mesh axes for FSDP2: one axis shards, and with HSDP another axis replicates."""
     return ("dp_replicate", "dp_shard") if mesh["dp_replicate"].size() > 1 else ("dp_shard",)

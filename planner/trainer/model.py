@@ -117,7 +117,7 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding.tokens.weight
 
     def forward(self, x: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
-        """From token ids (B, S), or the previous chunk's hidden states, to hidden states or logits (B, S, vocab).
+        """Turn token ids (B, S), or the previous chunk's hidden states, into hidden states or logits (B, S, vocab).
 
         starts_BT: for each position, the start of its document; None if attention may cross the ends of documents.
         """

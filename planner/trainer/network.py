@@ -1,6 +1,7 @@
-"""The network interface that reaches the other hosts, because gloo chooses the interface of the host's own name.
+"""Choose the network interface that reaches the other hosts.
 
-That interface is often the loopback (Debian writes the name into /etc/hosts), over which no two hosts can connect.
+By itself gloo chooses the interface of the host's own name. This is often the loopback, because Debian writes the name
+into /etc/hosts, and two hosts cannot connect over the loopback.
 """
 
 from __future__ import annotations

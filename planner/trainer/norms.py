@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class _LeanRmsNorm(torch.autograd.Function):
     """RMSNorm that stores its input and one number per token, like the fused CUDA kernel.
 
-    torch 2.13 has no fused kernel for CPUs, and its composite form stores two further tensors in fp32.
+    torch 2.13 has no fused kernel for CPUs, and its composite form stores two more tensors in fp32.
     """
 
     @staticmethod

@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent ends; otherwise it would continue to train and write checkpoints.
 
-    It also puts its own id into `PARENT_VARIABLE`, where its child processes look for their parent's id.
+    The function also puts this process's id into `PARENT_VARIABLE`, where child processes look for their parent's id.
     """
     named = os.environ.get(PARENT_VARIABLE)
     parent = int(named) if named and int(named) != os.getpid() else os.getppid()  # its own id: the second call

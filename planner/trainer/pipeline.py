@@ -37,7 +37,7 @@ class Executor(Protocol):
     """Runs all microbatches of a step, and leaves reduced gradients on the parameters."""
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
-        """From the token ids (sequences, S) of this data-parallel rank to its scaled part of the mean loss.
+        """Run the token ids (sequences, S) of this data-parallel rank; return its scaled part of the mean loss.
 
         The result is None on pipeline stages without the loss.
         starts: see `Transformer.forward`.

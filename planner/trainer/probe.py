@@ -1,9 +1,9 @@
 """Timings of this machine's devices and links: `torchrun ... -m planner.trainer.probe REQUEST --output FILE`.
 
-All ranks time their devices at the same moment, as in training: they begin each repetition together, and the slowest
-rank's time counts. Of several repetitions the shortest counts, because other programs on the machine can only lengthen
-it. REQUEST names the shapes (`planner.measure`). The parts for GPUs (16 and 8 bits, grouped products, copies from
-page-locked memory, NCCL) have never run on a GPU.
+All ranks time their devices at the same moment, as in training: they begin each repetition together, and the time is
+the slowest rank's. The result is the shortest of several repetitions, because other programs on the machine can only
+lengthen one. REQUEST names the shapes (`planner.measure`). The parts for GPUs (16 and 8 bits, grouped products, copies
+from page-locked memory, NCCL) have never run on a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Probe:
     def seconds(self, run: Callable[[], object], *, alone: bool = False) -> float:
         """The least time of a call on the slowest rank, in seconds, after some calls to warm up.
 
-        alone: only rank 0 calls, and the other ranks wait.
+        alone: only the calls of rank 0 are timed, while the other ranks wait.
         """
         run()
         calls = self.rank == 0 or not alone
@@ -215,7 +215,7 @@ class Probe:
         return rows
 
     def _collective(self, operation: str, num_bytes: int, group: Any, members: int) -> Callable[[], object]:
-        """Time one collective.
+        """A function that runs one collective, for `seconds` to time.
 
         num_bytes: size of the input of a reduce-scatter on each rank, or of the output of an all-gather.
         """

@@ -2,8 +2,8 @@
 
 A fake tensor has a shape but no data, and a fake process group sends nothing. Without devices, one rank of any layout
 can therefore run its real program at real sizes in seconds. The result is the peak of the bytes in live storages. The
-result excludes further memory of a GPU's allocator, library workspaces, NCCL, and a kernel's memory during its run.
-Layers are not compiled.
+result excludes memory that a GPU's allocator holds beyond these bytes, library workspaces, NCCL, and the memory that a
+kernel uses while it runs. Layers are not compiled.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
 
 
 class Unread(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
-    """Every value that a program reads is 0: no gradient overflows, and no norm is infinite."""
+    """A mode in which every value that a program reads is 0, so that no gradient overflows and no norm is infinite."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, unless it reads a value."""

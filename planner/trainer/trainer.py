@@ -107,8 +107,7 @@ class Trainer:
     def validation_loss(self, num_batches: int) -> float:
         """Mean loss of the first held-out batches.
 
-        A training pass computes the loss and its gradients are dropped, because every pipeline schedule has training
-        passes.
+        Pipeline schedules have only training passes, so such a pass computes the loss, and its gradients are dropped.
         """
         total = 0.0
         for number in range(num_batches):

@@ -48,7 +48,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
-    """A replacement for `getattr`, which Python 3.11.0 to 3.11.3 write for a member of an enum."""
+    """A replacement for `getattr`, which pickles of Python 3.11.0 to 3.11.3 call to get a member of an enum."""
     if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
         raise _refused("builtins.getattr")
     return _MEM_FORMAT_ENCODING[name]

@@ -1,4 +1,4 @@
-"""DIR/status.json, the verdict for the launcher, because torchrun's exit code does not show that a stop was saved."""
+"""DIR/status.json, the launcher's verdict: torchrun's exit code does not show whether a stopped run saved its state."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _is_first(output: Path, mark: str) -> bool:
 
 
 def _mark(kind: str) -> str:
-    """Name of the file that the first rank with this kind of end creates, so that the other ranks know.
+    """Name of the file by which the first rank that ends in this way tells the other ranks.
 
-    Several hosts reuse a run id in their next start; the port is different in each start.
+    On several hosts the next start reuses the run id, but every start has another port.
     """
     return f".{kind}-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}-{os.environ.get('MASTER_PORT', '')}"

@@ -1,7 +1,7 @@
 """Waiting times of a rank by cause, from samples of its main thread.
 
 A collective on a CPU blocks the thread that calls it. FSDP2, DTensor and the pipeline schedules also block, and have no
-hooks around their waits. A second thread therefore samples the main thread's call stack every other millisecond: the
+hooks around their waits. A second thread therefore samples the main thread's call stack every two milliseconds: the
 innermost frame shows whether the thread communicates, and the frames around it show why. On a GPU the host does not
 wait, so the samples show nothing.
 """

@@ -60,7 +60,7 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
 
 
 def _check_config(folder: Path, spec: ModelSpec) -> None:
-    """Refuse a checkpoint with the model's tensors whose blocks compute something else."""
+    """Refuse a checkpoint that has the model's tensors, but whose blocks compute something else."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -50,7 +50,7 @@ RENAMED: Final = {
     "use_rope_scaling": "model.rope_scaling",
 }
 OVERLAP: Final = "comm_overlap.tp_comm_overlap"
-"""A recipe's section `comm_overlap`, if it has one, replaces the model's value. Source: training/comm_overlap.py."""
+"""Section `comm_overlap` of a recipe, if present, replaces the model's value. Source: training/comm_overlap.py."""
 INVERTED: Final = {
     "disable_bias_linear": "model.add_bias_linear",
     "untie_embeddings_and_output_weights": "model.share_embeddings_and_output_weights",

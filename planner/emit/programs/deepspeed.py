@@ -83,7 +83,7 @@ def _offload_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
-    """Faults of a plan with a pipeline; in DeepSpeed, tensor parallelism does not go with a pipeline.
+    """Faults of a plan with a pipeline; DeepSpeed cannot combine tensor parallelism with a pipeline.
 
     The engine's rules already exclude cp, ZeRO-2 and ZeRO-3.
 

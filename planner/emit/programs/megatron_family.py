@@ -156,13 +156,13 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 def _write_overlap(plan: Plan) -> Values:
-    """The switch for tensor-parallel collectives in pieces beside products; it needs sequence parallelism."""
+    """The switch that overlaps pieces of tensor-parallel collectives with products; it needs sequence parallelism."""
     is_on = plan.engine.overlap.tensor_parallel and plan.layout.tp > 1 and plan.layout.sp
     return {"tp_comm_overlap": True} if is_on else {}
 
 
 def _read_overlap(given: Given) -> Mapping[str, Any]:
-    """Whether collectives run in pieces beside products; the engine profile's value if the file does not say.
+    """Whether pieces of collectives overlap with products; the engine profile's value if the file does not say.
 
     Source: Megatron-LM, arguments.py, validate_args (sequence parallelism, which is off without tensor parallelism).
     """
@@ -356,7 +356,7 @@ def _write_rates(plan: Plan) -> Values:
 
 
 def _read_rates(given: Given) -> Mapping[str, Any]:
-    """The rate, and steps given as iterations or as samples. Source: training/training.py, update_train_iters."""
+    """The learning rate, and steps given as iterations or samples. Source: training/training.py, update_train_iters."""
     found: dict[str, Any] = {}
     given.get("lr_decay_style")
     batch = max(given.whole("global_batch_size"), 1)
@@ -494,7 +494,7 @@ FAMILY: Final = (*MODEL, *LAYOUT, *TRAINING, NO_CHUNKS)
 
 
 def connections(plan: Plan) -> Mapping[str, str]:
-    """CUDA device connections: 32 if streams must overlap (expert overlap, Megatron-FSDP), else 1 to keep order."""
+    """CUDA_DEVICE_MAX_CONNECTIONS: 32 if streams must overlap (expert overlap, Megatron-FSDP), else 1 to keep order."""
     many = plan.training.expert_overlap or plan.engine.name == FSDP
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
 

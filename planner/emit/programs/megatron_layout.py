@@ -55,7 +55,7 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
     """
     stages = max(given.whole("pipeline_model_parallel_size", 1), 1)
     for key in (*_FIRST, *_LAST, *_CHUNKS, *_ENDS, _OF_CHUNK):
-        given.get(key)  # one spelling is enough: the other keys count as understood
+        given.get(key)  # one spelling is enough; the keys of other spellings are marked as read
     if LETTERS_KEY in given:
         return _of_letters(given, stages)
     sizes = [given.whole(key) for key in _FIRST], [given.whole(key) for key in _LAST]

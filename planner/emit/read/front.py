@@ -134,13 +134,13 @@ def read_foreign(
 
 
 class _Place(NamedTuple):
-    """A file's text and name, in which a mistake at a key gets its line."""
+    """The text and name of a file, to give a mistake about a key the file's name and the line."""
 
     text: str
     shown: str
 
     def of(self, read: Callable[[], Facts]) -> Facts:
-        """The result of `read`; mistakes at a key name the key, the file and the line."""
+        """The result of `read`; mistakes about a key name the key, the file and the line."""
         try:
             return read()
         except InputError as error:
@@ -318,7 +318,7 @@ _SHAPE: Final = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "v
 
 
 def _of_another_model(reader: Reader, values: Values, spec: ModelSpec) -> list[Assumed]:
-    """A line for the sizes in the file that differ from the sizes of `--model`; the sizes of `--model` count."""
+    """A line for the sizes in the file that differ from the sizes of `--model`; the sizes of `--model` are used."""
     try:
         said = facts_of(reader.target, values, of_model=True).of("model")
     except InputError:

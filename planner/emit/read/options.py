@@ -33,8 +33,8 @@ _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL
 def options_of(words: Sequence[str]) -> dict[str, Value]:
     """Options of a command as keys and values; a launcher's numbers of hosts and ranks get our own keys.
 
-    Keys have `_` instead of `-`. The last of several options with the same name counts, as in argparse. An option
-    without a value is True, and an option with several values is a tuple.
+    Keys have `_` instead of `-`. The last of several options with the same name wins, as in argparse. An option without
+    a value is True, and an option with several values is a tuple.
     """
     found: dict[str, Value] = {}
     place = 0

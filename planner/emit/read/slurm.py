@@ -43,7 +43,7 @@ def with_srun(text: str, values: Values) -> dict[str, Value]:
 
 
 def _asked(text: str) -> dict[str, str]:
-    """Option of sbatch -> whole number, where the last of several lines counts."""
+    """Option of sbatch -> whole number; of several lines with one option, the last wins."""
     found: dict[str, str] = {}
     for line in _LINE.findall(text):
         spelled = _SHORT.sub("--nodes=", line.partition(" #")[0])

@@ -75,7 +75,10 @@ def _values(text: str) -> Values:
 
 
 def _recompute(saved: Any) -> str:
-    """The kind of recomputation, inferred from its saved fields. Source: distributed/activation_checkpoint.py."""
+    """The kind of recomputation, inferred from the fields that `saved` has.
+
+    Source: distributed/activation_checkpoint.py.
+    """
     if isinstance(saved, str):
         return saved
     if not saved:

@@ -20,7 +20,7 @@ SECONDS_TO_SAVE: Final = 120
 
 
 def batch_script(start: Start) -> dict[str, str]:
-    """The script for `sbatch`, to be submitted from the folder that holds it and `plan.json`.
+    """The script for `sbatch`, to be submitted from the folder that contains the script and `plan.json`.
 
     Slurm chooses the hosts. Our own trainer is started by `planner launch`, which reads the host's number and the
     address of host 0 from Slurm's variables. Before the time limit Slurm signals the script. The script then creates

@@ -27,7 +27,7 @@ def torchrun_start(plan: Plan, place: Place | None) -> str:
 
 
 def host_script(start: Start) -> dict[str, str]:
-    """A bash script that starts the program on one host and passes further arguments on to the program.
+    """A bash script that starts the program on one host and passes its remaining arguments on to the program.
 
     With several hosts, the first arguments are the host's number, the address of host 0, and a port.
     """

@@ -32,7 +32,7 @@ INSIDE = -1  # position of a stage that is neither the first nor the last of any
 def kinds_main_first(job: Job) -> tuple[LayerKind, ...]:
     """The kinds of layers, main kinds first.
 
-    Kinds with experts are main kinds if at least half of the layers have experts.
+    The main kinds are the kinds with experts if at least half of the layers have experts, else the kinds without.
 
     Among the main kinds, and among the other kinds, kinds without a sliding window come first.
     """
@@ -77,7 +77,7 @@ def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> lis
     """Least seconds of one layer of each kind for one microbatch.
 
     The time includes computation and tensor and expert parallel communication, without recompute; it broadcasts.
-    hides: exchanges of experts may be hidden.
+    hides: whether exchanges of experts may be hidden; the time then leaves them out.
     """
     least = []
     for has_experts, is_local, _ in kinds_main_first(job):

@@ -142,12 +142,12 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 
 
 def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
-    """Substitutes that need at most as much memory (but for rounding), and the index of each configuration's own.
+    """Distinct substitutes that need no more memory than the configurations, and the index of each one's substitute.
 
-    A substitute has one sequence per microbatch and stands for many configurations. Larger microbatches need more
-    memory, and as long as the step has several microbatches, the number in flight is the same. In two cases the
-    substitute keeps the microbatch size: a single microbatch accumulates no gradients, and GPipe holds fewer
-    microbatches if they are larger.
+    A substitute has one sequence per microbatch and represents many configurations. Its need is no larger but for
+    rounding. Larger microbatches need more memory, and as long as the step has several microbatches, the number in
+    flight is the same. In two cases the substitute keeps the microbatch size: a single microbatch accumulates no
+    gradients, and GPipe holds fewer microbatches if they are larger.
 
     Source: derived here; tested against `least_stage_bytes` of each.
     """

@@ -61,7 +61,7 @@ class PoolBounds:
         self._of_pools = [LayerBounds(pool, partitions, pairs) for pool in job.pools]
 
     def partition_bound_seconds(self, partitions: DegreeArrays) -> NDArray[np.float64]:
-        """The bound of `LayerBounds.partition_bound_seconds`, with the stages on the fastest pools.
+        """`LayerBounds.partition_bound_seconds` for a mixed cluster, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -73,7 +73,7 @@ class PoolBounds:
         return np.asarray(batch / partitions.dp * layers / (stages / each).sum(axis=1) * _ROUNDING)
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
-        """The bound of `LayerBounds.timing_bound_seconds`, with the stages on the fastest pools.
+        """`LayerBounds.timing_bound_seconds` for a mixed cluster, with the stages on the fastest pools.
 
         Source: derived here; tested to stay below the exact optimum.
         """
@@ -176,7 +176,7 @@ def placed(
     constraints: Constraints,
     cutoff_seconds: NDArray[np.float64],
 ) -> tuple[DegreeArrays, NDArray[np.float64]]:
-    """Every placement of the configurations that may stay within its configuration's cutoff, and its bound.
+    """Every placement that may stay within the cutoff of its configuration, and the bound of each placement.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -206,7 +206,7 @@ def placed(
 def _pool_costs(
     job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
 ) -> _PoolCosts:
-    """Least prices on each pool; a configuration of one stage has its exact prices."""
+    """Least prices on each pool; for a configuration of one stage, its exact prices."""
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     shape = (len(degrees), len(job.pools))
     layer, ends, tail = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)

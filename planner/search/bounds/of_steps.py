@@ -53,10 +53,10 @@ def lower_bound_seconds(
     which needs least memory and optimizer work, and the bound leaves out traffic between data-parallel ranks.
 
     A stage with k layers takes at least k rho + send, where rho is the price of a layer in a stage with the most layers
-    (`least_costs`). The sum over the stages, plus the last stage's further work, is all work. Three values bound the
-    slowest of S stages from below: the mean of all work, the time of ceil(L / S) layers, and the time of one layer per
-    chunk and the head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S) layers.
-    Configurations whose bound stays within the cutoff get a second bound, with the recompute that their memory
+    (`least_costs`). The sum over the stages, plus the last stage's work outside its layers, is all work. Three values
+    bound the slowest of S stages from below: the mean of all work, the time of ceil(L / S) layers, and the time of one
+    layer per chunk and the head. Then T >= (m - 1/v) * slowest + all work / v + the tail of a stage of ceil(L / S)
+    layers. Configurations whose bound stays within the cutoff get a second bound, with the recompute that their memory
     requires.
 
     Gain (`step`): the search takes 0.46 s instead of 7.41 s for GPT-3 on 1,024 devices, and 1.46 s instead of over 15 s
@@ -152,7 +152,7 @@ class LeastCosts:
     layer: seconds of one more layer, [kinds, choices, n]; infinite if a policy is not allowed.
     num_main: number of main kinds, which come first and all have the same number of parameters.
     send: seconds of each stage's send, [n].
-    ends: seconds of the last stage besides its layers, [n].
+    ends: seconds of the last stage outside its layers, [n].
     tail: seconds of the longest tail, [n].
     """
 
@@ -186,7 +186,7 @@ def least_costs(
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
     layer in the largest stage is a lower bound, too. The same is true of the price of a layer if k layers of each chunk
     recompute. If a stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices
-    of layers then exclude the exposed part, and `_least_transfer` is its lower bound, which counts once per step.
+    of layers then exclude the exposed part, and `_least_transfer` is a lower bound of it, which is added once per step.
     Layers for multi-token prediction belong to the last stage, which hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
@@ -233,7 +233,7 @@ def least_costs(
 def _small_prices(
     job: PoolJob, shapes: LayerShapes, policies: PolicyMasks, choices: PolicyChoices
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds of a layer of each further kind, [kinds - 1, choices, n], and of the last stage's other work, [n].
+    """Seconds of a layer of each kind but the first, [kinds - 1, choices, n], and of the model's ends, [n].
 
     The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
     recomputes only some layers, the layers of a further kind may be among the layers that do not recompute.
@@ -260,8 +260,8 @@ def _least_tail(
     The first kind is the slowest of the main kinds, and its computation hides most. At least one stage has only layers
     of the main kinds, and has at least q layers. Leading layers, if the model has any, are on the first stages: some
     stages hold only leading layers, and one may hold both kinds. If dense layers and layers with experts alternate,
-    layers of the other kind stand between the q layers. `tail_seconds` is then only the optimizer's time, which the
-    other layers can only increase.
+    layers of the other kind lie between the q layers. `tail_seconds` is then only the optimizer's time, which the other
+    layers can only increase.
 
     Gain (`tail`, least of 15): the search takes 0.62 s instead of 0.68 s for Llama-3-405B on 16,384 devices, and prices
     112 configurations instead of 154. GPT-3 on 1,024 devices gains nothing (0.36 s in both cases).
@@ -378,8 +378,8 @@ def _forced_seconds(
 ) -> NDArray[np.float64]:
     """Least seconds of recompute in all stages together; infinite if the stages cannot hold all layers.
 
-    Memory limits the number of layers under the first policies. Each layer beyond this number costs the price
-    difference to the cheapest later policy.
+    Memory limits how many layers can use the policies up to each position in the list. Each layer beyond this number
+    costs at least the difference in price to the cheapest later policy.
     """
     num_layers, of_policies = num_main_layers(job), np.moveaxis(costs.layer[: costs.num_main], 0, 1)
     of_policies = np.minimum.accumulate(of_policies[::-1])[::-1]

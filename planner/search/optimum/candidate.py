@@ -1,12 +1,12 @@
-"""Candidates: the numbers that the solvers read of a configuration, without the cost model behind them.
+"""Candidates: all that the solvers read about a configuration, in numbers, without the cost model behind them.
 
 A candidate is one outer configuration (degrees, ZeRO stage, microbatch size, interleave). A candidate leaves open how
 many layers each pipeline stage holds and which recompute policy the stage uses. A column is one way to fill one stage:
 a number of layers and a policy that fit into memory. A choice has one column for each stage.
 
-If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern, and a
-column is valid for all positions with the same state of this pattern (`Pattern`). A stage uses the columns of the state
-at which the previous stage ends.
+If layers differ, the price of a stage depends on which layers it holds. The kinds of layers follow a pattern
+(`Pattern`). The state of a position in this pattern tells which kinds of layers come next, so a column is valid for all
+positions with one state. A stage uses the columns of the state that the previous stage ends at.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Candidate:
     steady_count: float  # m - 1/v: how many times the step includes the slowest stage's time
     constant_seconds: float  # the part of the step that does not depend on the split
     longest_seconds: float = np.inf  # the deadline: choices with longer steps are not allowed
-    pattern: Pattern  # pattern of the layers, as far as it decides which columns can follow each other
+    pattern: Pattern  # order of the kinds of layers, if it decides which columns may follow a column
     total_load: int  # load of all layers
     stage: IntArray  # 0 .. num_stages - 1
     start: IntArray  # state in which the layers of the column begin
@@ -135,7 +135,7 @@ class Choice:
 
 
 def dominated(candidate: Candidate, *keys: IntArray) -> Mask:
-    """Columns that no optimum needs: a column of equal stage, state and layers is at least as good in every price.
+    """Columns that no optimum needs: another of the same stage, state and layers is at least as good in every price.
 
     More slack is better, except on the last stage, whose slack is the time of its last chunk. Of columns that are equal
     in all prices the first one is kept. keys: further prices to compare, [columns] each; lower is better.

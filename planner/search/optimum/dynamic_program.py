@@ -47,7 +47,7 @@ def best_choice(
     """The optimum of one candidate, or None if no choice takes at most `cutoff` seconds.
 
     units: units of a limited resource that each column uses. A choice uses at most `budget` units in all; None means
-    that there is no such resource.
+    that no resource is limited.
 
     Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is returned, so
     equal inputs give equal answers.
@@ -292,7 +292,7 @@ class _Scan:
         return self.found
 
     def _last_useful_bottleneck(self) -> int:
-        """Position of the longest bottleneck with which a choice may still meet the cutoff."""
+        """Position of the longest bottleneck at which a choice may still meet the cutoff."""
         candidate = self.candidate
         passes = _least_total(candidate, candidate.pass_seconds)
         least = candidate.constant_seconds + candidate.steady_count * self.bottlenecks + passes + self.tails[0]

@@ -59,9 +59,9 @@ def price_candidates(
 
 
 def _states(job: Job, degrees: DegreeArrays) -> Pattern:
-    """States in which stages of these configurations may begin.
+    """The pattern whose states are those in which stages of these configurations may begin.
 
-    Interleaved stages have one state, because their number of layers determines which layers they hold.
+    For interleaved stages the pattern has one state, because their number of layers determines which layers they hold.
 
     Source: `planner.cost.stage.stage_of`.
     """

@@ -4,8 +4,8 @@ Both methods use the lower bounds and the greedy choices. `prune` works on the d
 
 Lower bounds. Take any choice of a candidate: stage r uses a column with t_r seconds, f_r pass seconds, k_r layers, d_r
 tail seconds, and sum_r k_r = L. The bottleneck is at least max_r t_r: waits for the last chunk only add to it. If
-layers differ, k is the load in `total` and `bottleneck`, and L the total load, so that more expensive layers count
-more.
+layers differ, k is the load in `total` and `bottleneck`, and L the total load, so that more expensive layers have more
+weight.
 
 total       For every number p (a multiplier of the layer count)
                 sum_r t_r = p L + sum_r (t_r - p k_r) >= p L + sum_r min over the columns of r of (t - p k).

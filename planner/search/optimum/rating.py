@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job, PoolJob
 
 AXES: Final = ("tp", "pp", "cp", "ep")
-"""Degrees that divide the model or a sequence; data parallelism does not count, because every job has it."""
+"""Degrees that divide the model or a sequence; data parallelism is left out, because every job has it."""
 _ROUNDING: Final = 1e-6  # tenths of a layer
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Standing(NamedTuple):
-    """The rank of a choice within the window: its keys, then its step time; less is better."""
+    """The rank of a choice among those within the window: its keys, then its step time; less is better."""
 
     simplicity: Simplicity
     seconds: float
@@ -78,8 +78,9 @@ def _fastest(rated: Rated, limits: Mapping[str, int], cutoff: float) -> Choice |
 def most_even(rated: Rated, standing: Standing, choice: Choice) -> Choice:
     """A choice of the same rank whose smallest stage, or else smallest inner stage, holds the most layers possible.
 
-    Many splits often take equally long, because only the slowest stage and the sum count. Of these splits, `choice` has
-    the lexicographically smallest layers, so some of its stages may hold fewer layers than necessary.
+    Many splits often take equally long, because only the slowest stage and the sum over the stages set the step time.
+    Of these splits, `choice` has the lexicographically smallest layers, so some of its stages may hold fewer layers
+    than necessary.
     """
     if not standing.simplicity.uneven:
         return choice

@@ -1,8 +1,8 @@
 """The keys of simplicity: whole numbers by which the planner picks the simplest of several nearly optimal layouts.
 
-A smaller key is simpler, and an earlier key counts before all later keys. Some keys belong to the configuration itself
-(idle devices, interleave, axes). The other keys follow from the columns of a choice: the sum of recomputed tenths,
-whether stages are even, and the risk of the worst stage.
+A smaller key is simpler, and a key decides only if all earlier keys are equal. Some keys belong to the configuration
+itself (idle devices, interleave, axes). The other keys follow from the columns of a choice: the sum of recomputed
+tenths, whether stages are even, and the risk of the worst stage.
 """
 
 from __future__ import annotations

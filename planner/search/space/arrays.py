@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from planner.numbers import IntArray
 
 TIE = 1e-12
-"""Step times with a smaller relative difference are equal; rounding of a sum of stage times causes such differences."""
+"""Step times with a smaller relative difference count as equal; it may come from rounding in sums of stage times."""
 
 AGREEMENT = 1e-9
-"""The largest relative difference with which two methods still agree on an optimum."""
+"""The largest relative difference at which two methods still agree on an optimum."""
 
 
 def unrolled(counts: IntArray) -> tuple[IntArray, IntArray, IntArray]:

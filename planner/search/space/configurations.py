@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 """Schedules that are considered without a pin.
 
-GPipe is left out because it takes as long as 1F1B and needs more memory. Schedules whose price needs an execution are
-left out because they are too slow to try on every job.
+GPipe is left out because it takes as long as 1F1B and needs more memory. Schedules that can be priced only by executing
+them are left out because that is too slow to do for every job.
 """
 
 
@@ -118,7 +118,7 @@ class DegreeArrays:
 _ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("schedule", "offload"))
 
 OWN: Final = 3
-"""Stands for the code of a policy if each stage has its own policy."""
+"""Takes the place of a policy's code if each stage has its own policy."""
 
 _ZERO: Final = ("sp", "zero", "segment", "placement")
 

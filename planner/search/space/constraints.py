@@ -156,7 +156,7 @@ class Constraints:
 
 
 def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None:
-    """The mistake of a condition on a list that is not a pin; the search would silently ignore such a condition."""
+    """The mistake if a list is in a condition other than a pin, which the search would silently ignore; else None."""
     is_list = condition.key in ("layers_per_stage", "pools") or "/" in condition.value
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None

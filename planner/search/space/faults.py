@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _near(values: Iterable[int], asked: int) -> str:
-    """The few legal values nearest to the value asked for, as text."""
+    """As text, the few legal values that are nearest to the value asked for."""
     return any_of(sorted(sorted(values, key=lambda value: abs(value - asked))[:_MOST_NAMED]))
 
 

@@ -29,7 +29,7 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
     """Which configurations may use which recompute policy.
 
     A policy may be used if it is pinned, if it is in the engine's profile and drops a tensor of this model, or if it
-    recomputes some layers and a configuration already has it (`with_policies`).
+    recomputes only some layers and `with_policies` has already given it to a configuration.
     """
     idle = idle_modules(job)
     offered = [p for p in job.engine.can.recompute if not modules_of(job, policy_code(p)) & idle]

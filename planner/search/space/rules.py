@@ -35,8 +35,8 @@ class Rule:
     reads: the degrees that the rule reads; the rule applies as soon as they are known.
     needs: the condition in words.
     fault: function that builds the message for a layout that breaks the rule, with legal values.
-    of_search: whether the rule limits only the search, which cannot price the layout exactly; the layout can run, and
-    `explain` prices it.
+    of_search: whether the rule limits only the search, because the search could not price the layout exactly; the
+    layout itself can run, and `explain` prices it.
     """
 
     name: str
@@ -75,7 +75,7 @@ def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
     return inside & (tp <= domain) | (job.allow_tp_across_nodes & crossing)
 
 
-def stages_in_pool(job: PoolJob, layout: Degrees) -> Flag:
+def stages_in_pool(job: PoolJob, layout: Degrees) -> Number:
     """Number of stages for which a pool has devices; 0 if its scale-up domain is too small for tp."""
     return tp_within_pool(job, layout.tp, layout.segment) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
 

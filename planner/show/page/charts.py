@@ -29,7 +29,7 @@ _TICKS: Final = 4
 _MOST_ROWS: Final = 16
 """Largest number of rows; adjacent stages of a longer pipeline share a row, which shows their fullest stage."""
 _NAMED_FROM: Final = 0.13
-"""A part of a bar shows its name inside only if it takes at least this share of the bar."""
+"""A part of a bar shows its name inside only if the part fills at least this share of the bar."""
 
 
 # --- bars -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
 
 
 def choices_chart(found: SideBySide) -> dict[str, Any]:
-    """Chart time against cost of the run for clusters on which it fits; a line joins the Pareto-optimal choices."""
+    """Chart the run's time against its cost on each cluster where it fits; a line joins the Pareto-optimal choices."""
     rows = [(number, each, *found.costs(each)) for number, each in enumerate(found.choices, start=1) if each.fits]
     x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
     y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
