@@ -224,7 +224,7 @@ def _spans(link: LinkSpec, row: Mapping[str, float], curves: Curves) -> bool:
 
 
 def _in_layers(rows: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """Seconds that each collective adds to a small tensor-parallel layer, and bytes/s of the collectives of a large one.
+    """Seconds that each collective adds to a small tensor-parallel layer, and the collectives' bytes/s in a large one.
 
     A small layer takes only host time, which tensor parallelism does not divide. The computing of a large layer is
     divided by the ranks. DTensor places each operator's inputs in Python, and gathers along the sequence copy their

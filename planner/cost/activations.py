@@ -108,11 +108,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         kept = read * h / gathered * _is_read_again(job, ("gate", "up"))
         dropped = dict.fromkeys(before_block, 1.0)
         terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, dropped=dropped))
-    if adapters := adapted_matrices(model, training):
-        down = element * training.lora_rank * len(adapters)
-        terms.append(ActivationTerm(name="adapters", num_bytes=down))
-        if job.engine.memory.zero3_keeps_inputs:
-            terms.append(ActivationTerm(name="inputs of frozen products", num_bytes=_frozen_inputs(job, layout)))
+    terms += _adapter_terms(job, layout)
     if not norm_is_one_kernel(job):
         kept = (_norm_tensors(job) - 1) * element * h / sharded
         for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
@@ -162,15 +158,26 @@ def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
     return 1.0 if not job.training.lora_rank or set(matrices) & set(adapted) else 0.0
 
 
-def _frozen_inputs(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the inputs that only products with frozen weights read, which the products of ZeRO-3 keep all the same.
+def _adapter_terms(job: PoolJob, layout: Degrees) -> list[ActivationTerm]:
+    """Outputs of the adapters' first matrices, and the inputs that only products with frozen weights read.
 
-    Source: deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3).
+    The products of ZeRO-3 keep such inputs, too.
+
+    Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3).
     """
-    inputs = ((job.model.hidden_size, _INPUTS), (job.model.hidden_size, ("gate", "up")))
-    sizes = [size * (1.0 - _is_read_again(job, matrices)) for size, matrices in inputs]
-    inner = job.model.ffn_hidden_size / layout.tp * (1.0 - _is_read_again(job, ("down",)))
-    return np.equal(layout.zero, 3) * job.compute_bytes * tokens_per_microbatch(job, layout) * (sum_of(sizes) + inner)
+    model, adapters = job.model, adapted_matrices(job.model, job.training)
+    if not adapters:
+        return []
+    element = job.compute_bytes * tokens_per_microbatch(job, layout)
+    terms = [ActivationTerm(name="adapters", num_bytes=element * job.training.lora_rank * len(adapters))]
+    if job.engine.memory.zero3_keeps_inputs:
+        inner = model.ffn_hidden_size / layout.tp
+        inputs = ((model.hidden_size, _INPUTS), (model.hidden_size, ("gate", "up")), (inner, ("down",)))
+        frozen = sum_of(size * (1.0 - _is_read_again(job, matrices)) for size, matrices in inputs)
+        terms.append(
+            ActivationTerm(name="inputs of frozen weights", num_bytes=np.equal(layout.zero, 3) * element * frozen)
+        )
+    return terms
 
 
 def _inner_tensors(job: PoolJob) -> float:

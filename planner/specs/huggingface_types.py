@@ -37,8 +37,8 @@ from planner.specs.huggingface_blocks import (
 )
 from planner.specs.huggingface_encoders import (
     bart,
-    bigbird_pegasus_bias,
     big_bird_bias,
+    bigbird_pegasus_bias,
     ernie,
     head_by_architecture,
     learned_positions,
