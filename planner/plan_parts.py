@@ -85,7 +85,7 @@ class SimplestProof:
 
     within: share by which the layouts may exceed the optimum.
 
-    keys: keys of the plan, found by both methods.
+    keys: the simplicity of the plan, as numbers that are compared one after the other; both methods found the same.
     seconds: step time of the plan, found by the dynamic program.
     num_decided, num_columns: configurations and columns that keys and lower bounds left to the integer programs.
     """

@@ -1,7 +1,7 @@
 """Reads plans and checks them: the layout by the rules for its documents, and the figures by pricing the plan again.
 
-A plan that was made with other formulas gets new prices. Pricing cannot repeat a proof, so the plan names the version
-that proved it.
+A plan that was made with other formulas gets new prices. Pricing cannot prove again that the
+plan is optimal, so the plan names the version of the planner that made the proof.
 """
 
 from __future__ import annotations

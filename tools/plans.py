@@ -62,6 +62,7 @@ VENDORS: Final = (
 )
 """Sources in which the makers of the program or of the devices chose the layouts for speed."""
 NEAR: Final = 0.03  # a vendor's layout is as good as the plan if its step is longer by at most this share
+FAR: Final = 0.10  # a plan whose step is shorter by more than this share is doubtful: the vendor tuned its layout
 FULL: Final = 0.97
 TEN: Final = (
     ("GPT-3 175B, 1,024 A100", "gpt3-175b", "dgx-a100", "megatron", 128, 2048, 1536),
@@ -210,7 +211,7 @@ def differences(found: Sequence[Planned]) -> Table:
 def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
     """How many of the vendors' layouts are as good as the plan by this cost model, and a table of the other layouts."""
     table = Table("row", "its layout", "plan", "its price", title="vendors' layouts that are dearer", show_lines=True)
-    num_near = num_rows = 0
+    num_near = num_far = num_rows = 0
     for each in found:
         for run, setup in each.rows if each.plan is not None else ():
             if run.source_set not in VENDORS:
@@ -219,15 +220,16 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
             assert plan is not None
             priced, own = estimate(each.job, setup.layout), estimate(each.job, plan.layout)
             num_rows += 1
+            num_far += priced.step_seconds > own.step_seconds * (1 + FAR)
             if priced.step_seconds <= own.step_seconds * (1 + NEAR):
                 num_near += 1
                 continue
             why = runner_up(each.job, plan.layout, own, setup.layout, priced).reason
             layouts = (short_layout(layout) for layout in (setup.layout, plan.layout))
             table.add_row(f"{run.id} {each.name}", *layouts, why)
-    share = f" ({num_near / num_rows:.0%})" if num_rows else ""
-    words = f"vendors' rows whose layout is at most {NEAR:.0%} dearer than the plan"
-    return f"{words}: {num_near} of {num_rows}{share}", table
+    near, far = (f" ({num / num_rows:.0%})" if num_rows else "" for num in (num_near, num_far))
+    words = f"vendors' rows whose layout is at most {NEAR:.0%} dearer than the plan: {num_near} of {num_rows}{near}"
+    return f"{words}; more than {FAR:.0%} dearer: {num_far}{far}", table
 
 
 def both_answers() -> None:

@@ -100,8 +100,8 @@ def memory_spreads(runs: Sequence[MemoryRun]) -> tuple[MemorySpread, ...]:
     """Location and scale of each measured counter: of each engine, then of all engines.
 
     The values of an engine are shrunk towards the values of all engines together. Whether a run ran out of memory gives
-    a bound of its need (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until the bands and
-    the chances of fitting are right for sources outside the fit.
+    a bound of its need (a censored likelihood, as in Tobin, Econometrica 1958). Scales are widened until the bands, and
+    the chances that a run fits into memory, are right for sources that the regression has not seen.
     """
     wider, wider_chances = _wider_bands(runs), _wider_chances(runs)
     return tuple(

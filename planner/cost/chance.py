@@ -2,8 +2,8 @@
 
 The forecast errors of a plan's stages are assumed to be equal, because all stages run one program with one allocator
 and are predicted by the same formulas. A plan therefore fits if its worst stage fits, and the plan's chance is the
-worst stage's chance. For independent errors the chance would be smaller, namely the product over the stages. The
-assumption could be tested with the peaks of every stage, published for a few dozen runs.
+worst stage's chance. For independent errors the chance would be smaller, namely the product over the stages. This
+assumption has not been tested, although the peaks of every stage have been published for a few dozen runs.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ _MOST_LAYERS: Final = 4
 
 
 def _layers(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    """Chunks of equal length when the model's ends count as layers, unless chunks are equal without the ends."""
+    """Chunks that are equal if the embedding and the head count as layers; None if plain layers divide evenly."""
     split = split_with_ends(job.model.num_layers, job.model.mtp_layers, layout.num_chunks)
     if split is None or layout.schedule in V_SHAPED:
         return None

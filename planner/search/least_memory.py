@@ -133,7 +133,7 @@ def least_of(
 
 
 def _holds_all(candidate: Candidate) -> bool:
-    """Whether the stages can hold all layers, if each uses its column with the most layers.
+    """Whether the stages can hold all layers, if each has as many layers as fit into its memory.
 
     With a tight memory limit most candidates fail this check.
     """

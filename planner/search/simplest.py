@@ -157,7 +157,7 @@ def _by_dynamic_program(found: Found, inside: IntArray, longest: FloatArray) -> 
 def _of_dynamic_program(found: Found, positions: IntArray, longest: FloatArray) -> list[Rated | None]:
     """The configurations with keys, and with the columns that a choice within the window may use.
 
-    An entry is None if no such column exists.
+    An entry is None if a choice of this configuration cannot be in the window.
     """
     kept: dict[int, Rated] = {}
     for here, degrees, priced in _in_window(found, positions, longest):

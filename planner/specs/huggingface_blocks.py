@@ -355,7 +355,7 @@ def pure_mamba2(config: Config) -> None:
 
 
 def jamba(config: Config) -> None:
-    """Attention at one position of each period, Mamba elsewhere; experts at one position of another period."""
+    """Attention in one layer of every n, Mamba elsewhere; experts in one layer of every k."""
     layers = config.filled("num_layers")
     period, offset = config.count("attn_layer_period"), config.count("attn_layer_offset")
     if (others := layers - every(period, offset, layers)) and (fields := mamba1(config)):

@@ -210,7 +210,7 @@ def _priced(
 
 
 def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
-    """Four times of a stage: one microbatch, share of filling and draining, slack for the last chunk, and tail."""
+    """Seconds of a stage: one microbatch, its share of filling and draining, the last chunk's slack, and the tail."""
     prices = stage_prices(job, degrees, stage)
     fill, slack = interleaving_terms(job, degrees, stage, prices)
     return prices.microbatch_seconds, fill / degrees.interleave, slack, prices.tail_seconds
