@@ -24,6 +24,7 @@ from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.fit import fit_words
+from planner.made_by import made_by
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.batch_choice import batch_report, choose_batch
@@ -39,7 +40,7 @@ from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.search.sweep import Sweep, sweep, sweep_pools
 from planner.shipped import clusters, engine_profiles, models
-from planner.specs.by_name import model_notes
+from planner.specs.by_name import load_calibration, model_notes
 from planner.specs.cluster import ClusterSpec
 from planner.specs.cluster_documents import checked_cluster, cluster_tree, folder_of, with_devices
 from planner.specs.load import load_job
@@ -544,9 +545,21 @@ def _load(
     job = load_job(
         model=model, cluster=cluster, training=training, **{name: v for name, v in given.items() if v is not None}
     )
-    for note in model_notes(model) if isinstance(model, str) else ():
+    notes = model_notes(model) if isinstance(model, str) else ()
+    if calibration and made_by(job).calibration == "shipped":
+        notes = (*notes, _has_no_corrections(Path(calibration), job))
+    for note in notes:
         (reporter or Reporter()).noted(note)
     return job
+
+
+def _has_no_corrections(path: Path, job: Job) -> str:
+    """A note that the user's calibration has no corrections for this job, and for which devices and engines it has."""
+    entries = [entry for entry in load_calibration(path).entries if entry.low and entry.device and entry.engine]
+    there = ", ".join(f"{entry.device} with engine {entry.engine}" for entry in entries) or "none"
+    devices = any_of(sorted({pool.cluster.device.name for pool in job.pools}))
+    words = f"{printable(str(path))} has no corrections for {devices} with engine {job.engine.name}"
+    return f"{words}, so the shipped ones are used; it has: {there}"
 
 
 def _length(seq_len: int | str | None) -> int | None:

@@ -348,7 +348,7 @@ def _precision(run: Run) -> Precision:
             return low
     of_16_bits = kind in ("16", "bf16", "fp16") or (not kind and (not words or "16" in words))
     if of_16_bits:
-        return "fp16" if re.search(r"(?<!b)fp16|float16|half", words) or "v100" in run.gpu.lower() else "bf16"
+        return "fp16" if re.search(r"(?<!b)(?:fp|float)16|half", words) or "v100" in run.gpu.lower() else "bf16"
     if (kind or words) in ("32", "fp32", "float32"):
         return "fp32"
     raise UnpricedRun(f"precision {printable(run.precision or kind, 40)}")

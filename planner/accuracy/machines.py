@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +84,10 @@ def _entry(run: Run) -> Mapping[str, Any]:
     name = normalized(run.gpu)
     for _ in range(3):  # "NVIDIA Tesla V100-SXM2-32GB"
         name = _MAKER.sub("", name)
-    entries = knowledge("gpus")["gpus"]
-    found = first_match(name, entries)
+    entries: list[Mapping[str, Any]] = knowledge("gpus")["gpus"]
+    if same := next((entry for entry in entries if entry["device"] == name), None):
+        return same
+    found = next((each for each in entries if fnmatchcase(name, each["match"]) and not _is_longer(name, each)), None)
     if found is None:
         raise UnpricedRun(f"unknown GPU {printable(run.gpu, 40) or '(blank)'}")
     in_name = re.search(r"-(\d+)(?:gb)?(?:-|$)", name)
@@ -95,6 +98,11 @@ def _entry(run: Run) -> Mapping[str, Any]:
         (entry for entry in entries if entry["match"] == found["match"]),
         key=lambda entry: abs(float(entry["memory_gb"]) - memory),
     )
+
+
+def _is_longer(name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether the name goes on with a digit where the entry's pattern ends, like `h1000` after `h100*`."""
+    return re.search(rf"{re.escape(entry['match'].strip('*').split('*')[-1])}[0-9]", name) is not None
 
 
 def _quantity(entry: Mapping[str, Any], key: str) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
-from planner.specs.by_name import load_model, model_names
+from planner.specs.by_name import load_model, model_names, of_hub
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 
@@ -30,13 +30,22 @@ _SHAPE: Final = {
 }
 """Field of the model document -> column."""
 
+_EXPERTS: Final = {
+    "num_experts": "n_experts",
+    "experts_per_token": "top_k",
+    "ffn_hidden_size": "moe_ffn",
+    "shared_ffn_hidden_size": "shared_ffn",
+    "num_dense_layers": "n_dense_layers",
+}
+"""Field of the experts' document -> column."""
+
 
 def model_of(run: Run) -> ModelSpec:
     """The model document of a row.
 
     Layers, widths and vocabulary are the row's own, so that a truncated or widened model is priced as it ran. If the
-    row names a shipped model, its values fill blank cells. Head size, latent attention, windows and biases have no
-    column; aliases.yaml has them.
+    row leaves some of them blank and names a shipped model, it is that model with the row's own values. Otherwise
+    aliases.yaml has what no column has: head size, latent attention, windows and biases.
 
     Raises:
         UnpricedRun: the row does not state the shape, or no model can have the shape.
@@ -44,9 +53,13 @@ def model_of(run: Run) -> ModelSpec:
     if run.arch.lower() not in _PRICED:
         raise UnpricedRun(f"architecture {printable(run.arch, 40)}")
     name = normalized(run.model)
+    blank = {field for field, column in _SHAPE.items() if not getattr(run, column)}
+    shipped = _shipped(run.model) if blank else None
+    if shipped is not None and (blank != {"num_kv_heads"} or run.heads == shipped.num_heads):
+        return _checked(_changed(shipped, run))
     family = first_match(name, knowledge("aliases")["families"]) or {}
     gated = bool(run.glu) if run.glu is not None else _is_gated(family)
-    shape = _shape(run, name)
+    shape = _shape(run)
     document = {key: value for key, value in family.items() if key not in ("match", *_MLA_KEYS, *_MOE_KEYS)}
     document |= {
         "name": re.sub(r"[^a-z0-9._-]", "", name)[:64] or "unnamed",
@@ -61,6 +74,10 @@ def model_of(run: Run) -> ModelSpec:
     if document["mla"]:
         document.pop("head_size", None)
         document |= {"num_kv_heads": shape["num_heads"], "qk_norm": "none"}
+    return _checked(document)
+
+
+def _checked(document: Mapping[str, Any]) -> ModelSpec:
     try:
         return ModelSpec.model_validate(document)
     except ValidationError as error:
@@ -73,16 +90,24 @@ def _is_gated(family: Mapping[str, Any]) -> bool:
     return family.get("architecture", "llama") not in ("gpt", "neox", "falcon")
 
 
-def _shape(run: Run, name: str) -> dict[str, int]:
-    """Counts and widths: the row's own, or the shipped model's."""
+def _changed(shipped: ModelSpec, run: Run) -> dict[str, Any]:
+    """The document of a shipped model, with the row's own values."""
+    document = shipped.model_dump()
+    document |= {field: value for field, column in _SHAPE.items() if (value := getattr(run, column))}
+    document["max_sequence_length"] = max(shipped.max_sequence_length, run.seq or 1)
+    if run.mtp_layers is not None:
+        document["mtp_layers"] = run.mtp_layers
+    own = {field: value for field, column in _EXPERTS.items() if (value := getattr(run, column))}
+    document["moe"] = document["moe"] | own if shipped.moe is not None else _experts(run, {})
+    return document
+
+
+def _shape(run: Run) -> dict[str, int]:
+    """Counts and widths of a row that states them all; heads for keys and values may be blank."""
     own: dict[str, int | None] = {field: getattr(run, column) for field, column in _SHAPE.items()}
     own["num_kv_heads"] = own["num_kv_heads"] or own["num_heads"]
     if not own["ffn_hidden_size"] and own["hidden_size"] and run.moe_ffn:
         own["ffn_hidden_size"] = run.moe_ffn  # every layer has experts
-    missing = [field for field, value in own.items() if not value]
-    shipped = _shipped(name) if missing else None
-    if shipped is not None:
-        own |= {field: getattr(shipped, field) for field in missing}
     unknown = [column for field, column in _SHAPE.items() if not own[field]]
     if unknown:
         named = f"no shipped model is called {printable(run.model, 40)}, and the row" if run.model else "the row"
@@ -91,8 +116,10 @@ def _shape(run: Run, name: str) -> dict[str, int]:
 
 
 def _shipped(name: str) -> ModelSpec | None:
-    target = knowledge("aliases")["shipped"].get(name, name)
-    return load_model(target) if target in model_names() else None
+    """The shipped model of this name, of another usual name, or of this id on the Hugging Face Hub."""
+    target = knowledge("aliases")["shipped"].get(normalized(name), normalized(name))
+    target = target if target in model_names() else of_hub(name.strip())
+    return load_model(target) if target else None
 
 
 def _experts(run: Run, family: Mapping[str, Any]) -> dict[str, Any] | None:

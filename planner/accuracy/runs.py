@@ -21,7 +21,8 @@ REQUIRED_COLUMNS: Final = ("model", "gpu", "gpus", "seq", "gbs")
 """Columns without which no row can be priced. Every other column may be missing; its cells then count as blank."""
 
 _LARGEST: Final = 1e15
-_NUMBER: Final = re.compile(r"\s*([0-9][0-9,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*", re.ASCII)
+_WHOLE: Final = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"  # commas only between groups of three digits
+_NUMBER: Final = re.compile(rf"\s*({_WHOLE}\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,7 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     shown = printable(str(path))
     try:
         with path.open("rb") as file:
-            reader = csv.DictReader(io.StringIO(limited_text(file, shown), newline=""))
+            reader = rows_of(limited_text(file, shown))
         _check_columns(reader.fieldnames or (), shown)
         return tuple(run_of(row, f"row {number}") for number, row in enumerate(reader, 1))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -132,6 +133,18 @@ def read_runs(path: Path) -> tuple[Run, ...]:
         raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
     except (csv.Error, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{shown} is not a CSV table: {printable(str(error))}") from None
+
+
+def rows_of(text: str) -> csv.DictReader[str]:
+    """The rows of a CSV table, with column names in lower case and `_` for blanks.
+
+    The separator is a comma; a header without commas may have semicolons or tabs.
+    """
+    header = text.lstrip().partition("\n")[0]
+    separator = next((each for each in (",", ";", "\t") if each in header), ",")
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+    reader.fieldnames = [re.sub(r"\s+", "_", name.strip().lower()) for name in reader.fieldnames or ()]
+    return reader
 
 
 def _check_columns(found: Any, shown: str) -> None:
@@ -166,3 +179,15 @@ def _number(text: str, *, whole: bool) -> float | int | None:
     if not whole:
         return value
     return int(value) if value.is_integer() else None
+
+
+def unread_cells(cells: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of numbers whose cells contain something else, and what they should contain."""
+    kinds = {"int | None": "a whole number", "float | None": "a number"}
+    columns = {field.name: kinds[str(field.type)] for field in fields(Run) if field.type in kinds}
+    texts = {name: (cells.get(name) or "").strip() for name in columns}
+    return {
+        name: kind
+        for name, kind in columns.items()
+        if texts[name] and _number(texts[name], whole=kind == "a whole number") is None
+    }

@@ -52,7 +52,8 @@ _KEYS: Final = ("device", "engine", "precision", "experts", "axes", "features")
 class Band:
     """Range of step times: 8 of 10 runs like this one take between `low` and `high` times the forecast.
 
-    num_near: number of published runs with the same device, engine, precision, experts, axes and features.
+    num_near: number of published runs with the same device, engine, precision, experts, axes and features; or number
+        of the user's own runs on the device with the engine, if their calibration states the band.
     unseen: properties of this run that no published run has; they make the band wider.
     axes: the layout's axes, as in `axes_of`.
     """

@@ -203,7 +203,10 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         "experts": f"has layers {layers} {both}",
     }
     runs = "1 run" if band.num_near == 1 else f"{band.num_near} runs"
-    if band.unseen:
+    own = next((each for each in plan.calibration if each.low and each.high), None)
+    if own is not None:
+        rests = f"rests on {runs} of --calibration {both}, whatever their axes, precision and layers"
+    elif band.unseen:
         rests = f"wider: no published run {', and none '.join(names.get(key, f'has {key}') for key in band.unseen)}"
     else:
         like = f"on {device}, engine {plan.engine.name}, axes {band.axes}, {precision}, {layers}"

@@ -103,7 +103,7 @@ def load_calibration(path: Path) -> Calibration:
     try:
         return validate(Calibration, read_yaml(path))
     except InputError as error:
-        if kind := kind_of(path.name, path.read_text(encoding="utf-8", errors="replace")):
+        if path.is_file() and (kind := kind_of(path.name, path.read_text(encoding="utf-8", errors="replace"))):
             hint = "`planner calibrate RUNS... -o FILE` writes corrections"
             message = f"{printable(str(path))} is {kind}, and holds no corrections"
             raise InputError(message, where="--calibration", hint=hint) from error
@@ -155,10 +155,10 @@ def model_tree(name: str) -> Node:
     config = _config_path(name)
     page = _PAGE.fullmatch(name)
     name = page[1] if page else name
-    return read_config(config, str(config)).tree if config else named_tree("models", _of_hub(name) or name)
+    return read_config(config, str(config)).tree if config else named_tree("models", of_hub(name) or name)
 
 
-def _of_hub(name: str) -> str:
+def of_hub(name: str) -> str:
     """The shipped model with this id on the Hugging Face Hub, such as `Qwen/Qwen2.5-14B`; empty if there is none.
 
     A shipped model matches if its source is the id's page, or if its name equals the id's last part.

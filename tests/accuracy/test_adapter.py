@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from planner.accuracy.jobs import Setup, Unsupported, job_of
 from planner.accuracy.knowledge import knowledge
+from planner.accuracy.models import model_of
 from planner.accuracy.runs import REQUIRED_COLUMNS, Run, read_runs, run_of
 from planner.accuracy.score import score
 from planner.cost.band import band
 from planner.cost.flops import model_flops_per_step
 from planner.errors import InputError
-from planner.specs.by_name import engine_names, load_engine
+from planner.specs.by_name import engine_names, load_engine, load_model, model_names
 from planner.specs.cluster_documents import cluster_names
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
@@ -213,6 +214,9 @@ def test_a_network_that_a_row_names_has_its_own_latency() -> None:
         ("L40S", "48", "l40s-48gb"),
         ("NVIDIA L4", "", "l4-24gb"),
         ("A10G", "", "a10g-24gb"),
+        ("rtx4090-24gb", "", "rtx4090-24gb"),
+        ("RTX3090", "", "rtx3090-24gb"),
+        ("a40-48gb", "", "a40-48gb"),
     ],
 )
 def test_gpu_names_find_their_device(gpu: str, memory: str, device: str) -> None:
@@ -262,6 +266,17 @@ def test_a_shape_that_is_not_stated_comes_from_the_shipped_model() -> None:
     assert (blank.num_layers, blank.hidden_size, blank.num_kv_heads) == (80, 8192, 8)
     truncated = setup_of(model="Llama-3-70B", layers="12").job.model
     assert (truncated.num_layers, truncated.hidden_size) == (12, 8192)
+
+
+@pytest.mark.parametrize("name", [*model_names(), "Qwen/Qwen3-8B"])
+def test_a_row_that_names_a_shipped_model_alone_is_that_model(name: str) -> None:
+    own = model_of(run_of({"model": name, "seq": "128"}))
+    assert own == load_model(name)
+
+
+def test_experts_of_a_shipped_model_are_its_own_but_for_what_the_row_states() -> None:
+    own, shipped = model_of(run_of({"model": "mixtral-8x7b", "top_k": "1"})).moe, load_model("mixtral-8x7b").moe
+    assert own == shipped.model_copy(update={"experts_per_token": 1})
 
 
 def test_head_sizes_and_latent_attention_have_no_column() -> None:
@@ -352,6 +367,8 @@ def test_a_run_with_fewer_microbatches_than_stages_shows_that_its_program_can() 
         ("bf16, fp32 gradients", "", "bf16"),
         ("fp16 mixed", "16", "fp16"),
         ("bf16 not fp16", "16", "fp16"),
+        ("bfloat16", "", "bf16"),
+        ("float16", "", "fp16"),
         ("", "", "bf16"),
         ("fp32", "", "fp32"),
         ("mxfp8", "fp8", "fp8"),
@@ -475,6 +492,7 @@ def test_adapters_are_priced_and_their_rank_is_said() -> None:
     [
         ({"gpu": "TPU v5p"}, "unknown GPU"),
         ({"gpu": ""}, "unknown GPU"),
+        ({"gpu": "H1000"}, "unknown GPU"),
         ({"model": "nobody knows"}, "does not state layers"),
         ({"gbs": ""}, "global batch"),
         ({"gbs": "2"}, "global batch 2 is less"),

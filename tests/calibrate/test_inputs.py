@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -76,6 +77,25 @@ def test_a_plan_that_was_corrected_already_is_learnt_from_as_if_it_were_not(run)
     assert calibrate_runs([run])[1] == learnt
 
 
+def test_a_calibration_for_other_devices_is_noted_and_its_band_names_the_users_own_runs(tmp_path) -> None:
+    calibration, _, _ = calibrate_runs([table(tmp_path / "runs.csv", ROW, ROW | {"step_s": "11.5"})])
+    (tmp_path / "mine.json").write_text(calibration.model_dump_json())
+    words = ["explain", "llama3-8b", "--nodes", "1", "--seq-len", "8192", "--global-batch", "64", "--engine",
+             "torchtitan", "--layout", "zero=3,recompute=full", "--calibration", str(tmp_path / "mine.json")]  # fmt: skip
+    same, other = (CliRunner().invoke(cli, [*words[:2], cluster, *words[2:]]) for cluster in ("dgx-h100", "dgx-a100"))
+    assert "has no corrections for a100-80gb with engine torchtitan" in other.stderr
+    assert "it has: h100-80gb with engine torchtitan" in other.stderr
+    assert "no corrections" not in same.stderr
+    assert "rests on 2 runs of --calibration" in " ".join(same.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["nosuch.json", "."])
+def test_a_calibration_that_is_not_there_is_refused(name: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rf"^{re.escape(name)} (does not exist|is a directory)"):
+        estimate_layout("tiny-gpt", "local-cpu", layout="dp=2,zero=1", calibration=name, **JOB)
+
+
 # --- what is read and left out ------------------------------------------------------------------------------------
 
 
@@ -106,8 +126,28 @@ def test_rows_that_cannot_be_priced_are_named_by_line(tmp_path) -> None:
     notes: list[str] = []
     (found,) = read_inputs([path], tell=notes.append)
     assert found.measured_seconds == 11.0
-    assert [note.partition(":")[2][:2] for note in notes] == ["3:", "4:"]
+    assert [note.partition(":")[2][:2] for note in notes if "left out" in note] == ["3:", "4:"]
     assert "abacus" in notes[0]
+
+
+def test_what_a_row_leaves_open_is_said_and_a_row_of_an_unknown_program_is_left_out(tmp_path) -> None:
+    path = table(tmp_path / "runs.csv", ROW, ROW | {"framework": "torchtitn"}, ROW | {"dp": "99"})
+    notes: list[str] = []
+    assert len(read_inputs([path], tell=notes.append)) == 2
+    assert any("runs.csv:3: left out, because framework `torchtitn`" in note and "torchtitan" in note for note in notes)
+    assert any("dp=8 is assumed in line 4: by the number of GPUs, not 99" in note for note in notes)
+    assert any("2 rows are equal" in note for note in notes)
+
+
+def test_columns_are_known_in_any_case_and_behind_any_separator(tmp_path) -> None:
+    (found,) = read_inputs([table(tmp_path / "runs.csv", ROW)])
+    names = {"model": " Model", "zero_stage": "Zero stage", "step_s": "STEP_S"}
+    (other,) = read_inputs([table(tmp_path / "other.csv", {names.get(key, key): cell for key, cell in ROW.items()})])
+    text = (tmp_path / "runs.csv").read_text().replace(",", ";")
+    (tmp_path / "third.csv").write_text(text)
+    (third,) = read_inputs([tmp_path / "third.csv"])
+    assert found.layout == other.layout == third.layout
+    assert found.measured_seconds == other.measured_seconds == third.measured_seconds
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -119,12 +159,17 @@ def test_rows_that_cannot_be_priced_are_named_by_line(tmp_path) -> None:
         ({"step_s": "11,0 s"}, "runs.csv:3", "column step_s: `11,0 s`"),
         ({"tp": "two"}, "runs.csv:3", "column tp: `two` is not a whole number"),
         ({"gpus": "8.5"}, "runs.csv:3", "column gpus"),
-        ({"step_s": "nan"}, "runs.csv:3", "`nan` is not a number above 0"),
+        ({"step_s": "nan"}, "runs.csv:3", "`nan` is not a number"),
+        ({"step_s": "0"}, "runs.csv:3", "0 is not a time"),
+        ({"step_s": "11,5"}, "runs.csv:3", "`11,5` is not a number"),
+        ({"step_s": "0.011"}, "runs.csv:3", "times the peak FLOPs"),
+        ({"zero_stage": "7"}, "runs.csv:3", "no stage 7"),
+        ({"recompute_policy": "ful"}, "runs.csv:3", "`ful` is no policy"),
     ],
 )
 def test_a_cell_that_is_no_number_is_refused_by_line(cells, where: str, words: str, tmp_path) -> None:
     with pytest.raises(InputError) as error:
-        read_inputs([table(tmp_path / "runs.csv", ROW, ROW | cells)])
+        read_inputs([table(tmp_path / "runs.csv", ROW, ROW | cells, columns=list(ROW | cells))])
     (mistake,) = error.value.mistakes
     assert mistake.where.endswith(where)
     assert words in mistake.message
