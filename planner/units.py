@@ -20,7 +20,7 @@ def _bytes_units() -> dict[str, float]:
 
 
 def _rates() -> dict[str, float]:
-    bits = {f"{p}b/s": f / 8 for p, f in _DECIMAL.items() if p in ("G", "T", "M")}
+    bits = {f"{p}b{per}": f / 8 for per in ("/s", "ps") for p, f in _DECIMAL.items() if p in ("G", "T", "M")}
     return {f"{unit}/s": factor for unit, factor in _bytes_units().items()} | bits | {"Gbit/s": 1e9 / 8}
 
 
@@ -39,6 +39,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 KINDS: Final = {kind: kind.replace("_", " ") for kind in UNITS} | {"usd_per_hour": "US dollars per hour of one device"}
 """Kind of quantity -> its name in messages and documents."""
 
+_RARE: Final = ("k", "P", "E", "Ki")  # prefixes that messages leave out
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)?(\s+per device)?\s*")
 _LONGEST: Final = 400
 """Longest text, in characters, that is read as a quantity, because matching takes time quadratic in the length."""
@@ -54,7 +55,8 @@ def parse_quantity(text: str, kind: str) -> float:
         ValueError: the text has no number, no unit, or a unit of another kind; the message lists units of this kind.
     """
     table = UNITS[kind]
-    examples = ", ".join(list(table)[:7])
+    examples = ", ".join(unit for unit in table if not unit.startswith(_RARE))
+    text = text.replace("\N{MICRO SIGN}", "u").replace("\N{GREEK SMALL LETTER MU}", "u")
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({examples})")
@@ -64,7 +66,8 @@ def parse_quantity(text: str, kind: str) -> float:
     if unit not in table:
         other = next((name for name, units in UNITS.items() if unit in units), None)
         kind_of = f"is a unit of {KINDS[other]}" if other else "is not a known unit"
-        raise ValueError(f"{unit!r} {kind_of}; {KINDS[kind]} are written in {examples}")
+        meant = "".join(f" (did you mean {name}?)" for name in table if name.lower() == unit.lower())
+        raise ValueError(f"{unit!r} {kind_of}{meant}; {KINDS[kind]} are written in {examples}")
     value = float(number) * table[unit]
     if not math.isfinite(value):
         raise ValueError(f"{text!r} is too large")

@@ -57,6 +57,9 @@ def run(
     from planner.emit.programs.torch import torchrun_commands
     from planner.emit.target import How
 
+    if str(output) == "-":
+        hint = "leave out -o to print them, or name a folder"
+        raise InputError("the files of a program go to a folder, not to standard output", where="-o", hint=hint)
     if str(plan_path) == "-" and to == "torchrun" and output is None:
         raise _needs_a_file()
     if to in STARTERS:  # older command lines, in which --to also named starters

@@ -80,9 +80,11 @@ def test_a_plan_that_was_corrected_already_is_learnt_from_as_if_it_were_not(run)
 def test_a_calibration_for_other_devices_is_noted_and_its_band_names_the_users_own_runs(tmp_path) -> None:
     calibration, _, _ = calibrate_runs([table(tmp_path / "runs.csv", ROW, ROW | {"step_s": "11.5"})])
     (tmp_path / "mine.json").write_text(calibration.model_dump_json())
-    words = ["explain", "llama3-8b", "--nodes", "1", "--seq-len", "8192", "--global-batch", "64", "--engine",
-             "torchtitan", "--layout", "zero=3,recompute=full", "--calibration", str(tmp_path / "mine.json")]  # fmt: skip
-    same, other = (CliRunner().invoke(cli, [*words[:2], cluster, *words[2:]]) for cluster in ("dgx-h100", "dgx-a100"))
+    words = ["--nodes", "1", "--seq-len", "8192", "--global-batch", "64", "--engine", "torchtitan",
+             "--layout", "zero=3,recompute=full", "--calibration", str(tmp_path / "mine.json")]  # fmt: skip
+    same, other = (
+        CliRunner().invoke(cli, ["explain", "llama3-8b", cluster, *words]) for cluster in ("dgx-h100", "dgx-a100")
+    )
     assert "has no corrections for a100-80gb with engine torchtitan" in other.stderr
     assert "it has: h100-80gb with engine torchtitan" in other.stderr
     assert "no corrections" not in same.stderr

@@ -45,6 +45,8 @@ def test_a_quantity_is_its_number_times_its_unit(number: int, kind: str, data: s
         ("80 GB", "bytes", 80_000_000_000),
         ("300 GB/s", "bytes_per_second", 3e11),
         ("200 Gb/s", "bytes_per_second", 2.5e10),
+        ("200 Gbps", "bytes_per_second", 2.5e10),
+        ("3 \N{MICRO SIGN}s", "seconds", 3e-6),
         ("312 TFLOP/s", "flops_per_second", 3.12e14),
         ("1.98 PFLOP/s", "flops_per_second", 1.98e15),
         ("3 us", "seconds", 3e-6),
@@ -60,16 +62,16 @@ def test_values_written_by_hand(text: str, kind: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("80", "bytes", "'80' has no unit; write one of B, kB"),
+        ("80", "bytes", "'80' has no unit; write one of B, MB, GB, TB, MiB, GiB"),
         ("80 GB/s", "bytes", "'GB/s' is a unit of bytes per second"),
-        ("80 gib", "bytes", "'gib' is not a known unit"),
+        ("80 gib", "bytes", "'gib' is not a known unit (did you mean GiB?)"),
         ("GiB", "bytes", "'GiB' is not a quantity"),
         ("", "bytes", "'' is not a quantity"),
         ("1e999 B", "bytes", "'1e999 B' is too large"),
         ("nan B", "bytes", "is not a quantity"),
         ("1,000 B", "bytes", "is not a quantity"),
         ("1 2 B", "bytes", "is not a quantity"),
-        ("300 Gbps", "bytes_per_second", "'Gbps' is not a known unit"),
+        ("300 gbps", "bytes_per_second", "'gbps' is not a known unit (did you mean Gbps?)"),
     ],
 )
 def test_what_is_no_quantity_says_why(text: str, kind: str, message: str) -> None:
