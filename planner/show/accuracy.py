@@ -107,7 +107,7 @@ def _worst(rows: Iterable[Row]) -> Lines | None:
         (
             clean(row.run.id),
             clean(row.run.source_set),
-            clean(f"{row.run.model} {row.run.gpus} {row.run.gpu} {row.run.precision_class}"),
+            clean(f"{row.run.model} {row.run.gpus or '?'} {row.run.gpu} {row.run.precision_class}"),
             format_seconds(row.measured_seconds or 0),
             format_seconds(row.predicted_seconds or 0),
         )

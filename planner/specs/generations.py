@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SIXTEEN_BITS: Final = ("bf16", "fp16")
+_OTHER_BITS: Final = ("fp32", "fp8", "fp4")
 
 
 def with_defaults(device: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +67,8 @@ def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
 def _num_processors(peak: Any, of_one: str) -> int | None:
     """The number of processors that together have this 16-bit peak; None if the peak is missing or invalid."""
     given = [peak[precision] for precision in _SIXTEEN_BITS if isinstance(peak, dict) and precision in peak]
+    if not given and isinstance(peak, dict) and not set(peak) <= set(_OTHER_BITS):
+        return 1  # likewise: the check reports the misspelt precision
     try:
         rate = parse_quantity(str(given[0]), "flops_per_second") if given else 0.0
     except ValueError:
