@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.cost.band import kinds_of
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.specs.by_name import shipped_calibration
@@ -292,6 +293,7 @@ def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt
         **{name: round(value, 4) for name, value in names.items()},
         low=round(math.exp(-EIGHT_OF_TEN * spread), 4),
         high=round(math.exp(EIGHT_OF_TEN * spread), 4),
+        kinds=tuple(dict.fromkeys(kind for run in runs for kind in kinds_of(run.job, run.layout))),
         num_rows=len(runs),
         sources=tuple(dict.fromkeys(run.source for run in runs)),
     )

@@ -118,18 +118,33 @@ def features_of(job: Job, layout: Degrees) -> tuple[str, ...]:
     return tuple(name for name, is_there in found.items() if is_there)
 
 
+def kinds_of(job: Job, layout: Layout) -> tuple[str, ...]:
+    """Kinds of work that a run has: its precision, its layers, its axes and its features."""
+    precision = precision_class(job.training.precision)
+    layers = "dense layers" if job.model.moe is None else "experts"
+    bits = "16 bits" if precision == "16" else precision
+    return (bits, layers, *axes_of(layout).split("+"), *features_of(job, layout))
+
+
+def _wider(num_unseen: int, spread: Spread) -> float:
+    """Factor on the log width of a band for a run with `num_unseen` properties that no known run has."""
+    return math.sqrt(1 + num_unseen * (spread.unseen**2 - 1))
+
+
 def band(job: Job, layout: Layout) -> Band | None:
     """The error band of a forecast; None for a CPU, for a mixed cluster, and without evidence.
 
     No published runs are known for CPUs and mixed clusters. If the user's own calibration states quantiles, these
-    quantiles are the band.
+    quantiles are the band, wider for kinds of work that the user's runs did not have.
     """
     if len(job.pools) > 1:
         return None
     (pool,) = job.pools
     own = pool.calibration
     if own.low and own.high:
-        return Band(low=own.low, high=own.high, num_near=own.num_rows, axes=axes_of(layout))
+        unseen = tuple(kind for kind in kinds_of(job, layout) if own.kinds and kind not in own.kinds)
+        low, high = (quantile ** _wider(len(unseen), job.spread) for quantile in (own.low, own.high))
+        return Band(low=low, high=high, num_near=own.num_rows, unseen=unseen, axes=axes_of(layout))
     if not job.evidence or pool.cluster.device.kind == "cpu":
         return None
     return band_of(job.evidence, job.spread, **_keys(job, layout))
@@ -144,9 +159,9 @@ def time_distribution(job: Job, layout: Layout) -> Distribution | None:
     if found is None:
         return None
     own = job.pools[0].calibration
-    if own.low and own.high:  # a logistic distribution through the two quantiles that are stated
+    if own.low and own.high:  # a logistic distribution through the two quantiles of the band
         levels = np.linspace(0.01, 0.99, 99)
-        middle, half = math.log(own.low * own.high) / 2, math.log(own.high / own.low) / 2
+        middle, half = math.log(found.low * found.high) / 2, math.log(found.high / found.low) / 2
         return Distribution(logs=middle + half / _NINTH * elementary.log(levels / (1 - levels)), levels=levels)
     return distribution_of(job.evidence, job.spread, num_unseen=len(found.unseen), **_keys(job, layout))
 
@@ -221,8 +236,7 @@ def distribution_of(evidence: Sequence[Evidence], spread: Spread, *, num_unseen:
     order = np.argsort(logs, kind="stable")
     weights = _weights(evidence, keys)[order]
     levels = (np.cumsum(weights) - weights / 2) / weights.sum()
-    wider = math.sqrt(1 + num_unseen * (spread.unseen**2 - 1))
-    return Distribution(logs=logs[order], levels=levels, tails=spread.tails, wider=wider)
+    return Distribution(logs=logs[order], levels=levels, tails=spread.tails, wider=_wider(num_unseen, spread))
 
 
 def _weights(evidence: Sequence[Evidence], keys: dict[str, Any]) -> NDArray[np.float64]:

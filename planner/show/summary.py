@@ -205,7 +205,8 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     runs = "1 run" if band.num_near == 1 else f"{band.num_near} runs"
     own = next((each for each in plan.calibration if each.low and each.high), None)
     if own is not None:
-        rests = f"rests on {runs} of --calibration {both}, whatever their axes, precision and layers"
+        rests = f"rests on {runs} of --calibration {both}"
+        rests += f"; wider: none of them has {', '.join(band.unseen)}" if band.unseen else ""
     elif band.unseen:
         rests = f"wider: no published run {', and none '.join(names.get(key, f'has {key}') for key in band.unseen)}"
     else:

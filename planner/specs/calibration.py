@@ -30,6 +30,7 @@ class CalibrationEntry(Document):
     low, high: 10 % and 90 % quantiles of measured over predicted step time; without them the band comes from published
     runs.
     alone: the search for matching entries ends at this entry.
+    kinds: what the runs behind `low` and `high` had (`planner.cost.band.kinds_of`); each other kind widens the band.
     num_rows: number of measured runs behind the entry.
     sources: where these runs were published.
     """
@@ -47,6 +48,7 @@ class CalibrationEntry(Document):
     attention: float | None = Field(default=None, gt=0, le=1)
     low: float | None = Field(default=None, gt=0)
     high: float | None = Field(default=None, gt=0)
+    kinds: tuple[str, ...] = ()
     alone: bool = False
     num_rows: int = Field(default=0, ge=0)
     sources: tuple[str, ...] = ()
@@ -144,7 +146,7 @@ def find_entry(
     found: dict[str, Any] = {
         key: value for key, value in wanted.items() if any(getattr(entry, key) is not None for entry in matching)
     }
-    for key in ("attention", "low", "high", "num_rows", "sources"):
+    for key in ("attention", "low", "high", "kinds", "num_rows", "sources"):
         found |= next(({key: value} for entry in matching if (value := getattr(entry, key))), {})
     found |= {key: math.prod(getattr(entry, key) for entry in matching) for key in FACTORS}
     return CalibrationEntry(**found)

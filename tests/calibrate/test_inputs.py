@@ -91,6 +91,21 @@ def test_a_calibration_for_other_devices_is_noted_and_its_band_names_the_users_o
     assert "rests on 2 runs of --calibration" in " ".join(same.stdout.split())
 
 
+def test_kinds_of_work_that_the_users_runs_did_not_have_widen_the_band(tmp_path) -> None:
+    calibration, _, _ = calibrate_runs([table(tmp_path / "runs.csv", ROW, ROW | {"step_s": "11.5"})])
+    (tmp_path / "mine.json").write_text(calibration.model_dump_json())
+    job = {"nodes": 1, "seq_len": 8192, "global_batch": 64, "engine": "torchtitan"}
+
+    def band(model: str, layout: str, **others: str):
+        found = estimate_layout(model, "dgx-h100", layout=layout, calibration=tmp_path / "mine.json", **job, **others)
+        return found.band
+
+    same, fp8 = (band("llama3-8b", "zero=3,recompute=full", precision=each) for each in ("bf16", "fp8"))
+    experts = band("qwen3-30b-a3b", "zero=3,ep=2,recompute=full")
+    assert (same.unseen, fp8.unseen, experts.unseen) == ((), ("fp8",), ("experts", "ep"))
+    assert experts.low < fp8.low < same.low < 1 < same.high < fp8.high < experts.high
+
+
 @pytest.mark.parametrize("name", ["nosuch.json", "."])
 def test_a_calibration_that_is_not_there_is_refused(name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
