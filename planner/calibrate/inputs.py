@@ -66,7 +66,7 @@ def read_inputs(
         for source in mistakes.attempt(_sources, path, plan, note) or ():
             file = source.file.resolve()
             if file in seen:
-                note(f"{source.where}: the same file as {seen[file]}, and counted once")
+                note(f"{source.where}: read before, as {seen[file]}, and counted once")
                 continue
             seen[file] = source.where
             found += mistakes.attempt(_read, source, note) or []

@@ -225,7 +225,7 @@ def test_a_file_with_two_names_counts_once(run, tmp_path) -> None:
     for again in (run, run / ".." / "run", tmp_path / "link", run / "metrics.jsonl"):
         notes: list[str] = []
         assert read_inputs([run, again], tell=notes.append) == once
-        assert notes == [f"{again}: the same file as {run}, and counted once"]
+        assert notes == [f"{again}: read before, as {run}, and counted once"]
     path = table(tmp_path / "runs.csv", ROW)
     assert len(read_inputs([path, tmp_path / "run" / ".." / "runs.csv"])) == 1
 
