@@ -10,7 +10,7 @@ from planner.calibrate.lines import lines_of, opened
 from planner.calibrate.logs import read_log
 from planner.calibrate.steps import Step, step_time
 from planner.calibrate.tables import read_table
-from planner.errors import InputError, Mistake
+from planner.errors import EnvironmentProblem, InputError, Mistake
 from planner.explain.plan_inputs import job_of
 from planner.made_by import with_shipped_corrections
 from planner.reading import read_plan
@@ -81,15 +81,20 @@ def read_inputs(
 
 def _sources(path: Path, plan: Path | None, tell: Callable[[str], None]) -> list[_Source]:
     """The file that a path names, or the files of the run folders that it names."""
+    try:
+        return _of_folder(path, tell) if path.is_dir() else [_of_file(path, plan)]
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {printable(str(path))}: {error.strerror}") from None
+
+
+def _of_file(path: Path, plan: Path | None) -> _Source:
     shown = printable(str(path))
-    if path.is_dir():
-        return _of_folder(path, tell)
     if not path.exists():
         hint = "name a run folder of `planner launch`, a table of runs (.csv), or a log"
         raise InputError("no such file or folder", where=shown, hint=hint)
     if path.suffix == ".csv":
-        return [_Source(path, shown)]
-    return [_Source(path, shown, plan or path.with_name(PLAN))]
+        return _Source(path, shown)
+    return _Source(path, shown, plan or path.with_name(PLAN))
 
 
 def _of_folder(path: Path, tell: Callable[[str], None]) -> list[_Source]:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from planner.api import calibrate_runs, estimate_layout, read_plan
 from planner.calibrate.inputs import read_inputs
 from planner.cli import cli
-from planner.errors import InputError
+from planner.errors import EnvironmentProblem, InputError
 from planner.plan import write_plan
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -210,6 +210,11 @@ def test_a_folder_of_run_folders_is_all_of_them(run, tmp_path) -> None:
     with pytest.raises(InputError, match=r"no run: plan\.json is missing") as error:
         read_inputs([tmp_path / "nothing"])
     assert error.value.mistakes[0].where == str(tmp_path / "nothing")
+
+
+def test_a_name_that_no_file_can_have_is_told() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"cannot read a.*: File name too long"):
+        read_inputs([Path("a" * 5000)])
 
 
 def test_the_example_of_the_help_works(run, tmp_path, monkeypatch) -> None:
