@@ -79,7 +79,7 @@ def mistakes_of(name: str, lines: Sequence[Line], plan: Plan) -> list[Mistake]:
     batches: dict[int, tuple[int, int]] = {}
     for line in lines:
         for key, count, column in _stated(line.text):
-            wanted = planned.get(key, ())
+            wanted = dict.fromkeys(planned.get(key, ()))
             if key in found or any(abs(count - each) <= _SAME.get(key, 0) * each for each in wanted) or not wanted:
                 continue
             said = f"the log counts {count:,} {key}" if key in _SAME else f"{key} is {count}"
@@ -112,14 +112,17 @@ def _planned(plan: Plan) -> dict[str, tuple[int, ...]]:
     """The values that a log of the plan may state; no value if any may be stated."""
     model, training, layout = plan.model, plan.training, plan.layout
     batch, length, moe = training.global_batch_size, training.sequence_length, model.moe
+    # Megatron-LM prints its default of 1 if attention has no groups
+    groups = (model.num_kv_heads, *((1,) if model.num_kv_heads == model.num_heads else ()))
     trained, shards = num_trained_params(model, training), layout.dp * layout.cp // layout.hsdp
+    counted = (trained, trained // shards, trained // layout.tp)  # transformers counts the parameters on one rank
     return {
         "num_layers": (model.num_layers,),
         "hidden_size": (model.hidden_size,),
-        "ffn_hidden_size": () if moe else (model.ffn_hidden_size,),  # with experts it may be the width of either block
+        # with experts it may be the width of either block, and layers of several kinds have several widths
+        "ffn_hidden_size": () if moe or model.layers else (model.ffn_hidden_size,),
         "num_attention_heads": (model.num_heads,),
-        # Megatron-LM prints its default of 1 if attention has no groups
-        "num_query_groups": (model.num_kv_heads, *((1,) if model.num_kv_heads == model.num_heads else ())),
+        "num_query_groups": () if model.layers else groups,
         "num_experts": (moe.num_experts if moe else 1,),
         "seq_length": (length,),
         "sequence length": (length,),
@@ -129,7 +132,7 @@ def _planned(plan: Plan) -> dict[str, tuple[int, ...]]:
         "global batch size": (batch,),
         "train_batch_size": (batch,),
         # older versions multiply by all devices, also by those that share a sequence
-        "Total train batch size": tuple(dict.fromkeys((batch, batch * layout.tp * layout.cp))),
+        "Total train batch size": (batch, batch * layout.tp * layout.cp),
         "micro_batch_size": (layout.mbs,),
         "train_micro_batch_size_per_gpu": (layout.mbs,),
         "Instantaneous batch size per device": (layout.mbs,),
@@ -144,11 +147,8 @@ def _planned(plan: Plan) -> dict[str, tuple[int, ...]]:
         "expert_model_parallel_size": (layout.ep,),
         "data_parallel_size": (layout.dp,),
         # DeepSpeed's is the number of data-parallel ranks
-        "world_size": tuple(
-            dict.fromkeys((layout.world_size, layout.dp if plan.engine.name == "deepspeed" else layout.world_size))
-        ),
+        "world_size": (layout.world_size, *((layout.dp,) if plan.engine.name == "deepspeed" else ())),
         "zero_optimization_stage": (layout.zero,),
         "total parameters": (num_params(model),),
-        # transformers counts the parameters on one rank
-        "trainable parameters": tuple(dict.fromkeys((trained, trained // shards, trained // layout.tp))),
+        "trainable parameters": () if model.vision else counted,  # a tower may be frozen
     }

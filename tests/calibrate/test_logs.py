@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from planner.calibrate.inputs import read_inputs
 from planner.calibrate.logs import read_log
 from planner.errors import InputError
 from planner.plan import Plan, write_plan
+from planner.specs.by_name import load_model
 
 MEGATRON = (
     " [2026-03-01 10:00:{n:02}] iteration {n:8}/     100 | consumed samples: {n:12} | elapsed time per iteration (ms): "
@@ -467,3 +469,18 @@ def test_a_figure_that_is_none_is_refused_or_skipped(line: str, plan, of_trainer
     assert found == 2.0
     with pytest.raises(InputError):
         time_of(tmp_path, of_trainer, [line])
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("deepseek-v3", ["num_query_groups .... 1", "ffn_hidden_size .... 18432", "num_experts .... 256"]),
+        ("qwen3-30b-a3b", ["num_query_groups .... 4", "ffn_hidden_size .... 768", "num_experts .... 128"]),
+        ("gpt3-175b", ["num_query_groups .... 1", "ffn_hidden_size .... 49152", "num_experts .... None"]),
+    ],
+)
+def test_arguments_that_megatron_prints_for_a_model_pass(model: str, said: list[str]) -> None:
+    plan = replace(plan_of("megatron"), model=load_model(model))
+    text = "\n".join(f"  {each}" for each in said)
+    with pytest.raises(InputError, match="no line tells the time of a step"):
+        read_log("train.log", io.StringIO(text), plan)
