@@ -159,12 +159,16 @@ def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: C
 
 
 def _check_time(plan: Plan, seconds: float, shown: str, tell: Callable[[str], None]) -> None:
-    """Refuse a step that is faster than the devices can be, and note one that is far from its forecast."""
-    peak = plan.cluster.pools[0].device.peak
+    """Refuse a step that is faster than the devices can be, and note one that is far from its forecast.
+
+    The peak of a CPU is only an example: processes may have more threads, and CPUs differ.
+    """
+    device = plan.cluster.pools[0].device
+    peak = device.peak
     own = peak[plan.training.precision]
     most = max(own, peak.get("bf16", own))  # fp32 may compute in TF32
     share = plan.mfu * plan.step_seconds / seconds * own / most
-    if share > 1:
+    if share > 1 and device.kind != "cpu":
         words = (
             f"with a step of {format_seconds(seconds)} the devices would run at {round(share, 2):g} times their peak"
         )

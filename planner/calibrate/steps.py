@@ -115,7 +115,7 @@ def _of_one_rank(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_copy(step: Step, same: Step, last: Sequence[Step]) -> bool:
-    if step.rank != same.rank:
+    if step.rank and same.rank and step.rank != same.rank:
         return True
     return same in last and abs(step.seconds / same.seconds - 1) < _SAME_TIME
 

@@ -103,6 +103,13 @@ def test_steps_without_a_finite_loss_do_not_count(run) -> None:
     assert "metrics.jsonl:9: 21 steps without a finite loss" in notes[0]
 
 
+def test_a_cpu_may_be_faster_than_the_one_that_was_measured(run) -> None:
+    write(run, [each | {"step_seconds": 0.01} for each in records(run)])
+    notes: list[str] = []
+    assert read_inputs([run], tell=notes.append)[0].measured_seconds == 0.01
+    assert any("as short as the forecast" in note for note in notes)
+
+
 def test_rows_that_cannot_be_priced_are_named_by_line(tmp_path) -> None:
     path = table(tmp_path / "runs.csv", ROW, ROW | {"gpu": "abacus"}, ROW | {"step_s": ""})
     notes: list[str] = []
