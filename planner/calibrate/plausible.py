@@ -10,22 +10,27 @@ from planner.units import format_seconds
 if TYPE_CHECKING:
     from planner.accuracy.learn import Observation
 
-FAR: Final = 5.0
-"""Ratio of measured to forecast time, or its inverse, above which the two are hardly of one run."""
+_FAR: Final = 5.0
+"""Ratio of a measured to a forecast step, or its inverse, above which a mistake in the units is likely."""
 
 
 def faults_of(observed: Observation) -> tuple[str, str]:
     """Why a measured step is impossible, and why it is doubtful; both are empty if it may be right.
 
-    A step is impossible if its model FLOPs exceed the peak of the devices, and doubtful if the forecast is `FAR` away.
+    A step is impossible if its model FLOPs exceed the peak of the devices. On CPUs every step is possible, because their
+    peak is only an example: processes may have more threads.
     """
-    priced = estimate(observed.job, observed.layout)
+    job, device = observed.job, observed.job.cluster.device
+    priced = estimate(job, observed.layout)
+    own = device.peak[job.training.precision]
+    most = max(own, device.peak.get("bf16", own))  # fp32 may compute in TF32
     measured = observed.measured_seconds / observed.share
-    utilisation, ratio = priced.mfu * priced.step_seconds / measured, measured / priced.step_seconds
-    step = f"a step of {format_seconds(measured)}"
-    if utilisation > 1:
-        return f"{step} would need {utilisation:.3g} times the peak FLOPs of the devices", ""
-    if max(ratio, 1 / ratio) > FAR:
+    times = measured / priced.step_seconds
+    of_peak, step = priced.mfu / times * own / most, f"a step of {format_seconds(measured)}"
+    if of_peak > 1 and device.kind != "cpu":
+        return f"{step} would need {of_peak:.3g} times the peak FLOPs of the devices", ""
+    if max(times, 1 / times) > _FAR:
+        ratio = f"{times:.3g} times as long" if times > 1 else f"{1 / times:.3g} times as short"
         forecast = format_seconds(priced.step_seconds)
-        return "", f"{step} is far from the forecast of {forecast}: is it in seconds, and of this job?"
+        return "", f"{step} is {ratio} as the forecast of {forecast}; is the unit wrong, or is it another run?"
     return "", ""

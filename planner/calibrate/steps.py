@@ -18,6 +18,10 @@ WARMUP_STEPS: Final = 2
 
 FEWEST_STEPS: Final = 3
 
+_FEW: Final = 3
+_SAME_TIME: Final = 0.1
+"""Largest relative difference of the times of one step on two ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -27,6 +31,7 @@ class Step:
     line, column: position of the time in the file, from 1.
     loss: nan if the loss is not finite, None if the line has no loss.
     covers: number of steps over which the time is the mean.
+    rank: mark of the process that wrote the line; empty if the line has none.
     """
 
     number: int
@@ -35,6 +40,7 @@ class Step:
     column: int = 1
     loss: float | None = None
     covers: int = 1
+    rank: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +55,8 @@ class StepTime:
 def step_time(steps: Sequence[Step], name: str) -> StepTime:
     """The median step time, without warm-up steps and without steps whose loss is not finite.
 
-    A smaller step number than the previous one means a restart, with its own warm-up. An equal number means the same
-    step, logged by another rank.
+    A smaller step number than the previous one means a restart, with its own warm-up, unless another rank logged the
+    same step.
 
     Raises:
         InputError: a line has an impossible time, or the log has too few steps.
@@ -60,7 +66,7 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
             hint = "cut the line out, or give a log of a run that went well"
             where = f"{name}:{each.line}:{each.column}"
             raise InputError(f"step {each.number} took {each.seconds} seconds", where=where, hint=hint)
-    steps = [each for i, each in enumerate(steps) if i == 0 or each.number != steps[i - 1].number]
+    steps = _of_one_rank(steps)
     starts = [i for i, each in enumerate(steps) if i == 0 or each.number < steps[i - 1].number]
     warm = {i for start in starts for i in range(start, start + WARMUP_STEPS)}
     broken = {i for i, each in enumerate(steps) if each.loss is not None and not math.isfinite(each.loss)}
@@ -87,6 +93,31 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
         notes.append(f"{name}:{steps[0].line}: a mean of {steps[0].covers} steps is all that the log has")
     seconds = statistics.median(each.seconds for each in kept)
     return StepTime(seconds=seconds, num_steps=counted, notes=tuple(notes))
+
+
+def _of_one_rank(steps: Sequence[Step]) -> list[Step]:
+    """The steps without those that other ranks logged too, perhaps some lines later.
+
+    A step is another rank's if its number was logged since the last start, by a process with another mark, or as the
+    last or one of the last few with nearly the same time.
+    """
+    found: list[Step] = []
+    since: dict[int, Step] = {}
+    for each in steps:
+        same = since.get(each.number)
+        if same and (each.number == found[-1].number or _is_copy(each, same, found[-_FEW:])):
+            continue
+        if found and each.number < found[-1].number:
+            since = {}
+        found.append(each)
+        since[each.number] = each
+    return found
+
+
+def _is_copy(step: Step, same: Step, last: Sequence[Step]) -> bool:
+    if step.rank and same.rank and step.rank != same.rank:
+        return True
+    return same in last and abs(step.seconds / same.seconds - 1) < _SAME_TIME
 
 
 def _num_missing(steps: Sequence[Step]) -> int:

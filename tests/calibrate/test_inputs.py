@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 import statistics
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from click.testing import CliRunner
 from planner.api import calibrate_runs, estimate_layout, read_plan
 from planner.calibrate.inputs import read_inputs
 from planner.cli import cli
-from planner.errors import InputError
+from planner.errors import EnvironmentProblem, InputError
 from planner.plan import write_plan
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -138,6 +140,13 @@ def test_steps_without_a_finite_loss_do_not_count(run) -> None:
     assert "metrics.jsonl:9: 21 steps without a finite loss" in notes[0]
 
 
+def test_a_cpu_may_be_faster_than_the_one_that_was_measured(run) -> None:
+    write(run, [each | {"step_seconds": 0.01} for each in records(run)])
+    notes: list[str] = []
+    assert read_inputs([run], tell=notes.append)[0].measured_seconds == 0.01
+    assert any("as short as the forecast" in note for note in notes)
+
+
 def test_rows_that_cannot_be_priced_are_named_by_line(tmp_path) -> None:
     path = table(tmp_path / "runs.csv", ROW, ROW | {"gpu": "abacus"}, ROW | {"step_s": ""})
     notes: list[str] = []
@@ -227,3 +236,107 @@ def test_every_start_has_its_own_warm_up(run) -> None:
     starts = [[{"step": n, "step_seconds": 60.0 if n < 3 else 1.0} for n in range(1, 5)] for _ in range(4)]
     write(run, [each for start in starts for each in start])
     assert read_inputs([run])[0].measured_seconds == 1.0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1e999, "step_seconds": 1}',
+        '{"step": 1, "step_seconds": 1' + "0" * 400 + "}",
+        '{"step": 1' + "0" * 400 + ', "step_seconds": 1}',
+        '{"step": 1' + "0" * 5000 + ', "step_seconds": 1}',
+        '{"step": 4, "step_seconds": 1, "loss": [1]}',
+        '{"step": 4, "step_seconds": 1, "loss": 1' + "0" * 400 + "}",
+        "[" * 100_000,
+        "[1, 2]",
+        "null",
+        "",
+        "\0",
+    ],
+)
+def test_a_record_that_is_no_step_is_never_a_traceback(line: str, run) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(InputError, match=r"no record of a step|is binary") as error:
+        read_inputs([run])
+    assert error.value.mistakes[0].hint
+
+
+# --- which files are read -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_run_folders_is_all_of_them(run, tmp_path) -> None:
+    for name in ("c", "a"):
+        shutil.copytree(run, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "b").mkdir()
+    shutil.copy(run / "plan.json", tmp_path / "runs" / "b")
+    (tmp_path / "runs" / "notes.txt").write_text("of mine")
+    notes: list[str] = []
+    found = read_inputs([tmp_path / "runs"], tell=notes.append)
+    assert [each.where for each in found] == [str(tmp_path / "runs" / name) for name in ("a", "c")]
+    assert notes == [f"{tmp_path}/runs/b: no metrics.jsonl and no log, so the folder is left out"]
+    (tmp_path / "nothing" / "below").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"no run: plan\.json is missing") as error:
+        read_inputs([tmp_path / "nothing"])
+    assert error.value.mistakes[0].where == str(tmp_path / "nothing")
+
+
+def test_a_name_that_no_file_can_have_is_told() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"cannot read a.*: File name too long"):
+        read_inputs([Path("a" * 5000)])
+
+
+def test_the_example_of_the_help_works(run, tmp_path, monkeypatch) -> None:
+    shutil.copytree(run, tmp_path / "runs" / "plan")
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(cli, ["calibrate", "runs/", "-o", "mine.json"], catch_exceptions=False)
+    assert said.exit_code == 0
+
+
+def test_a_file_with_two_names_counts_once(run, tmp_path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    once = read_inputs([run])
+    for again in (run, run / ".." / "run", tmp_path / "link", run / "metrics.jsonl"):
+        notes: list[str] = []
+        assert read_inputs([run, again], tell=notes.append) == once
+        assert notes == [f"{again}: read before, as {run}, and counted once"]
+    path = table(tmp_path / "runs.csv", ROW)
+    assert len(read_inputs([path, tmp_path / "run" / ".." / "runs.csv"])) == 1
+
+
+def test_the_log_that_is_read_of_several_is_named(run) -> None:
+    megatron = " iteration {n:8}/ 100 | elapsed time per iteration (ms): 9000.0 | lm loss: 2.0 |\n"
+    plan = estimate_layout("llama3-8b", "dgx-h100", layout="tp=4,dp=2", engine="megatron", gpus=8, global_batch=64)
+    write_plan(plan, run / "plan.json", replace=True)
+    (run / "metrics.jsonl").unlink()
+    for name in ("a.log", "b.log", "c.log"):
+        (run / name).write_text("".join(megatron.format(n=n) for n in range(9)) if name == "c.log" else "other")
+    notes: list[str] = []
+    (found,) = read_inputs([run], tell=notes.append)
+    assert found.where == str(run / "c.log")
+    assert f"{run}: c.log is read, the last of its logs by name, and not a.log, b.log" in notes
+    assert read_inputs([run, run / "c.log"]) == [found]
+
+
+def test_a_log_through_a_pipe_is_read(run) -> None:
+    lines = "".join(f" iteration {n}/ 100 | elapsed time per iteration (ms): 9000.0 |\n" for n in range(2000))
+    plan = estimate_layout("llama3-8b", "dgx-h100", layout="tp=4,dp=2", engine="megatron", gpus=8, global_batch=64)
+    write_plan(plan, run / "plan.json", replace=True)
+    read, write_ = os.pipe()
+    writer = threading.Thread(target=lambda: (os.write(write_, lines.encode()), os.close(write_)))
+    writer.start()
+    (found,) = read_inputs([Path(f"/dev/fd/{read}")], plan=run / "plan.json")
+    writer.join()
+    os.close(read)
+    assert found.measured_seconds == 9.0
+
+
+def test_the_reasons_come_before_nothing_is_left(tmp_path) -> None:
+    path = table(tmp_path / "runs.csv", ROW | {"gpu": "abacus"}, ROW | {"step_s": ""})
+    notes: list[str] = []
+    with pytest.raises(InputError) as error:
+        read_inputs([path], tell=notes.append)
+    said = [each.message for each in error.value.mistakes]
+    assert len(notes) == 2
+    assert said == [*notes, "no run is left to learn from"]
+    assert "abacus" in said[0]
