@@ -17,7 +17,7 @@ _FAR: Final = 5.0
 def faults_of(observed: Observation) -> tuple[str, str]:
     """Why a measured step is impossible, and why it is doubtful; both are empty if it may be right.
 
-    A step is impossible if its model FLOPs exceed the peak of the devices. On CPUs every step is possible, because their
+    A step is impossible if its model FLOPs exceed the peak of the devices. On a CPU every step is possible, because the
     peak is only an example: processes may have more threads.
     """
     job, device = observed.job, observed.job.cluster.device
@@ -30,7 +30,7 @@ def faults_of(observed: Observation) -> tuple[str, str]:
     if of_peak > 1 and device.kind != "cpu":
         return f"{step} would need {of_peak:.3g} times the peak FLOPs of the devices", ""
     if max(times, 1 / times) > _FAR:
-        ratio = f"{times:.3g} times as long" if times > 1 else f"{1 / times:.3g} times as short"
+        ratio = f"{round(times, 1):g} times as long" if times > 1 else f"{round(1 / times, 1):g} times as short"
         forecast = format_seconds(priced.step_seconds)
         return "", f"{step} is {ratio} as the forecast of {forecast}; is the unit wrong, or is it another run?"
     return "", ""
