@@ -532,6 +532,9 @@ def _load(
     if isinstance(nodes, str | Sequence):
         hint = "one number, or the hosts of each pool by name; `planner.compare_sizes` compares many"
         raise InputError(f"{nodes!r} is no number of hosts", where="--nodes", hint=hint)
+    if others.get("risk") is not None and others.get("headroom") is not None:
+        hint = "give the accepted chance, or the share of memory to leave free"
+        raise InputError("--risk and --headroom both limit the memory", where="--headroom", hint=hint)
     if isinstance(global_batch, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", global_batch.strip()):
         global_batch = int(global_batch)
     given = {

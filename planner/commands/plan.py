@@ -243,8 +243,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files. MODEL may also be the
     Hub id of a shipped model, a Hugging Face config.json, or its folder. Without -o nothing is written. The exit
-    code is 3 if no layout fits into memory, or if none meets the deadline. If no layout fits but some may fit,
-    the most likely one is shown.
+    code is 3 if no layout fits into memory, or if none meets the deadline of --objective cost or gpus. If no layout
+    fits but some may fit, the most likely one is shown.
 
     With --from FILE give only CLUSTER: model and training come from a file of another program.
     """

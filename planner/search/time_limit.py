@@ -8,10 +8,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from planner.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LEAST_SECONDS = 0.1  # the least time limit of a solver
+_MOST_SECONDS = 365 * 86400.0
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -19,9 +22,16 @@ class OutOfTime(KeyboardInterrupt):
 
 
 class TimeLimit:
-    """The remaining seconds of a search; None: no limit."""
+    """The remaining seconds of a search; None: no limit.
+
+    Raises:
+        InputError: the limit is not positive, not a number, or longer than a year.
+    """
 
     def __init__(self, seconds: float | None) -> None:
+        if seconds is not None and not 0 < seconds <= _MOST_SECONDS:
+            hint = "seconds, at most a year; without it the search has no limit"
+            raise InputError(f"{seconds:g} s is no time limit", where="--time-limit", hint=hint)
         self._end = None if seconds is None else time.monotonic() + seconds
 
     @property

@@ -59,6 +59,8 @@ def read_batch(text: str, sequence_length: int) -> BatchRange:
         nearest = round(counts[0])  # 0 for less than half a sequence
         least = min(nearest, math.ceil(counts[0] * (1 - _NEAR_TARGET)))
         most = max(nearest, math.floor(counts[0] * (1 + _NEAR_TARGET)))
+    if dots and counts[0] > counts[1]:
+        raise ValueError(f"{text!r} begins with the larger size; write {last.strip()}..{first.strip()}")
     if not 1 <= least <= most:
         of = f" of {sequence_length:,} tokens" if in_tokens else ""
         raise ValueError(f"{text!r} holds no whole number of sequences{of}")

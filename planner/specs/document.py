@@ -69,6 +69,12 @@ def _positive(value: float) -> float:
     return value
 
 
+def _not_negative(value: float) -> float:
+    if value < 0:
+        raise ValueError("must be at least zero")
+    return value
+
+
 def _quantity(kind: str) -> Any:
     units = "|".join(sorted(UNITS[kind], key=len, reverse=True))
     schema = {
@@ -87,7 +93,7 @@ def _quantity(kind: str) -> Any:
 Bytes = Annotated[float, *_quantity("bytes"), AfterValidator(_positive)]
 Bandwidth = Annotated[float, *_quantity("bytes_per_second"), AfterValidator(_positive)]
 FlopsPerSecond = Annotated[float, *_quantity("flops_per_second"), AfterValidator(_positive)]
-Seconds = Annotated[float, *_quantity("seconds")]
+Seconds = Annotated[float, *_quantity("seconds"), AfterValidator(_not_negative)]
 Watts = Annotated[float, *_quantity("watts"), AfterValidator(_positive)]
 UsdPerHour = Annotated[float, *_quantity("usd_per_hour"), AfterValidator(_positive)]
 

@@ -105,3 +105,39 @@ def test_a_pin_that_no_plan_can_keep_is_refused(pin, message):
 def test_lists_that_would_be_ignored_are_refused(pins, forbids):
     with pytest.raises(InputError, match="can only be pinned"):
         Constraints.parse(pins, forbids)
+
+
+@pytest.mark.parametrize(
+    "forbidden", ["recompute=none,zero=0", "recompute!=full,tp>=2", "tp=1,pp=1,dp=8,zero=2,recompute=none"]
+)
+def test_a_policy_is_forbidden_beside_other_keys(forbidden):
+    (combination,) = Constraints.parse(forbids=[forbidden]).forbidden
+    free, plan = search(small_job(), Constraints()), search(small_job(), Constraints(forbidden=(combination,)))
+    assert plan.step_seconds >= free.step_seconds * (1 - 1e-12)
+    policies = {policy: {"=": policy == "none", "!=": policy != "full"} for policy in plan.layout.recompute}
+    held = [
+        any(each[condition.sign] for each in policies.values())
+        if condition.key == "recompute"
+        else condition.holds(plan.layout)
+        for condition in combination
+    ]
+    assert not all(held)
+
+
+@pytest.mark.parametrize("forbids", [["tp>=1"], ["tp=1", "tp=2", "tp=4", "tp=8"]])
+def test_what_forbids_every_layout_is_named(forbids):
+    with pytest.raises(InputError, match=r"rules out every legal layout") as error:
+        search(small_job(), Constraints.parse(forbids=forbids))
+    assert forbids[0] in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"pins": [""]}, {"forbids": [" "]}])
+def test_an_empty_option_is_refused(given):
+    with pytest.raises(InputError, match="it is empty"):
+        Constraints.parse(**given)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+def test_what_is_no_time_limit_is_refused(seconds):
+    with pytest.raises(InputError, match="is no time limit"):
+        search(small_job(), Constraints(), time_limit=seconds)

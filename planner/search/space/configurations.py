@@ -372,6 +372,8 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     worst = max(RULES, key=lambda rule: refused.get(rule.name, 0))
     # a rule that reads no degree has the same result for every layout
     why = worst.needs if worst.reads else worst.fault(job, _SMALLEST)
+    if constraints.forbidden and _leaves_some(job, replace(constraints, forbidden=()), {}):
+        return _all_forbidden(job, constraints)
     pins = ", ".join(map(str, constraints.pins))
     without_pins: Refusals = {}
     if pins and not _leaves_some(job, replace(constraints, pins=()), without_pins):
@@ -388,7 +390,8 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
     zeros = (job.engine.can if pinned["pp"] == 1 else job.engine.pipeline).zero_stages
     values.setdefault("zero", min(zeros, default=0))
-    alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)
+    layers = (max(1, job.model.num_layers - chunks + 1), *(1,) * (chunks - 1))
+    alone = Layout(**values, schedule=schedule, layers_per_stage=layers, recompute=("none",) * chunks)
     lead = f"no layout meets the pins {pins}"
     faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (_legal_values(job, constraints),)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
@@ -399,6 +402,14 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
             for number, fault in enumerate(faults)
         )
     )
+
+
+def _all_forbidden(job: Job, constraints: Constraints) -> InputError:
+    """The error for the user when legal layouts exist, and all of them are forbidden."""
+    every = constraints.forbidden
+    alone = [each for each in every if _leaves_some(job, constraints.but_for(each), {})] or every
+    named = " and ".join(",".join(map(str, each)) for each in alone)
+    return InputError(f"{named} rules out every legal layout", where="--forbid", hint="forbid less")
 
 
 def _legal_values(job: Job, constraints: Constraints) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -80,7 +81,9 @@ class Constraints:
         Raises:
             InputError: every unknown key and bad value at once.
         """
-        mistakes: list[Mistake] = []
+        hint = "it may be a shell variable that is not set; leave the option out, or write tp=8"
+        empty = [(option, text) for text in pins] + [("--forbid", text) for text in forbids]
+        mistakes = [Mistake(message="it is empty", where=name, hint=hint) for name, text in empty if not text.strip()]
         pinned = [condition for text in pins for condition in _conditions(text, option, mistakes)]
         forbidden = [tuple(_conditions(text, "--forbid", mistakes)) for text in forbids]
         if mistakes:
@@ -110,8 +113,8 @@ class Constraints:
         for combination in self.forbidden:
             words = [c for c in combination if c.key == "recompute"]
             if words and all(_OPERATORS[c.sign](policy, c.value) for c in words):
-                rest = [c.holds(degrees) for c in combination if c.key != "recompute"]
-                allowed = allowed & ~np.logical_and.reduce([np.asarray(True), *rest])
+                rest = (c.holds(degrees) for c in combination if c.key != "recompute")
+                allowed = allowed & ~reduce(np.logical_and, rest, np.asarray(True))
         return allowed
 
     def allowed(self, degrees: Degrees) -> Flag:
@@ -147,6 +150,10 @@ class Constraints:
         """The same constraints without one pin."""
         return replace(self, pins=tuple(each for each in self.pins if each is not pin))
 
+    def but_for(self, combination: tuple[Condition, ...]) -> Constraints:
+        """The same constraints without one forbidden combination."""
+        return replace(self, forbidden=tuple(each for each in self.forbidden if each is not combination))
+
     def to_dict(self) -> dict[str, tuple[str, ...]]:
         """The constraints as texts, for the plan's `SearchOptions`."""
         return {
@@ -160,11 +167,10 @@ def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None
     is_list = condition.key in ("layers_per_stage", "pools") or "/" in condition.value
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None
-    return Mistake(
-        message=f"{quoted(part)}: a list for {condition.key} can only be pinned",
-        where=option,
-        hint=f"write {quoted(f'--pin {condition.key}={condition.value}')}",
-    )
+    hint = f"`--pin {condition.key}=...` fixes the whole list"
+    if option == "--forbid":
+        hint = "forbid a degree that the layout has, or one policy; a whole layout cannot be forbidden"
+    return Mistake(message=f"{quoted(part)}: a list for {condition.key} can only be pinned", where=option, hint=hint)
 
 
 def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Condition]:
