@@ -110,9 +110,19 @@ def share_option(*names: str, help: str, default: str | None = None) -> Callable
     )
 
 
+class _Count(click.IntRange):
+    """A whole number of at least 1; a message for ranges, which only `--nodes` and `--global-batch` take."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the number."""
+        if ".." in str(value):
+            self.fail(f"{value!r} is a range, and this option takes one number; ranges: --nodes A..B", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
     """Return an option whose value is a whole number of at least 1."""
-    return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)
+    return click.option(*names, type=_Count(min=1), metavar="N", help=help)
 
 
 calibration_option = file_option(
