@@ -227,8 +227,8 @@ def _in_layers(rows: Sequence[Mapping[str, float]]) -> tuple[float, float]:
     """Seconds that each collective adds to a small tensor-parallel layer, and the collectives' bytes/s in a large one.
 
     A small layer takes only host time, which tensor parallelism does not divide. The computing of a large layer is
-    divided by the ranks. DTensor places each operator's inputs in Python, and gathers along the sequence copy their
-    pieces. If the devices are the host's own cores, nothing hides this time.
+    divided by the ranks. In Python, DTensor decides how each operator's inputs are placed. Each gather along the
+    sequence copies its pieces. If the devices are the host's own cores, nothing hides this time.
     """
     if not rows:
         return 0.0, math.inf

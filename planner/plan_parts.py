@@ -87,7 +87,7 @@ class SimplestProof:
 
     keys: the simplicity of the plan, as numbers that are compared one after the other; both methods found the same.
     seconds: step time of the plan, found by the dynamic program.
-    num_decided, num_columns: configurations and columns that keys and lower bounds left to the integer programs.
+    num_decided, num_columns: configurations and columns that the integer programs decided on.
     """
 
     within: float

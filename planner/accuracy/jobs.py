@@ -367,7 +367,7 @@ def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed
 
 
 def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, float]:
-    """Sequences per step in whole microbatches, and the row's own batch divided by this number.
+    """Sequences of a step, rounded to whole microbatches, and the row's own batch divided by them.
 
     A run that ran out of memory failed in its first microbatch, so its row needs no batch.
     """

@@ -346,7 +346,7 @@ def _each_way(busy: Mapping[Moment, Number]) -> tuple[Number, Number]:
 def _hidden_of_layer(
     job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Number, Number]
 ) -> tuple[Number, Number]:
-    """Hidden seconds of a layer's tensor-parallel collectives, forward and backward, during its own products."""
+    """Seconds of a layer's tensor-parallel collectives that its own matrix products hide, forward and backward."""
     forward, backward = collectives
     core = layer.core_forward
     products = layer.passes.backward - FLASH_BACKWARD * core

@@ -186,7 +186,7 @@ def _by_program(
     solver: SolverName,
     time_limit: float | None,
 ) -> SimplestAnswer:
-    """The best answer of the integer programs, over all configurations that neither keys nor lower bounds rule out."""
+    """The best answer of the integer programs, over all configurations that may hold a layout as simple and as fast."""
     idle, interleave, axes = configuration_keys(found.job, found.near.degrees(inside)).T
     bounds, contenders = found.near.seconds[inside], Contenders()
     for part in _in_parts(np.lexsort((bounds, axes, interleave, idle))):

@@ -181,7 +181,7 @@ def fsdp_modules(parts: Iterable[nn.Module]) -> list[FSDPModule]:
 
 @torch.no_grad()
 def initialize(part: Transformer, plan: Plan, device: torch.device) -> None:
-    """Give every parameter its share of the value that its name and the seed determine."""
+    """Initialize every parameter: its name and the seed determine the whole value, and the rank keeps its shard."""
     for name, parameter in part.named_parameters():
         whole = initial_value(name, parameter.shape, plan.model, seed=plan.training.seed, device=device)
         assert isinstance(parameter, DTensor)

@@ -162,7 +162,7 @@ def _write_overlap(plan: Plan) -> Values:
 
 
 def _read_overlap(given: Given) -> Mapping[str, Any]:
-    """Whether pieces of collectives overlap with products; the engine profile's value if the file does not say.
+    """Whether collectives are split into pieces that overlap with matrix products; by default as in the profile.
 
     Source: Megatron-LM, arguments.py, validate_args (sequence parallelism, which is off without tensor parallelism).
     """

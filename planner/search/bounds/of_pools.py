@@ -206,7 +206,7 @@ def placed(
 def _pool_costs(
     job: Job, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
 ) -> _PoolCosts:
-    """Least prices on each pool; for a configuration of one stage, its exact prices."""
+    """Lower bounds of a stage's seconds on each pool; for a configuration of one stage, its exact seconds."""
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     shape = (len(degrees), len(job.pools))
     layer, ends, tail = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)

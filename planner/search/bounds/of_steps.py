@@ -346,7 +346,9 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
 
 
 def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Number:
-    """Least time of the slowest of S stages, in units of a layer; the last stage has `ends` units of other work, [n].
+    """Least time of the slowest of S stages over all splits of the layers, in units of a layer, [n].
+
+    ends: units of the last stage's other work, [n].
 
     In time t a stage holds floor(t) layers, and the last stage holds floor(t - ends). With k = floor(t) all stages
     together hold S k - ceil(ends) layers, or S k - floor(ends) from t = k + (the fraction of ends) on. Therefore the

@@ -251,7 +251,7 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
 def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Layers weighted by kind: the load of each column, and the total load of each configuration.
 
-    Bounds are valid with any weights. Weights from the seconds of each kind on the first pool make them tight.
+    Bounds are valid with any weights. They are tight if each kind weighs as many seconds as on the first pool.
     """
     loads = layer_loads(job.pools[0], degrees)
     total = sum(kind.number * load for kind, load in loads.items())

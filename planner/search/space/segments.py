@@ -52,13 +52,13 @@ def _useful(
     """Whether each possible segment is useful (no other makes it useless), [segments, n]; fewest hosts first.
 
     The price of a group depends on the segment only through g, the greatest common divisor of the group's extent (its
-    size times its stride) and the devices used of each domain: g / stride ranks share a domain. More ranks in a domain
-    are assumed not to be slower, because the link inside a domain is faster; the latency that a tree over few domains
-    saves is ignored. The extent of a group inside a stage divides the stage's devices. In units of the stage's devices,
-    the extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding. Segment A therefore
-    makes segment B useless if two conditions hold. First, A's g of two stages is a multiple of B's g. Second, A keeps
-    the pipeline and its ends together whenever B does. If two segments make each other useless, the segment with more
-    hosts is kept.
+    size times its stride) and the devices used of each domain: g / stride ranks share a domain. A group is assumed to
+    be no slower if more of its ranks share a domain, because the link inside a domain is faster. The latency that a
+    tree over few domains saves is ignored. The extent of a group inside a stage divides the stage's devices. In units
+    of the stage's devices, the extent is 2 for a send, pp for the whole pipeline, and 2 (pp - 1) for a tied embedding.
+    Segment A therefore makes segment B useless if two conditions hold. First, A's g of two stages is a multiple of B's
+    g. Second, A keeps the pipeline and its ends together whenever B does. If two segments make each other useless, the
+    segment with more hosts is kept.
 
     Source: `planner.cost.collectives`; tested against a search over every segment.
     """
