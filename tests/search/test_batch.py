@@ -89,7 +89,7 @@ def test_batches_are_read(text, least, most):
     ["", "..", "512..", "..512", "2048..512", "4M", "tokens", "4X tokens", "100 tokens", "-4..8", "1..2..3", "0..0"],
 )
 def test_what_is_no_batch_is_refused(text):
-    with pytest.raises(ValueError, match=r"batch|whole|count"):
+    with pytest.raises(ValueError, match=r"batch|whole|count|begins with the larger"):
         read_batch(text, 8192)
 
 

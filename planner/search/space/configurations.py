@@ -390,8 +390,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
     zeros = (job.engine.can if pinned["pp"] == 1 else job.engine.pipeline).zero_stages
     values.setdefault("zero", min(zeros, default=0))
-    layers = (max(1, job.model.num_layers - chunks + 1), *(1,) * (chunks - 1))
-    alone = Layout(**values, schedule=schedule, layers_per_stage=layers, recompute=("none",) * chunks)
+    alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)
     lead = f"no layout meets the pins {pins}"
     faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (_legal_values(job, constraints),)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
