@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from planner.errors import InputError
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LEAST_SECONDS = 0.1  # the least time limit of a solver
-_MOST_SECONDS = 365 * 86400.0
+_MOST_SECONDS = parse_quantity("365 d", "seconds")
 
 
 class OutOfTime(KeyboardInterrupt):
