@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from planner.cost.ledger import Verdict, verdict_of, worst_stage
 from planner.errors import InputError
 from planner.explain.difference import Difference, difference_of
-from planner.explain.plan_inputs import objective_of_plan
 from planner.layout import format_layout
+from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
-from planner.search.search import plan_for_layout, search
+from planner.search.search import plan_for_layout
 from planner.search.simplest import WITHIN
 from planner.specs.document import Document
 
@@ -57,11 +57,25 @@ class Outcome(Document):
     )
 
 
+def plan_again(before: Plan, job: Job, constraints: Constraints, **options: Any) -> Plan | NothingFits:
+    """Plan the job by the plan's own objective and confidence, as `planner plan` would.
+
+    options: of `search`.
+
+    Raises:
+        InputError: as `search`, or a deadline without a token budget.
+    """
+    name, confidence = before.options.objective, before.options.confidence
+    return search_in_time(
+        job, constraints, name, confidence=CONFIDENCE if confidence is None else confidence, **options
+    )
+
+
 def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
-    """Plan the job under the constraints, by the plan's own objective, as `planner plan` would."""
+    """Plan the job under the constraints (`plan_again`), and compare the result with the plan."""
+    within = before.options.within if before.certificate else WITHIN
     try:
-        objective, within = objective_of_plan(before), before.options.within if before.certificate else WITHIN
-        found = search(job, constraints, objective=objective, top=_TOP, within=within, reporter=reporter)
+        found = plan_again(before, job, constraints, top=_TOP, within=within, reporter=reporter)
     except InputError as error:
         return _forbidden(error)
     if isinstance(found, NothingFits):

@@ -10,9 +10,10 @@ from pydantic import Field
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.explain.difference import PlanFigures, figures_of
-from planner.explain.outcome import Outcome, outcome_of_search
-from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
+from planner.explain.outcome import Outcome, outcome_of_search, plan_again
+from planner.explain.plan_inputs import constraints_of, job_of
 from planner.layout import format_layout
+from planner.plan import Plan
 from planner.search.search import fastest_layout, plan_for_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
@@ -20,7 +21,6 @@ from planner.specs.document import Document
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from planner.plan import Plan
     from planner.search.reporter import Reporter
     from planner.specs.job import Job, PoolJob
 
@@ -84,22 +84,23 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
         same = figures_of(plan_for_layout(job, plan.layout))
     except InputError:
         same = None
+    best = None if plan.certificate else _best(plan, job_of(plan))
     return WhatIf(
         asked=asked,
         step_seconds=plan.step_seconds,
-        best_step_seconds=None if plan.certificate else _best_step_seconds(plan),
+        best_step_seconds=best.step_seconds if best else None,
         same_layout=same,
         outcome=outcome_of_search(plan, job, constraints_of(plan), reporter),
     )
 
 
-def _best_step_seconds(plan: Plan) -> float | None:
-    """Step seconds of the best layout for the plan's job; None if no layout is legal or fits."""
+def _best(plan: Plan, job: Job) -> Plan | None:
+    """The best plan of a job by the objective and under the pins of `plan`; None if no layout is legal or fits."""
     try:
-        found = fastest_layout(job_of(plan), constraints_of(plan), objective=objective_of_plan(plan))
+        found = plan_again(plan, job, constraints_of(plan), top=0, within=0.0)
     except InputError:
         return None
-    return found and found[1]
+    return found if isinstance(found, Plan) and found.fits else None
 
 
 # --- 10 % more --------------------------------------------------------------------------------------------------

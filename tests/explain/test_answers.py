@@ -27,6 +27,8 @@ from planner.explain.what_if import layout_gains, sensitivity_of, what_if
 from planner.explain.why_not import why_not
 from planner.layout import format_layout, parse_layout
 from planner.plan import Plan, plan_to_json
+from planner.plan_parts import ObjectiveName
+from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
 from planner.search.search import plan_for_layout, search
 from planner.search.simplest import WITHIN
@@ -39,9 +41,11 @@ from planner.specs.load import load_job
 JOB = {"model": "llama3.2-1b", "cluster": "dgx-a100", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64}
 
 
-def planned(job: PoolJob, constraints: Constraints) -> Plan | NothingFits:
+def planned(
+    job: PoolJob, constraints: Constraints, name: ObjectiveName = "throughput", confidence: float = CONFIDENCE
+) -> Plan | NothingFits:
     """A plan as `planner plan` makes it."""
-    return search(job, constraints, within=WITHIN)
+    return search_in_time(job, constraints, name, confidence=confidence, within=WITHIN)
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +217,33 @@ def test_what_if_is_what_planning_the_changed_document_finds(asked: str, plan) -
         assert found.outcome.difference.after.step_seconds <= found.same_layout.step_seconds * (1 + WITHIN)
 
 
+RUN = JOB | {"settings": ("training.tokens=10e9", "training.deadline=30h")}
+
+
+@pytest.fixture(scope="module", params=[("gpus", CONFIDENCE), ("gpus", 0.5), ("cost", 0.9)])
+def plan_in_time(request) -> Plan:
+    """A plan by an objective that keeps a deadline."""
+    found = planned(load_job(**RUN), Constraints(), *request.param)
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.mark.parametrize("asked", [f"training.{each}" for each in ("deadline=30h", "deadline=60h", "tokens=15e9")])
+def test_what_if_keeps_objective_and_confidence_and_takes_the_changed_deadline(asked: str, plan_in_time) -> None:
+    job, options = load_job(**RUN | {"settings": (*RUN["settings"], asked)}), plan_in_time.options
+    alone = planned(job, Constraints(), options.objective, options.confidence)
+    found = what_if(plan_in_time, asked).outcome.difference
+    assert found == difference_of(plan_in_time, alone)
+    if asked in RUN["settings"]:
+        assert (found.inputs, found.layout) == ((), ())
+
+
+def test_why_not_keeps_objective_and_confidence(plan_in_time) -> None:
+    options = plan_in_time.options
+    alone = planned(load_job(**RUN), Constraints.parse(["tp=2"]), options.objective, options.confidence)
+    assert why_not(plan_in_time, "tp=2").outcome.difference == difference_of(plan_in_time, alone)
+
+
 def test_what_if_of_a_given_layout_tells_the_change_from_planning(plan) -> None:
     job = job_of(plan)
     given = plan_for_layout(job, parse_layout("tp=4,pp=1,dp=2,zero=1,sp=1", num_layers=16, num_devices=8))
@@ -227,7 +258,7 @@ def test_what_if_answers_where_the_search_may_try_nothing(plan, monkeypatch) -> 
     def refuses(*_: object, **__: object) -> None:
         raise InputError("no layout is legal")
 
-    monkeypatch.setattr("planner.explain.what_if.fastest_layout", refuses)
+    monkeypatch.setattr("planner.explain.what_if.plan_again", refuses)
     given = plan_for_layout(job_of(plan), parse_layout("tp=4,pp=1,dp=2,zero=1,sp=1", num_layers=16, num_devices=8))
     found = what_if(given, "within_node.bandwidth=x0.5")
     assert found.best_step_seconds is None
