@@ -11,7 +11,7 @@ from planner.search.near_ties import slower_by
 from planner.show.columns import Columns, assignments
 from planner.show.difference import outcome_body
 from planner.show.screen import clean, indented, section, stack
-from planner.show.words import terse_layout
+from planner.show.words import saved_words, terse_layout
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def sensitivity_section(found: Sensitivity) -> Group:
     return section(
         "Where the next dollar should go",
         Columns(rows, right=(3, 4), wrap=(5,), optional=(2, 1, 5), header=header),
-        note=f"share of the {format_seconds(found.step_seconds)} step that is saved",
+        note=saved_words(found.objective, found.step_seconds),
     )
 
 

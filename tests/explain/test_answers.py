@@ -289,6 +289,33 @@ def test_more_of_anything_is_never_slower(model: str) -> None:
     assert 0 < peak.gain < 1 - 1 / 1.1 + 1e-9, "10 % more of one resource makes a step at most 9.1 % shorter"
 
 
+def test_more_of_anything_counts_by_the_plan_s_objective(plan_in_time) -> None:
+    options, job = plan_in_time.options, load_job(**RUN)
+    quantity = {
+        "gpus": lambda found: found.layout.world_size,
+        "cost": lambda found: found.layout.world_size * found.step_seconds,
+    }[options.objective]
+    now = search_in_time(job, Constraints(), options.objective, confidence=options.confidence)
+    table = sensitivity_of(plan_in_time)
+    assert table.step_seconds == now.step_seconds
+    assert table.objective == options.objective
+    for each in table.gains:
+        then = search_in_time(
+            change_job(job, each.change), Constraints(), options.objective, confidence=options.confidence
+        )
+        assert each.step_seconds == then.step_seconds, each
+        saved = 1 - quantity(then) / quantity(now) or 1 - then.step_seconds / now.step_seconds
+        assert each.gain == pytest.approx(saved), each
+        own = plan_for_layout(change_job(job, each.change), plan_in_time.layout).step_seconds
+        assert each.same_layout_gain == 1 - own / plan_in_time.step_seconds, each
+
+
+def test_what_is_there_now_for_least_memory_is_the_smallest_layout() -> None:
+    least = planned(load_job(**JOB), Constraints(), "memory")
+    best = search_in_time(load_job(**JOB), Constraints(), "memory", confidence=CONFIDENCE)
+    assert sensitivity_of(least).step_seconds == best.step_seconds
+
+
 def test_sensitivity_of_a_layout_that_is_not_the_best_counts_from_the_best(plan) -> None:
     worse = plan_for_layout(job_of(plan), parse_layout("tp=8,recompute=full", num_layers=16, num_devices=8))
     table = sensitivity_of(worse)
