@@ -77,7 +77,7 @@ def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter
     try:
         found = plan_again(before, job, constraints, top=_TOP, within=within, reporter=reporter)
     except InputError as error:
-        return _forbidden(error)
+        return Outcome(rules=rules_of(error), shortfall=None, difference=None)
     if isinstance(found, NothingFits):
         return Outcome(rules=(), shortfall=shortfall_of(found.layout, found.memory), difference=None)
     return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
@@ -88,14 +88,15 @@ def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
     try:
         found = plan_for_layout(job, layout)
     except InputError as error:
-        return _forbidden(error)
+        return Outcome(rules=rules_of(error), shortfall=None, difference=None)
     if found.verdict == "does not fit":
         return Outcome(rules=(), shortfall=shortfall_of(layout, found.memory), difference=None)
     return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
 
 
-def _forbidden(error: InputError) -> Outcome:
-    return Outcome(rules=tuple(map(_rule, error.mistakes)), shortfall=None, difference=None)
+def rules_of(error: InputError) -> tuple[str, ...]:
+    """The broken rules of an error."""
+    return tuple(map(_rule, error.mistakes))
 
 
 def _rule(mistake: Mistake) -> str:

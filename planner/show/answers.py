@@ -39,10 +39,13 @@ def why_not_section(found: WhyNot) -> Group:
 
 
 def _alone(found: WhyNot) -> RenderableType | None:
-    """State the step time, or the missing memory, of the plan's layout with only the asked change.
+    """State the step time, the missing memory, or the broken rules of the plan's layout with only the asked change.
 
-    The result is None if the forced plan differs from the plan only in this change.
+    The result is None if the forced plan differs from the plan only in this change, or if no layout is legal.
     """
+    if found.alone_rules:
+        words = f"Changed alone it is not allowed: {'; '.join(found.alone_rules)}."
+        return None if found.outcome.rules else indented(Text(clean(words), style="bold red"))
     if found.alone is None:
         difference = found.outcome.difference
         if found.alone_step_seconds is None or difference is None or not found.also:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.cli import main
 from planner.cost.collectives import all_reduce_seconds, group
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
@@ -30,6 +31,7 @@ from planner.plan import Plan, plan_to_json
 from planner.plan_parts import ObjectiveName
 from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
+from planner.search.given import plan_for_text
 from planner.search.search import plan_for_layout, search
 from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
@@ -81,6 +83,44 @@ def test_why_not_is_what_planning_with_that_pin_finds(asked: str, plan) -> None:
         own = plan_for_layout(job_of(plan), replace(plan.layout, zero=3))
         assert own.fits
         assert answer.alone_step_seconds == own.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "alone"),
+    [
+        ("zero=1", "tp=2", "tp=2,zero=1"),
+        ("tp=2,zero=1", "tp=1", "zero=1"),
+        ("tp=4,sp=0,zero=1", "mbs=2", "tp=4,sp=0,zero=1,mbs=2"),
+        ("tp=2,zero=1", "tp=4,sp=0", "tp=4,sp=0,zero=1"),
+    ],
+)
+def test_what_is_changed_alone_is_the_layout_that_the_option_layout_completes(own: str, asked: str, alone: str) -> None:
+    job = load_job(**JOB, engine="megatron")
+    found = why_not(plan_for_text(job, f"{own},recompute=full"), asked)
+    assert found.alone_step_seconds == plan_for_text(job, f"{alone},recompute=full").step_seconds
+
+
+def test_what_is_changed_alone_keeps_experts_divided_as_the_engine_does() -> None:
+    options = {"cluster": "dgx-h100", "gpus": 16, "sequence_length": 4096, "global_batch_size": 64}
+    job = load_job(model="mixtral-8x7b", engine="megatron", **options)
+    found = why_not(plan_for_text(job, "tp=2,pp=2,ep=2,etp=2,zero=1,recompute=full"), "tp=4")
+    own = plan_for_text(job, "tp=4,pp=2,ep=2,zero=1,recompute=full")
+    assert own.layout.etp == 4
+    assert found.alone_step_seconds == own.step_seconds
+
+
+def test_what_is_not_allowed_alone_names_the_rule(capsys) -> None:
+    job = load_job(**JOB)
+    with pytest.raises(InputError) as error:
+        plan_for_text(job, "pp=2,zero=3")
+    found = why_not(plan_for_text(job, "zero=3"), "pp=2")
+    (rule,) = found.alone_rules
+    assert found.outcome.difference
+    assert "no ZeRO-3 with a pipeline" in rule
+    assert rule in str(error.value)
+    sizes = ["--nodes", "1", "--seq-len", "4096", "--global-batch", "64"]
+    assert main(["explain", "llama3.2-1b", "dgx-a100", *sizes, "--layout", "zero=3", "--why-not", "pp=2"]) == 0
+    assert f"Changed alone it is not allowed: {rule}." in " ".join(capsys.readouterr().out.split())
 
 
 def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
