@@ -124,11 +124,9 @@ def _alone(plan: Plan, job: Job, wanted: Constraints) -> dict[str, Any]:
         found = plan_for_text(job, ",".join(f"{key}={value}" for key, value in (kept | pins).items()), option=_OPTION)
     except InputError as error:
         return empty | {"alone_rules": rules_of(error)}
-    return (
-        {"alone_step_seconds": found.step_seconds}
-        if found.fits
-        else {"alone": shortfall_of(found.layout, found.memory)}
-    )
+    if found.fits:
+        return empty | {"alone_step_seconds": found.step_seconds}
+    return empty | {"alone": shortfall_of(found.layout, found.memory)}
 
 
 def _forced(plan: Plan, asked: str) -> Constraints:
