@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from planner.cost.ledger import Verdict, verdict_of, worst_stage
 from planner.errors import InputError
 from planner.explain.difference import Difference, difference_of
-from planner.explain.plan_inputs import objective_of_plan
 from planner.layout import format_layout
+from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
-from planner.search.search import plan_for_layout, search
+from planner.search.search import plan_for_layout
 from planner.search.simplest import WITHIN
 from planner.specs.document import Document
 
@@ -57,13 +57,27 @@ class Outcome(Document):
     )
 
 
+def plan_again(before: Plan, job: Job, constraints: Constraints, **options: Any) -> Plan | NothingFits:
+    """Plan the job by the plan's own objective and confidence, as `planner plan` would.
+
+    options: of `search`.
+
+    Raises:
+        InputError: as `search`, or a deadline without a token budget.
+    """
+    name, confidence = before.options.objective, before.options.confidence
+    return search_in_time(
+        job, constraints, name, confidence=CONFIDENCE if confidence is None else confidence, **options
+    )
+
+
 def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
-    """Plan the job under the constraints, by the plan's own objective, as `planner plan` would."""
+    """Plan the job under the constraints (`plan_again`), and compare the result with the plan."""
+    within = before.options.within if before.certificate else WITHIN
     try:
-        objective, within = objective_of_plan(before), before.options.within if before.certificate else WITHIN
-        found = search(job, constraints, objective=objective, top=_TOP, within=within, reporter=reporter)
+        found = plan_again(before, job, constraints, top=_TOP, within=within, reporter=reporter)
     except InputError as error:
-        return _forbidden(error)
+        return Outcome(rules=rules_of(error), shortfall=None, difference=None)
     if isinstance(found, NothingFits):
         return Outcome(rules=(), shortfall=shortfall_of(found.layout, found.memory), difference=None)
     return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
@@ -74,14 +88,15 @@ def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
     try:
         found = plan_for_layout(job, layout)
     except InputError as error:
-        return _forbidden(error)
+        return Outcome(rules=rules_of(error), shortfall=None, difference=None)
     if found.verdict == "does not fit":
         return Outcome(rules=(), shortfall=shortfall_of(layout, found.memory), difference=None)
     return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
 
 
-def _forbidden(error: InputError) -> Outcome:
-    return Outcome(rules=tuple(map(_rule, error.mistakes)), shortfall=None, difference=None)
+def rules_of(error: InputError) -> tuple[str, ...]:
+    """The broken rules of an error."""
+    return tuple(map(_rule, error.mistakes))
 
 
 def _rule(mistake: Mistake) -> str:

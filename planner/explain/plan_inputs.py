@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planner.made_by import with_shipped_corrections
 from planner.search.objectives import objective_of
 from planner.search.space.constraints import Constraints
 from planner.specs.job import job_on
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
 
 
 def job_of(plan: Plan) -> Job:
-    """The job of the plan, with the calibration that the plan stores."""
-    return job_on(
+    """The job of the plan.
+
+    The plan stores the corrections of its calibration, but not the evidence on forecast errors. A job with shipped
+    corrections has the evidence that this version ships; a job with the user's own corrections has none.
+    """
+    job = job_on(
         plan.cluster,
         plan.calibration,
         model=plan.model,
@@ -28,6 +33,7 @@ def job_of(plan: Plan) -> Job:
         allow_tp_across_nodes=plan.options.allow_tp_across_nodes,
         allow_offload=plan.options.allow_offload,
     )
+    return with_shipped_corrections(job) if plan.made_by.calibration == "shipped" else job
 
 
 def objective_of_plan(plan: Plan) -> Objective:

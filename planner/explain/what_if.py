@@ -10,9 +10,12 @@ from pydantic import Field
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.explain.difference import PlanFigures, figures_of
-from planner.explain.outcome import Outcome, outcome_of_search
-from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
+from planner.explain.outcome import Outcome, outcome_of_search, plan_again
+from planner.explain.plan_inputs import constraints_of, job_of
 from planner.layout import format_layout
+from planner.plan import Plan
+from planner.plan_parts import ObjectiveName
+from planner.search.objectives import Objective
 from planner.search.search import fastest_layout, plan_for_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
@@ -20,7 +23,8 @@ from planner.specs.document import Document
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from planner.plan import Plan
+    from planner.layout import Layout
+    from planner.search.objectives import Rank
     from planner.search.reporter import Reporter
     from planner.specs.job import Job, PoolJob
 
@@ -41,7 +45,11 @@ class WhatIf(Document):
 
 
 class Gain(Document):
-    """The gain from more of one resource after planning again: the share by which the step gets shorter."""
+    """The gain from more of one resource after planning again: the saved share of the objective's quantity.
+
+    This is the share by which the step gets shorter, or under `cost`, cheaper. Under `gpus` it is the share of devices
+    that is saved; if as many are needed, it is the share by which the step gets shorter.
+    """
 
     resource: str
     change: str = Field(description="the planned change, in the syntax of --what-if")
@@ -66,6 +74,7 @@ class LayoutGain(Document):
 class Sensitivity(Document):
     """The gain from 10 % more of each resource (10 % less of a delay), largest first."""
 
+    objective: ObjectiveName
     step_seconds: float = Field(description="step of the best plan for the present resources")
     gains: tuple[Gain, ...]
 
@@ -84,22 +93,23 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
         same = figures_of(plan_for_layout(job, plan.layout))
     except InputError:
         same = None
+    best = None if plan.certificate else _best(plan, job_of(plan))
     return WhatIf(
         asked=asked,
         step_seconds=plan.step_seconds,
-        best_step_seconds=None if plan.certificate else _best_step_seconds(plan),
+        best_step_seconds=best.step_seconds if best else None,
         same_layout=same,
         outcome=outcome_of_search(plan, job, constraints_of(plan), reporter),
     )
 
 
-def _best_step_seconds(plan: Plan) -> float | None:
-    """Step seconds of the best layout for the plan's job; None if no layout is legal or fits."""
+def _best(plan: Plan, job: Job) -> Plan | None:
+    """The best plan of a job by the objective and under the pins of `plan`; None if no layout is legal or fits."""
     try:
-        found = fastest_layout(job_of(plan), constraints_of(plan), objective=objective_of_plan(plan))
+        found = plan_again(plan, job, constraints_of(plan), top=0, within=0.0)
     except InputError:
         return None
-    return found and found[1]
+    return found if isinstance(found, Plan) and found.fits else None
 
 
 # --- 10 % more --------------------------------------------------------------------------------------------------
@@ -111,19 +121,16 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
     Raises:
         InputError: the plan's pins leave no layout.
     """
-    job, constraints = job_of(plan), constraints_of(plan)
+    job = job_of(plan)
     tell("what is there now")
-    now = fastest_layout(job, constraints)
-    layout, seconds = now if now and now[1] <= plan.step_seconds else (plan.layout, plan.step_seconds)
+    layout, seconds = _best_with(plan, job, plan.layout)
     gains = []
     for resource, change, before, after in _resources(job):
         tell(f"10 % more of each: {resource}")
         changed = change_job(job, change)
         same = _same_layout_seconds(changed, plan)
-        kept = estimate(changed, layout)
-        best = fastest_layout(changed, constraints, known=layout)
-        if best is None or (kept.fits and kept.step_seconds <= best[1]):
-            best = layout, kept.step_seconds
+        best = _best_with(plan, changed, layout)
+        ranks = zip(_rank(plan, job, layout, seconds), _rank(plan, changed, *best), strict=True)
         gains.append(
             Gain(
                 resource=resource,
@@ -131,13 +138,35 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
                 before=before,
                 after=after,
                 same_layout_gain=None if same is None else 1 - same / plan.step_seconds,
-                gain=1 - best[1] / seconds,
+                gain=next((1 - then / now for now, then in ranks if then != now), 0.0),
                 step_seconds=best[1],
                 layout=format_layout(best[0]),
                 other_layout=best[0] != layout,
             )
         )
-    return Sensitivity(step_seconds=seconds, gains=tuple(sorted(gains, key=lambda each: (-each.gain, each.resource))))
+    ordered = tuple(sorted(gains, key=lambda each: (-each.gain, each.resource)))
+    return Sensitivity(objective=plan.options.objective, step_seconds=seconds, gains=ordered)
+
+
+def _best_with(plan: Plan, job: Job, known: Layout) -> tuple[Layout, float]:
+    """The better of a known layout and the best layout of a job, and its step seconds."""
+    priced = estimate(job, known)
+    own = known, priced.step_seconds
+    if plan.options.objective == "throughput":  # a search that knows the layout is several times as fast
+        best = fastest_layout(job, constraints_of(plan), known=known)
+    else:
+        found = _best(plan, job)
+        best = (found.layout, found.step_seconds) if found else None
+    if best is None or (priced.fits and _rank(plan, job, *own) <= _rank(plan, job, *best)):
+        return own
+    return best
+
+
+def _rank(plan: Plan, job: Job, layout: Layout, seconds: float) -> Rank:
+    """The rank of a layout by the plan's objective."""
+    objective = Objective(name=plan.options.objective)
+    first, second = objective.rank(seconds, objective.devices_of(job, layout))
+    return float(first), float(second)
 
 
 def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:

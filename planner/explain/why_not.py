@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field
 
 from planner.cost.segments import with_segment
 from planner.errors import EnvironmentProblem, InputError
-from planner.explain.outcome import Outcome, Shortfall, outcome_of_layout, outcome_of_search, shortfall_of
+from planner.explain.outcome import Outcome, Shortfall, outcome_of_layout, outcome_of_search, rules_of, shortfall_of
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.layout import format_layout, parse_layout, stage_of_chunk
 from planner.plan import layout_from_dict
-from planner.search.given import given_layout
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_text
 from planner.search.space.constraints import Constraints
 from planner.specs.document import Document
 from planner.specs.text import printable
@@ -44,6 +43,9 @@ class WhyNot(Document):
     alone_step_seconds: float | None = Field(
         default=None, description="step of the plan's layout with only the pins changed, if this layout fits"
     )
+    alone_rules: tuple[str, ...] = Field(
+        default=(), description="rules that the plan's layout with only the pins changed breaks"
+    )
     also: tuple[str, ...] = Field(default=(), description="further differences from the plan, in words")
 
 
@@ -65,15 +67,7 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
     pins, outcome = tuple(map(str, constraints.pins)), outcome_of_search(plan, job, constraints, reporter)
     forced = {pin.key for pin in wanted.pins}
     also = _also(plan, outcome.difference, forced) if outcome.difference else ()
-    alone = _alone(plan, job, wanted)
-    return WhyNot(
-        asked=asked,
-        pins=pins,
-        outcome=outcome,
-        alone=shortfall_of(alone.layout, alone.memory) if alone and not alone.fits else None,
-        alone_step_seconds=alone.step_seconds if alone and alone.fits else None,
-        also=also,
-    )
+    return WhyNot(asked=asked, pins=pins, outcome=outcome, also=also, **_alone(plan, job, wanted))
 
 
 def _also(plan: Plan, found: Difference, forced: set[str]) -> tuple[str, ...]:
@@ -108,28 +102,31 @@ def _recomputed(layout: Layout) -> str:
     return f"{'all' if count == of else f'{count} of {of}'} layers{where} recomputed ({policies})"
 
 
-def _alone(plan: Plan, job: Job, wanted: Constraints) -> Plan | None:
-    """The plan's layout with only the pinned keys changed; None if it is illegal."""
+def _alone(plan: Plan, job: Job, wanted: Constraints) -> dict[str, Any]:
+    """The fields of `WhyNot` for the plan's layout with only the pinned keys changed, and keys that follow from them.
+
+    The fields are empty if a pin is a range, because a range does not fix a single layout.
+    """
+    empty = {"alone": None, "alone_step_seconds": None, "alone_rules": ()}
     text = dict(part.split("=", 1) for part in format_layout(plan.layout).split(","))
     pins = {pin.key: pin.value for pin in wanted.pins if pin.sign == "="}
     if len(pins) < len(wanted.pins):
-        return None  # a range does not fix a single layout
+        return empty
     follows = {"dp", "hsdp"} if {"tp", "pp", "cp"} & set(pins) else set()
+    if "tp" in pins:
+        follows |= {"sp", "etp"} if plan.layout.etp > 1 else {"sp"}
     if {"pp", "interleave", "schedule"} & set(pins):
-        follows |= (
-            {"layers_per_stage", "schedule", "recompute"}
-            if len(set(plan.layout.recompute)) > 1
-            else {
-                "layers_per_stage",
-                "schedule",
-            }
-        )
+        follows |= {"layers_per_stage", "schedule"}
+        if len(set(plan.layout.recompute)) > 1:
+            follows.add("recompute")
     kept = {key: value for key, value in text.items() if key not in follows}
     try:
-        given, _ = given_layout(job, ",".join(f"{key}={value}" for key, value in (kept | pins).items()))
-        return plan_for_layout(job, given)
-    except InputError:
-        return None
+        found = plan_for_text(job, ",".join(f"{key}={value}" for key, value in (kept | pins).items()), option=_OPTION)
+    except InputError as error:
+        return empty | {"alone_rules": rules_of(error)}
+    if found.fits:
+        return empty | {"alone_step_seconds": found.step_seconds}
+    return empty | {"alone": shortfall_of(found.layout, found.memory)}
 
 
 def _forced(plan: Plan, asked: str) -> Constraints:

@@ -11,7 +11,7 @@ from planner.search.near_ties import slower_by
 from planner.show.columns import Columns, assignments
 from planner.show.difference import outcome_body
 from planner.show.screen import clean, indented, section, stack
-from planner.show.words import terse_layout
+from planner.show.words import saved_words, terse_layout
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -39,10 +39,13 @@ def why_not_section(found: WhyNot) -> Group:
 
 
 def _alone(found: WhyNot) -> RenderableType | None:
-    """State the step time, or the missing memory, of the plan's layout with only the asked change.
+    """State the step time, the missing memory, or the broken rules of the plan's layout with only the asked change.
 
-    The result is None if the forced plan differs from the plan only in this change.
+    The result is None if the forced plan differs from the plan only in this change, or if no layout is legal.
     """
+    if found.alone_rules:
+        words = f"Changed alone it is not allowed: {'; '.join(found.alone_rules)}."
+        return None if found.outcome.rules else indented(Text(clean(words), style="bold red"))
     if found.alone is None:
         difference = found.outcome.difference
         if found.alone_step_seconds is None or difference is None or not found.also:
@@ -109,7 +112,7 @@ def sensitivity_section(found: Sensitivity) -> Group:
     return section(
         "Where the next dollar should go",
         Columns(rows, right=(3, 4), wrap=(5,), optional=(2, 1, 5), header=header),
-        note=f"share of the {format_seconds(found.step_seconds)} step that is saved",
+        note=saved_words(found.objective, found.step_seconds),
     )
 
 

@@ -127,7 +127,8 @@ def _check_size(layout: Layout, step: ExecutedStep, *, ranks: bool) -> None:
 
 def _events(plan: Plan, step: ExecutedStep, *, ranks: bool) -> Iterator[dict[str, Any]]:
     layout = plan.layout
-    yield from _process(0, "ledger: the step of the estimate", _ledger(plan), {1: "exposed", 2: "hidden"})
+    hidden = dict.fromkeys(range(2, 2 + len(plan.time)), "hidden")
+    yield from _process(0, "ledger: the step of the estimate", _ledger(plan), {1: "exposed"} | hidden)
     for stage in range(layout.pp):
         slices = list(_stage(layout, step, stage))
         names = _ranks_of_stage(layout, stage) if ranks else {1 + stage: f"stage {stage}"}
@@ -154,9 +155,14 @@ def _layers(layout: Layout, stage: int) -> str:
 
 
 def _ledger(plan: Plan) -> Iterator[_Slice]:
-    """Draw the step and its ledger lines end to end, and the hidden work on a separate thread."""
+    """Draw the step and its ledger lines end to end, and the hidden part of each line on a thread of its own.
+
+    A hidden part ends with the computing, which hides it.
+    """
     yield _Slice(thread=1, name="step", category="step", start=0.0, end=plan.step_seconds)
-    at = free = 0.0
+    computing = [line for line in plan.time if _CATEGORIES.get(line.name) in ("compute", "recompute")]
+    work = sum_of(float(line.exposed_seconds) for line in computing)
+    at, thread = 0.0, 1
     for line in plan.time:
         exposed, hidden = float(line.exposed_seconds), float(line.hidden_seconds)
         args = {
@@ -166,9 +172,8 @@ def _ledger(plan: Plan) -> Iterator[_Slice]:
         if exposed > 0:
             yield _line(1, line.name, at, exposed, args)
         if hidden > 0:
-            start = max(at, free)
-            yield _line(2, line.name, start, hidden, args)
-            free = start + hidden
+            thread += 1
+            yield _line(thread, line.name, max(0.0, work - hidden), hidden, args)
         at += max(exposed, 0.0)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import LineName
     from planner.layout import Layout
     from planner.plan import Plan
-    from planner.plan_parts import Certificate
+    from planner.plan_parts import Certificate, ObjectiveName
     from planner.specs.cluster import AnyCluster, ClusterSpec
 
 _DEFAULTS: Final = {
@@ -35,6 +35,14 @@ _BETTER: Final = {
     "memory": "with as little memory is faster",
 }
 """For each objective, the words for what no other layout does if the plan is optimal."""
+
+
+def saved_words(objective: ObjectiveName, step_seconds: float) -> str:
+    """Name the quantity of which the sensitivity table gives the saved share."""
+    step = f"the {format_seconds(step_seconds)} step"
+    if objective == "gpus":
+        return f"share that is saved of the devices, or of {step} on as many devices"
+    return f"share of the cost of {step} that is saved" if objective == "cost" else f"share of {step} that is saved"
 
 
 def line_label(name: LineName | str) -> str:

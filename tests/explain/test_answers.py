@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.cli import main
 from planner.cost.collectives import all_reduce_seconds, group
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
@@ -27,7 +28,10 @@ from planner.explain.what_if import layout_gains, sensitivity_of, what_if
 from planner.explain.why_not import why_not
 from planner.layout import format_layout, parse_layout
 from planner.plan import Plan, plan_to_json
+from planner.plan_parts import ObjectiveName
+from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
+from planner.search.given import plan_for_text
 from planner.search.search import plan_for_layout, search
 from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
@@ -39,9 +43,11 @@ from planner.specs.load import load_job
 JOB = {"model": "llama3.2-1b", "cluster": "dgx-a100", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64}
 
 
-def planned(job: PoolJob, constraints: Constraints) -> Plan | NothingFits:
+def planned(
+    job: PoolJob, constraints: Constraints, name: ObjectiveName = "throughput", confidence: float = CONFIDENCE
+) -> Plan | NothingFits:
     """A plan as `planner plan` makes it."""
-    return search(job, constraints, within=WITHIN)
+    return search_in_time(job, constraints, name, confidence=confidence, within=WITHIN)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,44 @@ def test_why_not_is_what_planning_with_that_pin_finds(asked: str, plan) -> None:
         own = plan_for_layout(job_of(plan), replace(plan.layout, zero=3))
         assert own.fits
         assert answer.alone_step_seconds == own.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "alone"),
+    [
+        ("zero=1", "tp=2", "tp=2,zero=1"),
+        ("tp=2,zero=1", "tp=1", "zero=1"),
+        ("tp=4,sp=0,zero=1", "mbs=2", "tp=4,sp=0,zero=1,mbs=2"),
+        ("tp=2,zero=1", "tp=4,sp=0", "tp=4,sp=0,zero=1"),
+    ],
+)
+def test_what_is_changed_alone_is_the_layout_that_the_option_layout_completes(own: str, asked: str, alone: str) -> None:
+    job = load_job(**JOB, engine="megatron")
+    found = why_not(plan_for_text(job, f"{own},recompute=full"), asked)
+    assert found.alone_step_seconds == plan_for_text(job, f"{alone},recompute=full").step_seconds
+
+
+def test_what_is_changed_alone_keeps_experts_divided_as_the_engine_does() -> None:
+    options = {"cluster": "dgx-h100", "gpus": 16, "sequence_length": 4096, "global_batch_size": 64}
+    job = load_job(model="mixtral-8x7b", engine="megatron", **options)
+    found = why_not(plan_for_text(job, "tp=2,pp=2,ep=2,etp=2,zero=1,recompute=full"), "tp=4")
+    own = plan_for_text(job, "tp=4,pp=2,ep=2,zero=1,recompute=full")
+    assert own.layout.etp == 4
+    assert found.alone_step_seconds == own.step_seconds
+
+
+def test_what_is_not_allowed_alone_names_the_rule(capsys) -> None:
+    job = load_job(**JOB)
+    with pytest.raises(InputError) as error:
+        plan_for_text(job, "pp=2,zero=3")
+    found = why_not(plan_for_text(job, "zero=3"), "pp=2")
+    (rule,) = found.alone_rules
+    assert found.outcome.difference
+    assert "no ZeRO-3 with a pipeline" in rule
+    assert rule in str(error.value)
+    sizes = ["--nodes", "1", "--seq-len", "4096", "--global-batch", "64"]
+    assert main(["explain", "llama3.2-1b", "dgx-a100", *sizes, "--layout", "zero=3", "--why-not", "pp=2"]) == 0
+    assert f"Changed alone it is not allowed: {rule}." in " ".join(capsys.readouterr().out.split())
 
 
 def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
@@ -213,6 +257,33 @@ def test_what_if_is_what_planning_the_changed_document_finds(asked: str, plan) -
         assert found.outcome.difference.after.step_seconds <= found.same_layout.step_seconds * (1 + WITHIN)
 
 
+RUN = JOB | {"settings": ("training.tokens=10e9", "training.deadline=30h")}
+
+
+@pytest.fixture(scope="module", params=[("gpus", CONFIDENCE), ("gpus", 0.5), ("cost", 0.9)])
+def plan_in_time(request) -> Plan:
+    """A plan by an objective that keeps a deadline."""
+    found = planned(load_job(**RUN), Constraints(), *request.param)
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.mark.parametrize("asked", [f"training.{each}" for each in ("deadline=30h", "deadline=60h", "tokens=15e9")])
+def test_what_if_keeps_objective_and_confidence_and_takes_the_changed_deadline(asked: str, plan_in_time) -> None:
+    job, options = load_job(**RUN | {"settings": (*RUN["settings"], asked)}), plan_in_time.options
+    alone = planned(job, Constraints(), options.objective, options.confidence)
+    found = what_if(plan_in_time, asked).outcome.difference
+    assert found == difference_of(plan_in_time, alone)
+    if asked in RUN["settings"]:
+        assert (found.inputs, found.layout) == ((), ())
+
+
+def test_why_not_keeps_objective_and_confidence(plan_in_time) -> None:
+    options = plan_in_time.options
+    alone = planned(load_job(**RUN), Constraints.parse(["tp=2"]), options.objective, options.confidence)
+    assert why_not(plan_in_time, "tp=2").outcome.difference == difference_of(plan_in_time, alone)
+
+
 def test_what_if_of_a_given_layout_tells_the_change_from_planning(plan) -> None:
     job = job_of(plan)
     given = plan_for_layout(job, parse_layout("tp=4,pp=1,dp=2,zero=1,sp=1", num_layers=16, num_devices=8))
@@ -227,7 +298,7 @@ def test_what_if_answers_where_the_search_may_try_nothing(plan, monkeypatch) -> 
     def refuses(*_: object, **__: object) -> None:
         raise InputError("no layout is legal")
 
-    monkeypatch.setattr("planner.explain.what_if.fastest_layout", refuses)
+    monkeypatch.setattr("planner.explain.what_if.plan_again", refuses)
     given = plan_for_layout(job_of(plan), parse_layout("tp=4,pp=1,dp=2,zero=1,sp=1", num_layers=16, num_devices=8))
     found = what_if(given, "within_node.bandwidth=x0.5")
     assert found.best_step_seconds is None
@@ -256,6 +327,33 @@ def test_more_of_anything_is_never_slower(model: str) -> None:
     assert len(told) == len(table.gains) + 1
     peak = next(each for each in table.gains if each.resource == "peak FLOP/s")
     assert 0 < peak.gain < 1 - 1 / 1.1 + 1e-9, "10 % more of one resource makes a step at most 9.1 % shorter"
+
+
+def test_more_of_anything_counts_by_the_plan_s_objective(plan_in_time) -> None:
+    options, job = plan_in_time.options, load_job(**RUN)
+    quantity = {
+        "gpus": lambda found: found.layout.world_size,
+        "cost": lambda found: found.layout.world_size * found.step_seconds,
+    }[options.objective]
+    now = search_in_time(job, Constraints(), options.objective, confidence=options.confidence)
+    table = sensitivity_of(plan_in_time)
+    assert table.step_seconds == now.step_seconds
+    assert table.objective == options.objective
+    for each in table.gains:
+        then = search_in_time(
+            change_job(job, each.change), Constraints(), options.objective, confidence=options.confidence
+        )
+        assert each.step_seconds == then.step_seconds, each
+        saved = 1 - quantity(then) / quantity(now) or 1 - then.step_seconds / now.step_seconds
+        assert each.gain == pytest.approx(saved), each
+        own = plan_for_layout(change_job(job, each.change), plan_in_time.layout).step_seconds
+        assert each.same_layout_gain == 1 - own / plan_in_time.step_seconds, each
+
+
+def test_what_is_there_now_for_least_memory_is_the_smallest_layout() -> None:
+    least = planned(load_job(**JOB), Constraints(), "memory")
+    best = search_in_time(load_job(**JOB), Constraints(), "memory", confidence=CONFIDENCE)
+    assert sensitivity_of(least).step_seconds == best.step_seconds
 
 
 def test_sensitivity_of_a_layout_that_is_not_the_best_counts_from_the_best(plan) -> None:

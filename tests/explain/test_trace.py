@@ -88,6 +88,30 @@ def test_the_ledger_track_is_the_estimate(any_plan) -> None:
         assert found.get(line_label(line.name), 0.0) == pytest.approx(line.exposed_seconds, abs=2 * NANOSECOND)
 
 
+COMPUTING = (LineName.COMPUTE, LineName.RECOMPUTE, LineName.HEAD, LineName.ACCUMULATION)
+
+
+def check_hidden_rows(plan) -> None:
+    """Hidden parts are as long as in the ledger, end with the step at the latest, and stand beside computing."""
+    events = trace_events(plan)
+    hidden = [each for each in slices(events, pid=0) if each["tid"] != 1]
+    expected = {line_label(line.name): line.hidden_seconds for line in plan.time if line.hidden_seconds > 0}
+    assert {each["name"]: each["dur"] * 1e-6 for each in hidden} == pytest.approx(expected, abs=2 * NANOSECOND)
+    work = sum(float(line.exposed_seconds) for line in plan.time if line.name in COMPUTING)
+    for each in hidden:
+        start, end = each["ts"] * 1e-6, (each["ts"] + each["dur"]) * 1e-6
+        assert end <= plan.step_seconds + 2 * NANOSECOND
+        assert end == pytest.approx(max(work, end - start), abs=2 * NANOSECOND)
+
+
+def test_hidden_rows_of_the_ledger_end_with_the_step(any_plan) -> None:
+    check_hidden_rows(any_plan)
+
+
+def test_hidden_rows_end_with_the_step_under_every_schedule(scheduled) -> None:
+    check_hidden_rows(scheduled)
+
+
 def check_lines(plan) -> None:
     """For every line, the slices on its stage add up to the exposed and hidden seconds of the ledger."""
     events = trace_events(plan)

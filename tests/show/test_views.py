@@ -157,6 +157,7 @@ def answered(plan, make_plan) -> Explanation:
     )
     gains = [("peak FLOP/s", 0.083, 0.083, False), ("memory", None, 0.021, True), ("nvlink latency", 0.0, 0.0, False)]
     sensitivity = Sensitivity(
+        objective="throughput",
         step_seconds=39.5,
         gains=tuple(
             Gain(

@@ -19,6 +19,7 @@ from planner.show.words import (
     minimum_words,
     recompute_words,
     run_words,
+    saved_words,
     schedule_words,
     segment_words,
     short_layout,
@@ -116,6 +117,7 @@ def sensitivity_rows(planned: Sensitivity | None, gains: tuple[LayoutGain, ...])
     largest = max((abs(gain) for *_, gain in rows), default=0.0) or 1.0
     return {
         "planned": planned is not None,
+        "saved": saved_words(planned.objective, planned.step_seconds) if planned else "share of the step that is saved",
         "rows": [
             {
                 "resource": name,
