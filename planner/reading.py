@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.cost.estimate import estimate
 from planner.errors import InputError, Mistake
 from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
-from planner.made_by import with_corrections, with_shipped_corrections
+from planner.made_by import with_corrections
 from planner.plan import edited, parse_plan, plan_text, plan_to_dict
 from planner.search.near_ties import minimum, runner_up
 from planner.search.search import plan_for_layout
@@ -78,8 +78,6 @@ def corrected(plan: Plan, corrections: Calibration) -> Plan:
 def _checked(text: str, name: str, tell: Callable[[str], None]) -> Plan:
     plan, is_edited = parse_plan(text, name=name)
     job = job_of(plan)
-    if plan.made_by.calibration == "shipped":
-        job = with_shipped_corrections(job)
     _check_documents(plan, name)
     if broken := _broken(job, plan.layout):
         raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where=name) for why in broken))
