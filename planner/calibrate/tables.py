@@ -38,19 +38,21 @@ def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list
     shown, mistakes = printable(str(path)), Mistakes()
     found: list[Observation] = []
     assumed: dict[tuple[str, str, str], list[int]] = {}
+    alike: dict[frozenset[tuple[str, str]], list[int]] = {}
     for line, cells in _rows(path, shown):
         where = f"{shown}:{line}"
         run = run_of(cells, where)
         if not _check_cells(mistakes, cells, run, where):
             continue
-        setup = job_of(run)
+        setup, measured = job_of(run), run.measured_step_seconds
         if reason := _left_out(run, setup):
             tell(f"{where}: left out, because {reason}")
             continue
         assert isinstance(setup, Setup)
+        assert measured is not None
+        alike.setdefault(frozenset((key, cell) for key, cell in cells.items() if key != "id"), []).append(line)
         for each in setup.assumed:
             assumed.setdefault((each.key, each.value, each.rule), []).append(line)
-        measured = run.measured_step_seconds or 0.0
         observed = Observation(
             where=where, job=setup.job, layout=setup.layout, measured_seconds=measured, share=setup.share
         )
@@ -63,9 +65,9 @@ def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list
     for (key, value, rule), lines in assumed.items():
         rows = f"{len(lines)} rows from line {lines[0]} on" if len(lines) > 1 else f"line {lines[0]}"
         tell(f"{shown}: {key}={value} is assumed in {rows}: {rule}")
-    for same, count in Counter((each.layout, each.job.training, each.measured_seconds) for each in found).items():
-        if count > 1:
-            tell(f"{shown}: {count} rows are equal, with {same[-1]:g} s a step; equal rows count as several runs")
+    for lines in alike.values():
+        if len(lines) > 1:
+            tell(f"{shown}:{lines[0]}: {len(lines)} rows are equal to this one but for `id`; each counts as a run")
     mistakes.raise_if_any()
     return found
 

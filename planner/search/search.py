@@ -46,7 +46,10 @@ def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = 
     """
     broken = broken_rules(job, layout, except_for=("schedule",))
     if sum(layout.layers_per_stage) != job.model.num_layers:
-        broken = (*broken, f"its stages hold {sum(layout.layers_per_stage)} of {job.model.num_layers} layers")
+        broken = (
+            *broken,
+            f"it divides {sum(layout.layers_per_stage)} layers, and the model has {job.model.num_layers}",
+        )
     if broken:
         raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where="--layout") for why in broken))
     return _plan(job, layout, estimate(job, layout), assumed=assumed)

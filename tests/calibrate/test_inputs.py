@@ -162,7 +162,16 @@ def test_what_a_row_leaves_open_is_said_and_a_row_of_an_unknown_program_is_left_
     assert len(read_inputs([path], tell=notes.append)) == 2
     assert any("runs.csv:3: left out, because framework `torchtitn`" in note and "torchtitan" in note for note in notes)
     assert any("dp=8 is assumed in line 4: by the number of GPUs, not 99" in note for note in notes)
-    assert any("2 rows are equal" in note for note in notes)
+    assert not any("rows are equal" in note for note in notes)
+
+
+def test_equal_rows_are_said(tmp_path) -> None:
+    notes: list[str] = []
+    rows = (ROW | {"id": str(number)} for number in range(3))
+    assert (
+        len(read_inputs([table(tmp_path / "runs.csv", *rows, ROW | {"id": "3", "mbs": "2"})], tell=notes.append)) == 4
+    )
+    assert any("runs.csv:2: 3 rows are equal to this one" in note for note in notes)
 
 
 def test_columns_are_known_in_any_case_and_behind_any_separator(tmp_path) -> None:

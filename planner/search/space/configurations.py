@@ -408,7 +408,7 @@ def _all_forbidden(job: Job, constraints: Constraints) -> InputError:
     every = constraints.forbidden
     alone = [each for each in every if _leaves_some(job, constraints.but_for(each), {})] or every
     named = " and ".join(",".join(map(str, each)) for each in alone)
-    return InputError(f"{named} rules out every legal layout", where="--forbid", hint="forbid less")
+    return InputError(f"every legal layout is forbidden, by {named}", where="--forbid", hint="forbid less")
 
 
 def _legal_values(job: Job, constraints: Constraints) -> str:
