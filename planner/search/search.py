@@ -45,11 +45,9 @@ def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = 
         InputError: the layout breaks rules; all of them are named.
     """
     broken = broken_rules(job, layout, except_for=("schedule",))
-    if sum(layout.layers_per_stage) != job.model.num_layers:
-        broken = (
-            *broken,
-            f"it divides {sum(layout.layers_per_stage)} layers, and the model has {job.model.num_layers}",
-        )
+    divided, there = sum(layout.layers_per_stage), job.model.num_layers
+    if divided != there:
+        broken = (*broken, f"it divides {divided} layers, and the model has {there}")
     if broken:
         raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where="--layout") for why in broken))
     return _plan(job, layout, estimate(job, layout), assumed=assumed)
