@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import numpy as np
 
 from planner.cost.goodput import kept_share
-from planner.cost.run import billed_devices, longest_step_seconds, num_steps
-from planner.errors import InputError
+from planner.cost.run import billed_devices, longest_step_seconds
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import billed
 
@@ -241,15 +240,9 @@ def objective_of(job: Job, name: ObjectiveName) -> Objective:
     """The order of layouts that this job needs.
 
     A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
-
-    Raises:
-        InputError: the job has a deadline and no token budget, so no step time follows.
     """
     if name not in ("cost", "gpus") or job.training.deadline is None:
         return Objective(name=name)
-    if num_steps(job.training) is None:
-        hint = "add `tokens: 300e9` to TRAINING.yaml, or --set training.tokens=300e9"
-        raise InputError("a deadline needs the token budget of the run", where="training.deadline", hint=hint)
     # failures of all devices are counted, so that the limit holds for layouts on any number of devices
     share = kept_share(job, [(pool.cluster, pool.cluster.num_devices) for pool in job.pools])
     return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training) * share)

@@ -12,7 +12,6 @@ from planner.specs import library
 from planner.specs.calibration import Calibration, CalibrationEntry, find_entry
 from planner.specs.cluster import DeviceSpec
 from planner.specs.engine import EngineSpec
-from planner.specs.files import kind_of
 from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.model import ModelSpec
 from planner.specs.text import any_of, did_you_mean, printable, quoted
@@ -100,14 +99,7 @@ def load_calibration(path: Path) -> Calibration:
         InputError: all mistakes of the document at once.
         EnvironmentProblem: the file cannot be read.
     """
-    try:
-        return validate(Calibration, read_yaml(path))
-    except InputError as error:
-        if path.is_file() and (kind := kind_of(path.name, path.read_text(encoding="utf-8", errors="replace"))):
-            hint = "`planner calibrate RUNS... -o FILE` writes corrections"
-            message = f"{printable(str(path))} is {kind}, and holds no corrections"
-            raise InputError(message, where="--calibration", hint=hint) from error
-        raise
+    return validate(Calibration, read_yaml(path))
 
 
 def other_engines(before: str, has_it: Callable[[EngineSpec], bool]) -> str:

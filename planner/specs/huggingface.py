@@ -27,7 +27,7 @@ from planner.specs.huggingface_vision import (
     add_vision,
 )
 from planner.specs.text import any_of, did_you_mean, printable, quoted
-from planner.specs.yaml import MAX_DEPTH, MAX_NODES, read_text
+from planner.specs.yaml import MAX_DEPTH, MAX_NODES, document_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ def read_config(path: Path, name: str = "") -> HuggingFaceModel:
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
-    return config_from_text(read_text(path, shown), shown, _model_name(path))
+    return config_from_text(document_text(path, shown), shown, _model_name(path))
 
 
 def config_from_text(text: str, shown: str, model_name: str = "model") -> HuggingFaceModel:

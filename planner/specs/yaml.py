@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import yaml
 
 from planner.errors import EnvironmentProblem, InputError, Mistake
+from planner.specs.files import kind_of
 from planner.specs.text import printable, quoted
 
 if TYPE_CHECKING:
@@ -89,7 +90,21 @@ def read_yaml(path: Path, name: str = "") -> Node:
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
-    return parse_yaml(read_text(path, shown), shown)
+    return parse_yaml(document_text(path, shown), shown)
+
+
+def document_text(path: Path, shown: str) -> str:
+    """The text of a model, cluster, training, calibration or configuration document; messages call the file `shown`.
+
+    Raises:
+        InputError: as `read_text`, or the file is a plan or a script.
+        EnvironmentProblem: the file cannot be read.
+    """
+    text = read_text(path, shown)
+    if kind := kind_of(path.name, text):
+        how = "planner explain" if kind == "a plan" else "planner explain --from"
+        raise InputError(f"{shown} is {kind}; a document is expected here", hint=f"`{how} {shown}` explains it")
+    return text
 
 
 def read_text(path: Path, shown: str) -> str:
