@@ -110,11 +110,11 @@ def imports_point_one_way(sources: Sources) -> list[str]:
 
 
 def parts_of_the_search_point_one_way(sources: Sources) -> list[str]:
-    """Questions import from the optimum, the optimum from the bounds, the bounds from the space; never in reverse."""
-    order = {"space": 0, "bounds": 1, "optimum": 2}
+    """Each part imports only from parts below it: questions, the search's own modules, optimum, bounds, space."""
+    order = {"space": 0, "bounds": 1, "optimum": 2, "questions": 4}
 
     def level(module: str) -> int:
-        return order.get(module.removeprefix("search.").partition(".")[0], len(order))
+        return order.get(module.removeprefix("search.").partition(".")[0], 3)
 
     return [
         f"{module} imports {target}, which is above it"
@@ -241,6 +241,7 @@ RULES: dict[Rule, tuple[Sources, ...]] = {
     parts_of_the_search_point_one_way: (
         {"search.space.rules": "from planner.search.optimum.pricing import f", "search.optimum.pricing": ""},
         {"search.bounds.of_layers": "from planner.search.search import search", "search.search": ""},
+        {"search.simplest": "from planner.search.questions.sweep import sweep", "search.questions.sweep": ""},
     ),
     trainer_stands_apart: (
         {"launch": "from planner.trainer.model import Block", "trainer.model": ""},

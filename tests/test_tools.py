@@ -223,3 +223,11 @@ def test_lines_of_a_record_are_found_again_in_a_changed_file() -> None:
     assert [find(before, after, range(line, line + 1)) for line in (2, 3, 5)] == [{1}, {2}, {4}]
     assert 3 in find(before, after, range(4, 5))
     assert find(before, before, range(2, 4)) == {2, 3}
+
+
+def test_every_mutant_known_to_be_equivalent_is_of_a_line_that_exists() -> None:
+    claims = load_tool("mutate").claimed(ROOT)
+    assert claims
+    for claim in claims:
+        lines = (ROOT / claim["file"]).read_text(encoding="utf-8").splitlines()
+        assert claim["code"] in map(str.strip, lines), claim

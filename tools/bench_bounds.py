@@ -23,7 +23,7 @@ from planner.search.bounds.of_pools import PoolBounds
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import least_peak
 from planner.search.optimum import integer_program, pricing
-from planner.search.remedies import remedies
+from planner.search.questions.remedies import remedies
 from planner.search.search import search
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.constraints import Constraints

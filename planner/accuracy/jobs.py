@@ -1,7 +1,7 @@
 """Turn a row of a table into input for `planner explain`: documents, options, and an incomplete layout.
 
-The rules of planner/search/given.py fill the layout's missing keys, as for `--layout`. This module chooses all other
-missing values, and lists each choice.
+The rules of planner/search/questions/given.py fill the layout's missing keys, as for `--layout`. This module chooses
+all other missing values, and lists each choice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from planner.accuracy.machines import cluster_of
 from planner.accuracy.models import model_of
 from planner.errors import InputError
 from planner.layout import Assumed
-from planner.search.given import given_layout, split_with_ends
+from planner.search.questions.given import given_layout, split_with_ends
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
 from planner.specs.recompute import canonical, policy_fault

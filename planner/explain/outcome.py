@@ -10,8 +10,8 @@ from planner.cost.ledger import Verdict, verdict_of, worst_stage
 from planner.errors import InputError
 from planner.explain.difference import Difference, difference_of
 from planner.layout import format_layout
-from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
+from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.search import plan_for_layout
 from planner.search.simplest import WITHIN
 from planner.specs.document import Document

@@ -15,7 +15,7 @@ from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices
 from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
 from planner.explain.operations import stage_at
 from planner.layout import format_layout, offloads_activations
-from planner.search.layout_remedies import layout_remedies
+from planner.search.questions.layout_remedies import layout_remedies
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
 from planner.specs.recompute import modules_in

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan
     from planner.search.footprint import NothingFits
-    from planner.search.remedies import LiftedPin, Remedy
+    from planner.search.questions.remedies import LiftedPin, Remedy
     from planner.specs.job import Job
 
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from planner.plan import layout_to_dict
-from planner.search.side_by_side import REFERENCE_TOKENS
+from planner.search.questions.side_by_side import REFERENCE_TOKENS
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, short_layout
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.plan import Plan
-    from planner.search.side_by_side import Choice, Measure, SideBySide
+    from planner.search.questions.side_by_side import Choice, Measure, SideBySide
 
 MEASURES: Final[dict[Measure, str]] = {
     "usd": "cost",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.cost.run import WholeRun
-    from planner.search.sweep import Point, Sweep
+    from planner.search.questions.sweep import Point, Sweep
     from planner.specs.job import Job
 
 _MOST_ROWS = 16

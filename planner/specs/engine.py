@@ -19,8 +19,8 @@ Offload = Literal["none", "optimizer", "activations", "both"]
 class EngineDefaults(InputDocument):
     """Settings that apply if the user sets nothing: the engine's defaults, or the settings of its published recipes.
 
-    These settings fill the gaps of a `--layout` (planner/search/given.py), together with rules that follow from the
-    engine's abilities.
+    These settings fill the gaps of a `--layout` (planner/search/questions/given.py), together with rules that follow
+    from the engine's abilities.
     """
 
     recompute: Recompute = "none"

@@ -29,9 +29,9 @@ from planner.explain.why_not import why_not
 from planner.layout import format_layout, parse_layout
 from planner.plan import Plan, plan_to_json
 from planner.plan_parts import ObjectiveName
-from planner.search.deadline import CONFIDENCE, search_in_time
 from planner.search.footprint import NothingFits
-from planner.search.given import plan_for_text
+from planner.search.questions.deadline import CONFIDENCE, search_in_time
+from planner.search.questions.given import plan_for_text
 from planner.search.search import plan_for_layout, search
 from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.search.batch_choice import AS_GOOD, batch_report, choose_batch
-from planner.search.deadline import search_in_time
 from planner.search.objectives import Objective
+from planner.search.questions.batch_choice import AS_GOOD, batch_report, choose_batch
+from planner.search.questions.deadline import search_in_time
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.specs.batch import BatchRange, read_batch

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.search.given import plan_for_text
+from planner.search.questions.given import plan_for_text
 from planner.search.search import LABEL
 from planner.show.screen import Screen, to_text
 from planner.show.summary import summary

@@ -10,7 +10,7 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.layout import parse_layout
 from planner.search.least_memory import least_peak, within_share
-from planner.search.remedies import each_lifted, lifted_pins, remedies
+from planner.search.questions.remedies import each_lifted, lifted_pins, remedies
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules

@@ -13,8 +13,8 @@ from planner.cost.estimate import estimate
 from planner.cost.memory_band import MemoryDistribution
 from planner.cost.run import longest_step_seconds
 from planner.plan import Plan
-from planner.search.deadline import search_in_time
 from planner.search.footprint import NothingFits
+from planner.search.questions.deadline import search_in_time
 from planner.search.search import search
 from planner.specs.calibration import MemorySpread, Spread
 

@@ -13,7 +13,7 @@ import planner
 from planner.cli import main
 from planner.cost.run import WholeRun
 from planner.errors import InputError
-from planner.search.side_by_side import Choice, with_front
+from planner.search.questions.side_by_side import Choice, with_front
 from planner.show.page.charts import choices_chart
 
 TINY = ["--precision", "bf16", "--global-batch", "8", "--seq-len", "64"]

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from planner.cost.estimate import estimate
 from planner.cost.run import devices_in_use
 from planner.errors import InputError
-from planner.search.batch_choice import AS_GOOD
-from planner.search.deadline import search_in_time
 from planner.search.objectives import Objective, Staircase
 from planner.search.optimum.pricing import layout_at
+from planner.search.questions.batch_choice import AS_GOOD
+from planner.search.questions.deadline import search_in_time
+from planner.search.questions.sweep import sweep, sweep_pools
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.search.space.policies import allowed_policies, legal_degrees
-from planner.search.sweep import sweep, sweep_pools
 from planner.specs.change import change_job
 from planner.specs.job import each_pool
 from planner.specs.load import load_job

@@ -22,9 +22,9 @@ from planner.layout import Layout, format_layout, parse_layout
 from planner.measured import Deviation
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import LeastPeak
-from planner.search.remedies import LiftedPin, Remedy
+from planner.search.questions.remedies import LiftedPin, Remedy
+from planner.search.questions.sweep import Point, Sweep
 from planner.search.search import plan_for_layout
-from planner.search.sweep import Point, Sweep
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
 from planner.show.library import cluster_table

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from planner.errors import InputError
-from planner.search.given import plan_for_text
+from planner.search.questions.given import plan_for_text
 from planner.show.summary import band_rows
 from planner.specs import library
 from planner.specs.by_name import load_device

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.explain.scaling import Scaling
     from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
-    from planner.search.side_by_side import SideBySide
+    from planner.search.questions.side_by_side import SideBySide
 
 _WIDTH: Final = 400.0
 _HEIGHT: Final = 250.0

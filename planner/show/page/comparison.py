@@ -22,7 +22,7 @@ from planner.show.side_by_side import (
 from planner.show.words import short_layout
 
 if TYPE_CHECKING:
-    from planner.search.side_by_side import Choice, SideBySide
+    from planner.search.questions.side_by_side import Choice, SideBySide
 
 
 def comparison_page(found: SideBySide) -> str:

@@ -14,11 +14,11 @@ from planner.cost.goodput import kept_share
 from planner.cost.run import billed_devices, devices_in_use, longest_step_seconds
 from planner.errors import InputError
 from planner.layout import divisors
-from planner.search.batch_choice import AS_GOOD, best_batch
 from planner.search.best_first import best_first
-from planner.search.deadline import CONFIDENCE
 from planner.search.objectives import Staircase
 from planner.search.pin_checks import check_constraints
+from planner.search.questions.batch_choice import AS_GOOD, best_batch
+from planner.search.questions.deadline import CONFIDENCE
 from planner.search.reporter import Reporter
 from planner.search.search import fastest_layout
 from planner.search.space.arrays import TIE
