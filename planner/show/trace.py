@@ -106,16 +106,6 @@ def trace_text(plan: Plan, *, ranks: bool = False) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def trace_events(plan: Plan, *, ranks: bool = False) -> list[dict[str, Any]]:
-    """Return the events of the trace as a list.
-
-    Raises:
-        InputError: as `trace_text`.
-    """
-    found: list[dict[str, Any]] = json.loads("".join(trace_text(plan, ranks=ranks)))["traceEvents"]
-    return found
-
-
 def _check_size(layout: Layout, step: ExecutedStep, *, ranks: bool) -> None:
     kinds = step.timeline.kind
     most = 3 + max(len(kind.parts) for kind in step.kinds.values())

@@ -154,15 +154,6 @@ def learned_positions(config: Config) -> None:
     config.put("embedding_norm", config.flag("layernorm_embedding", True), "layernorm_embedding")
 
 
-def untied_unless(key: str) -> Callable[[Config], None]:
-    """A config key that only this type has says whether the head is tied to the embedding."""
-
-    def rule(config: Config) -> None:
-        config.put("tied_embeddings", config.flag(key, True), key)
-
-    return rule
-
-
 def big_bird_bias(config: Config) -> None:
     """BigBird: a config key says whether the projections to queries, keys and values have biases."""
     if not config.flag("use_bias", True):

@@ -17,11 +17,15 @@ from planner.explain.operations import operations_of_step
 from planner.explain.plan_inputs import job_of
 from planner.plan import plan_to_json
 from planner.search.search import plan_for_layout
-from planner.show.trace import trace_events, trace_text
+from planner.show.trace import trace_text
 from planner.show.words import line_label
 
 NANOSECOND = 1e-9
 PASSES = 1
+
+
+def trace_events(plan, *, ranks: bool = False):
+    return json.loads("".join(trace_text(plan, ranks=ranks)))["traceEvents"]
 
 
 def slices(events, **wanted):
