@@ -149,6 +149,30 @@ def test_a_wrong_closed_form_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "1010" in capsys.readouterr().out
 
 
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def parts(text: str) -> tuple[set[str], float]:
+    """The values of a layout, and its step in seconds, in a row of the page or a line of the tool."""
+    (seconds,) = re.findall(r"([0-9.]+) s\b", text)
+    return set(re.findall(r"\w+=[\w+:]+(?=[,:`])", text)), float(seconds)
+
+
+@pytest.mark.slow
+def test_the_page_has_the_ten_plans_that_the_tool_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    load_tool("plans").both_answers()
+    printed = re.findall(r"(?m)^(\S.*)\n  minimum  (.*)\n  plan     (.*)\n", capsys.readouterr().out)
+    page = (ROOT / "docs" / "how-it-decides.md").read_text(encoding="utf-8")
+    assert len(printed) == 10
+    for name, least, plan in printed:
+        (cells,) = (line.split("|")[2:4] for line in page.splitlines() if line.startswith(f"| {name} |"))
+        assert (cells[1].strip() == "the same") == (plan == least)
+        for cell, line in zip(cells if plan != least else cells[:1], (least, plan), strict=False):
+            (values, seconds), (found, exact) = parts(cell), parts(line)
+            assert values <= found
+            assert seconds == pytest.approx(exact, rel=0.005)
+
+
 # --- mutants ----------------------------------------------------------------------------------------------------
 
 TOY = '''"""A toy."""

@@ -53,7 +53,8 @@ every source. {num_measured} of the runs have a measured step time, and the plan
 - The fit has factors for device, engine, precision, kind of layers and links, but never a factor for one model.
   {unfitted} enter
   no fit, so for them both columns show the same forecast.
-- If a row leaves out a setting, the engine's default is used, whether the run succeeded or ran out of memory.
+- If a row leaves out a setting, a fixed rule fills it in, mostly with the engine's default. The rule for recompute is
+  the least that is likely to fit. No rule knows whether the run succeeded or ran out of memory.
 """
 
 BANDS = """A band is meant to hold 8 of 10 runs. In this table the band of a run comes from the forecast errors of other

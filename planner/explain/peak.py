@@ -143,7 +143,7 @@ def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
 
 
 def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
-    """Changes that make the layout fit, fastest first, found by trying every other value of every key."""
+    """Changes that make the layout fit, fastest first (`layout_remedies`)."""
     return tuple(
         FittingChange(
             change=each.change,

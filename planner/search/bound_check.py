@@ -14,6 +14,7 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.search.bounds.of_memory import least_shares, may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed
+from planner.search.bounds.of_steps import least_seconds_of_any_policy
 from planner.search.least_memory import least_of
 from planner.search.near import candidates_of
 from planner.search.optimum.candidate import Disagreement
@@ -141,6 +142,8 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
         bounds["with any replicas"] = lower.sharded_bound_seconds(alone, policies, cutoff)
         placements, seconds = placed(job, unplaced, policies, constraints, cutoff)
         bounds["of the step"] = seconds[placements.placement == one.placement]
+        if len(job.pools) == 1:
+            bounds["of any recompute policy"] = least_seconds_of_any_policy(job.pools[0], alone, cutoff)
         _check_cutoff(found, constraints, best, one, optimum)
         _check_memory(found, constraints, one, policies)
     for name, values in bounds.items():

@@ -72,8 +72,7 @@ THROUGHPUT: Final = Objective()
 WORTH_READING: Final = 0.1
 """A layout of another kind is listed as an alternative only if it is worse by at most this share.
 
-If two forecasts differ by more than this share, their order is right for nearly all pairs of layouts that a source ran
-on one job (docs/accuracy.md).
+The share is assumed: forecasts that differ by more are rarely in the wrong order.
 """
 
 

@@ -30,6 +30,8 @@ from planner.search.time_limit import OutOfTime, TimeLimit
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from planner.layout import Assumed, Layout
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.constraints import Constraints
@@ -136,32 +138,35 @@ def search(
     reporter = reporter or Reporter()
     check_constraints(job, constraints)
     check_objective(job, objective)
-    tight = _tightened(job, constraints, objective)
-    best = BestKinds(objective, top + 1, within=within)
     limit = TimeLimit(time_limit)
-    try:
+
+    def decided(tightened: Callable[[], Job | None]) -> tuple[Found, BestKinds, Decision] | None:
+        best = BestKinds(objective, top + 1, within=within)
         with limit.ends():
+            tight = tightened()
+            if tight is None:
+                return None
             found = best_first(tight, constraints, best, reporter, until_interrupted=True)
+        if found.bound is not None and not found.layouts:  # interrupted, so nothing says that no layout fits
+            raise OutOfTime if found.is_out_of_time else KeyboardInterrupt
+        reporter.solving(solver, len(found.near))
+        return found, best, decide(found, best, solver, limit.left)
+
+    try:
+        answer = decided(lambda: _tightened(job, constraints, objective))
+        # a request is relaxed only if both methods found nothing
+        if answer and not answer[0].layouts and answer[0].pruned.get("deadline"):
+            objective = THROUGHPUT
+            answer = decided(lambda: job)
+        if answer and not answer[0].layouts:
+            objective = replace(objective, longest_step_seconds=math.inf)
+            answer = decided(lambda: _where_likeliest(job, constraints))
     except OutOfTime:
         hint = "give it more time, or leave less to choose from: --pin tp=8"
         raise SolverTrouble(f"no layout was found within {time_limit:g} s", where="--time-limit", hint=hint) from None
-
-    def decided() -> Decision:
-        reporter.solving(solver, len(found.near))
-        return decide(found, best, solver, limit.left)
-
-    decision = decided()  # a request is relaxed only if both methods found nothing
-    if not found.layouts and found.pruned.get("deadline"):
-        tight, best = job, BestKinds(objective := THROUGHPUT, top + 1, within=within)
-        found = best_first(tight, constraints, best, reporter)
-        decision = decided()
-    if not found.layouts and (likeliest := _where_likeliest(job, constraints)):
-        objective = replace(objective, longest_step_seconds=math.inf)
-        tight, best = likeliest, BestKinds(objective, top + 1, within=within)
-        found = best_first(tight, constraints, best, reporter)
-        decision = decided()
-    if not found.layouts:
+    if answer is None or not answer[0].layouts:
         return smallest_footprint(job, constraints)
+    found, best, decision = answer
     num_checked = check_bounds(found, constraints, best) if check else 0
     winner = best_layout(found, objective)
     reporter.solved(decision.solution.status, winner.seconds, decision.gap)
@@ -248,8 +253,8 @@ def fastest_layout(
 ) -> tuple[Layout, float] | None:
     """The best layout and its step seconds, by the dynamic program alone; None if no layout fits in time.
 
-    The layout equals the answer of `search`, but without the integer program's proof. Questions that need many searches
-    use this function.
+    If a layout fits in time, this is the minimum that `search` finds, without the integer program's proof. Questions
+    that need many searches use this function.
     known: a layout near the best one, which makes the search faster. If `known` fits and no layout is better, the
     answer is None.
 

@@ -75,7 +75,7 @@ def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | Non
         for each in changes
     ]
     table = Columns(rows, right=(1, 2, 3), wrap=(0, 4), header=("change", "step", "", "fits", "layout then"))
-    return section("What would make it fit", table, note="every other value of every key, then pairs; each one priced")
+    return section("What would make it fit", table, note="single changes, then pairs; each one priced")
 
 
 def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Group | None:

@@ -158,13 +158,15 @@ def _claim(plan: Plan, certificate: Certificate) -> str:
         return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster.{simplest}"
     if not plan.fits:
         return f"None fits. Of the layouts that are likeliest to fit, by the forecast no other {better}."
+    optimal = f"Optimal: by the forecast no other layout in the search space {better}"
     if proof is None or plan.minimum is None:
-        return f"Optimal: by the forecast no other layout {better}."
+        return f"{optimal}."
     within = f"{100 * proof.within:.3g}%"
     if plan.minimum.layout == plan.layout:
-        return f"Optimal: by the forecast no other layout {better}, and none within {within} of it is simpler."
+        return f"{optimal}, and none within {within} of it is simpler."
     least = f"{short_layout(plan.minimum.layout)} ({format_seconds(plan.minimum.step_seconds)})"
-    return f"The simplest within {within} of the proven minimum: by the forecast no layout {better} than {least}."
+    simplest = f"The simplest within {within} of the proven minimum"
+    return f"{simplest}: by the forecast no layout in the search space {better} than {least}."
 
 
 def _counts_of_simplest(certificate: Certificate) -> str:

@@ -1,4 +1,4 @@
-"""Functions that every brute force over layouts needs, written independently of the search."""
+"""Functions that every brute force over layouts needs; they share rules and prices with the search, nothing else."""
 
 from __future__ import annotations
 

@@ -35,18 +35,26 @@ from planner.cost.prices import stage_bytes, stage_fits, stage_prices
 from planner.cost.stage import stage_of
 from planner.errors import InputError, SolverTrouble
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
+from planner.search.best_first import Found
 from planner.search.bounds import of_memory
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.of_layers import LayerBounds, most_layers
 from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
-from planner.search.bounds.of_steps import LeastCosts, _forced_seconds, least_costs, lower_bound_seconds
+from planner.search.bounds.of_steps import (
+    LeastCosts,
+    _forced_seconds,
+    least_costs,
+    least_seconds_of_any_policy,
+    lower_bound_seconds,
+)
 from planner.search.least_memory import least_peak
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
+from planner.search.optimum.executed_schedules import busy_seconds, executed_candidates
 from planner.search.optimum.pricing import price_candidates
 from planner.search.questions.remedies import remedies
 from planner.search.reporter import Reporter
-from planner.search.search import NothingFits, fastest_layout, plan_for_layout, search
+from planner.search.search import NothingFits, fastest_layout, fits, plan_for_layout, search
 from planner.search.space import faults
 from planner.search.space.arrays import TIE
 from planner.search.space.configurations import _with_ones
@@ -782,6 +790,23 @@ def test_an_executed_schedule_is_found_as_by_brute_force_where_layers_differ(see
     check_executed(job_of_different_layers(seed, engine="torch"), "zbv")
 
 
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev", "zb-h1"])
+@pytest.mark.parametrize("seed", [5, 24, 35])
+def test_no_bound_of_an_executed_schedule_exceeds_the_executed_step(seed, schedule, with_engine):
+    job = with_engine(small_job(seed), overlap={"paired_passes": seed % 2 == 1}, pipeline={"schedules": (schedule,)})
+    pinned, num = Constraints.parse([f"schedule={schedule}"], []), 0
+    for degrees in legal_degrees(job, pinned):
+        policies = allowed_policies(job, pinned, degrees)
+        executed = executed_candidates(job, degrees, policies)
+        fits = np.array([each.stage.size > 0 for each in executed])
+        exact = np.where(fits, [each.constant_seconds for each in executed], np.inf)
+        bounds = busy_seconds(job, degrees, policies)
+        assert np.array_equal(np.isfinite(bounds), fits)
+        assert np.all(bounds <= exact * (1 + 1e-12))
+        num += int(fits.sum())
+    assert num > 0
+
+
 def check_executed(job, schedule):
     best = np.inf
     for common in every_configuration(job, schedule):
@@ -824,9 +849,12 @@ def check_bounds(job):
         assert np.all(lower_bound_seconds(job, degrees, policies) <= few)
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
+        assert np.all(least_seconds_of_any_policy(job, unreplicated, np.inf) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
         for cutoff in (best, 1.3 * best, exact[fits].min(initial=np.inf)):  # a bound above the cutoff only needs to be
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
+            assert np.all((bounds <= few) | (exact > cutoff))
+            bounds = least_seconds_of_any_policy(job, unreplicated, cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
             narrow = price_candidates(job, degrees, policies, constraints=NO_CONSTRAINTS, cutoff_seconds=cutoff)
             for candidate, seconds in zip(narrow, exact, strict=True):
@@ -1114,6 +1142,29 @@ def test_a_time_limit_ends_a_search_that_finds_nothing(job, monkeypatch):
     monkeypatch.setattr("planner.search.best_first.device_partitions", lambda *_a, **_k: time.sleep(60))
     with pytest.raises(SolverTrouble, match=r"within 0.1 s"):
         search(job, NO_CONSTRAINTS, time_limit=0.1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "slow"),
+    [("memory", "planner.search.search.least_peak"), ("throughput", "planner.search.search._where_likeliest")],
+)
+def test_a_time_limit_also_ends_the_parts_before_and_after_the_first_search(objective, slow, monkeypatch):
+    monkeypatch.setattr(slow, lambda *_a, **_k: time.sleep(60))
+    jobs = map(small_job, itertools.count())
+    job = next(each for each in jobs if objective == "memory" or not fits(each, NO_CONSTRAINTS))
+    with pytest.raises(SolverTrouble, match=r"within 2 s"):
+        search(job, NO_CONSTRAINTS, objective=Objective(name=objective), time_limit=2.0)
+
+
+def test_a_search_that_ends_early_without_a_layout_does_not_say_that_nothing_fits(job, monkeypatch):
+    found = Found(job, NO_CONSTRAINTS)
+    found.bound, found.is_out_of_time = 0.0, True
+    monkeypatch.setattr("planner.search.search.best_first", lambda *_a, **_k: found)
+    with pytest.raises(SolverTrouble, match="no layout was found"):
+        search(job, NO_CONSTRAINTS, time_limit=60.0)
+    found.is_out_of_time = False
+    with pytest.raises(KeyboardInterrupt):
+        search(job, NO_CONSTRAINTS)
 
 
 def test_ctrl_c_while_the_solver_runs_returns_what_is_known(job, best, monkeypatch):

@@ -121,7 +121,7 @@ def test_stage_range() -> None:
 def test_certificate_claims_the_optimum_only_when_it_is_proved(make_plan) -> None:
     plan = make_plan()
     proved = certificate_sentence(plan)
-    assert proved.startswith("Optimal: by the forecast no other layout is faster.")
+    assert proved.startswith("Optimal: by the forecast no other layout in the search space is faster.")
     assert "1,234 configurations" in proved
     stopped = replace(plan, certificate=replace(plan.certificate, status="time limit", gap=0.031))
     said = certificate_sentence(stopped)

@@ -1,7 +1,8 @@
 """Find changes of one or two keys that make a given layout fit, and price each change.
 
-Every value of a key is tried, not only the next one. The other keys and the number of devices stay the same, so a
-change of a degree also changes dp.
+Every other value of tp, cp, pp, ep, ZeRO stage, recompute and offload is tried. The microbatch only gets smaller,
+interleave is 1 or 2, and sequence parallelism is only turned on. The other keys and the number of devices stay the
+same, so a change of a degree also changes dp.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class _Step(NamedTuple):
 def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
     """The fastest change of each key that makes the layout fit, or else of each pair of keys; fastest first.
 
-    Pairs are tried if no single change makes the layout fit. Adapters are not proposed, because they train a different
-    model. In a pair, each change lowers the need of the fullest device, or is legal only together with the other
-    change.
+    Pairs are tried if no single change except adapters makes the layout fit. Adapters are proposed only alone, because
+    they train a different model. In a pair, each change lowers the need of the fullest device, or is legal only
+    together with the other change.
     """
     here, steps = _need((job, layout)), list(_steps(job, layout))
     needs = {step: _need(case) if (case := step.of(job, layout)) and _is_legal(case) else None for step in steps}
@@ -114,7 +115,7 @@ def _then(case: _Case | None, step: _Step) -> _Case | None:
 
 
 def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
-    """Every other value of every key that affects memory."""
+    """The changes that are tried, one key each."""
     yield from _degrees(job, layout)
     yield from (_on_layout("mbs", each, _with_microbatch) for each in divisors(job.training.global_batch_size))
     for zero in range(4):

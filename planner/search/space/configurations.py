@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 """Schedules that are considered without a pin.
 
-GPipe is left out because it takes as long as 1F1B and needs more memory. Schedules that can be priced only by executing
-them are left out because that is too slow to do for every job.
+GPipe is left out because it takes as long as 1F1B and needs more memory. (With fewer microbatches than stages some
+engines allow only GPipe. These layouts are not searched.) Schedules that can be priced only by executing them are left
+out because that is too slow to do for every job.
 """
 
 

@@ -1,4 +1,7 @@
-"""Select the segments of scale-up domains to try: all segments that no other segment makes useless."""
+"""Select the segments of scale-up domains to try: the segments that no other segment makes useless.
+
+In domains of more than 64 hosts, only powers of two and the whole domain are considered.
+"""
 
 from __future__ import annotations
 
