@@ -13,7 +13,7 @@ from planner.cost.prices import num_microbatches, stage_bytes
 from planner.cost.schedule import in_flight_microbatches
 from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
 from planner.search.space.arrays import TIE, unrolled
-from planner.search.space.configurations import OWN
+from planner.search.space.configurations import OWN, can_be_smaller
 from planner.search.space.policies import choices_of
 from planner.specs.recompute import FULL, NONE, policy_code
 
@@ -144,15 +144,11 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
 def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
     """Distinct substitutes that need no more memory than the configurations, and the index of each one's substitute.
 
-    A substitute has one sequence per microbatch and represents many configurations. Its need is no larger but for
-    rounding. Larger microbatches need more memory, and as long as the step has several microbatches, the number in
-    flight is the same. In two cases the substitute keeps the microbatch size: a single microbatch accumulates no
-    gradients, and GPipe holds fewer microbatches if they are larger.
+    A substitute represents many configurations. Its microbatches have one sequence if microbatches can be smaller.
 
-    Source: derived here; tested against `least_stage_bytes` of each.
+    Source: `can_be_smaller`.
     """
-    alike = (degrees.dp * degrees.mbs < job.training.global_batch_size) & (degrees.schedule in ("1f1b", "interleaved"))
-    smallest = degrees.having("mbs", np.where(alike, 1, degrees.mbs))
+    smallest = degrees.having("mbs", np.where(can_be_smaller(job, degrees), 1, degrees.mbs))
     return smallest.distinct(*smallest.numbers())
 
 

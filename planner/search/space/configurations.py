@@ -349,23 +349,43 @@ _SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
 def legal_blocks(
-    job: Job, constraints: Constraints, refused: Refusals, *, with_replicas: bool
+    job: Job, constraints: Constraints, refused: Refusals, *, of_least_memory: bool
 ) -> Iterator[DegreeArrays]:
-    """Every configuration that the rules and the constraints allow, without policies; counts what the rules refuse."""
+    """Every configuration that the rules and the constraints allow, without policies; counts what the rules refuse.
+
+    of_least_memory: leave out configurations if another one needs no more memory: one with a single replica of the
+        sharded group, or one with smaller microbatches (`can_be_smaller`).
+    """
+    has_smallest = of_least_memory and not (constraints.mentions("mbs") or constraints.mentions("recompute"))
     partitions = device_partitions(job, constraints, refused)
     for first in range(0, len(partitions), _BLOCK):
         block = partitions.take(slice(first, first + _BLOCK))
         for schedule in schedules_of(job, constraints):
             timed = fill_timing(job, constraints, block, schedule, refused)
+            if has_smallest:
+                timed = timed.take((timed.mbs == 1) | ~can_be_smaller(job, timed))
             spread = fill_experts(job, constraints, timed, refused)
             for offload in offloads_of(job, constraints):
                 degrees = fill_zero(job, constraints, spread, offload, refused)
-                degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
+                degrees = fill_replicas(job, constraints, degrees, refused, every=not of_least_memory)
                 if len(degrees):
                     yield degrees
 
 
 _BLOCK: Final = 256  # partitions at a time
+
+
+def can_be_smaller(job: Job, degrees: DegreeArrays) -> NDArray[np.bool_]:
+    """Whether microbatches of one sequence need no more memory, but for rounding, [n]; they break no other rule.
+
+    Larger microbatches need more memory, and as long as the step has several microbatches, the number in flight is the
+    same. In two cases the answer is no: a single microbatch accumulates no gradients, and GPipe holds fewer
+    microbatches if they are larger.
+
+    Source: derived here; tested against `least_stage_bytes` of each.
+    """
+    several = degrees.dp * degrees.mbs < job.training.global_batch_size
+    return np.asarray(several & (degrees.schedule in ("1f1b", "interleaved")))
 
 
 def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> InputError:
@@ -415,7 +435,7 @@ def _all_forbidden(job: Job, constraints: Constraints) -> InputError:
 def _legal_values(job: Job, constraints: Constraints) -> str:
     """The values that pinned degrees can have in legal layouts, to explain why no legal layout meets the pins."""
     values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
-    for degrees in legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
+    for degrees in legal_blocks(job, replace(constraints, pins=()), {}, of_least_memory=True):
         for key in values:
             values[key] |= set(_replica_counts(degrees) if key == "hsdp" else getattr(degrees, key).tolist())
     named = [
@@ -432,7 +452,7 @@ def _meets(constraints: Constraints, key: str, value: int) -> bool:
 
 
 def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
-    return any(True for _ in legal_blocks(job, constraints, refused, with_replicas=False))
+    return any(True for _ in legal_blocks(job, constraints, refused, of_least_memory=True))
 
 
 def _pin_to_drop(job: Job, constraints: Constraints) -> str:

@@ -58,18 +58,17 @@ def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> 
     return DegreeArrays.joined([some.having("recompute", np.full(len(some), code)) for some, code in rows])
 
 
-def legal_degrees(job: Job, constraints: Constraints, *, with_replicas: bool = True) -> Iterator[DegreeArrays]:
+def legal_degrees(job: Job, constraints: Constraints, *, of_least_memory: bool = False) -> Iterator[DegreeArrays]:
     """Every outer configuration that the rules and the constraints allow, in blocks of one schedule and offload.
 
-    with_replicas: include every number of replicas of the sharded group; otherwise only one replica, which needs least
-        memory.
+    of_least_memory: as in `legal_blocks`.
 
     Raises:
         InputError: no legal configuration is left; the message names the rule that refused most.
     """
     refused: Refusals = {}
     none = True
-    for degrees in legal_blocks(job, constraints, refused, with_replicas=with_replicas):
+    for degrees in legal_blocks(job, constraints, refused, of_least_memory=of_least_memory):
         none = False
         yield with_policies(job, constraints, degrees)
     if none:
