@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 
 import pytest
 
 from planner.cost.estimate import estimate
 from planner.errors import EnvironmentProblem, ExitCode, InputError
-from planner.plan import layout_to_dict, plan_from_json, plan_to_json, write_plan
+from planner.plan import job_documents, layout_to_dict, plan_from_json, plan_to_json, write_plan
 from planner.reading import read_plan
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
@@ -38,6 +39,15 @@ def test_a_written_plan_reads_back_equal(made):
     again = plan_from_json(plan_to_json(made))
     assert again == made
     assert plan_to_json(again) == plan_to_json(made)
+
+
+def test_a_plan_of_an_older_planner_may_have_a_deadline_without_tokens(made, tmp_path):
+    plan = replace(made, training=made.training.model_copy(update={"deadline": 3600.0}))
+    assert plan.training.tokens is None
+    assert plan_from_json(plan_to_json(plan)) == plan
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").training.deadline == 3600.0
+    assert job_documents(tmp_path / "plan.json") == (plan.model, plan.training)
 
 
 def test_the_documents_inside_are_whole(made):

@@ -134,7 +134,10 @@ def _code(found: Plan, console: Console, objective: ObjectiveName) -> int:
         console.err.write(f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n")
         return ExitCode.NOTHING_FITS
     if objective in ("cost", "gpus") and found.run and found.run.meets_deadline is False:
-        console.err.write("no layout meets the deadline; this is the fastest\n")
+        is_proved = found.certificate is not None and found.certificate.status == "optimal"
+        console.err.write(
+            f"no layout meets the deadline; this is the fastest{'' if is_proved else ' that was found'}\n"
+        )
         return ExitCode.NOTHING_FITS
     return ExitCode.OK
 

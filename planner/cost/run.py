@@ -67,7 +67,7 @@ def num_steps(training: TrainingSpec) -> int | None:
 
 
 def longest_step_seconds(training: TrainingSpec) -> float:
-    """The longest step time at which the run still meets its deadline; infinite without a deadline.
+    """The longest step time at which the run still meets its deadline; infinite without a deadline or a token budget.
 
     Source: definition: deadline / steps.
     """

@@ -45,7 +45,7 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
         InputError: no legal layout exists under the constraints.
     """
     nearest: list[tuple[float, DegreeArrays]] = []
-    for degrees in legal_degrees(job, constraints, of_least_memory=True):
+    for degrees in legal_degrees(job, constraints, with_replicas=False):
         shares = least_shares(job, degrees)
         order = np.argsort(shares, kind="stable")[:_NEAREST]
         nearest += [(float(shares[i]), degrees.take(int(i))) for i in order]

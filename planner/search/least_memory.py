@@ -61,7 +61,7 @@ def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    blocks = list(legal_degrees(job, constraints, of_least_memory=True))
+    blocks = list(legal_degrees(job, constraints, with_replicas=False, smallest=True))
     bounds = np.concatenate([_least_shares_of_smallest(job, degrees) for degrees in blocks])
     block = np.repeat(np.arange(len(blocks)), [len(degrees) for degrees in blocks])
     row = np.concatenate([np.arange(len(degrees)) for degrees in blocks])

@@ -29,12 +29,12 @@ Keys whose default depends on other keys are missing; `short_layout` handles the
 
 
 _BETTER: Final = {
-    "throughput": "is faster",
-    "cost": "costs less",
-    "gpus": "on as few devices is faster",
-    "memory": "with as little memory is faster",
+    "throughput": ("", "is faster", "a layout may be up to {} faster"),
+    "cost": ("", "costs less", "a layout may cost up to {} less"),
+    "gpus": (" on as few devices", "is faster", "a layout may need up to {} fewer devices"),
+    "memory": (" with as little memory", "is faster", "a layout with as little memory may be up to {} faster"),
 }
-"""For each objective, the words for what no other layout does if the plan is optimal."""
+"""For each objective: which layouts, what none of them does if the plan is optimal, and what one may do otherwise."""
 
 
 def saved_words(objective: ObjectiveName, step_seconds: float) -> str:
@@ -151,22 +151,22 @@ def certificate_sentence(plan: Plan) -> str:
 
 def _claim(plan: Plan, certificate: Certificate) -> str:
     above = plan.minimum.above if plan.minimum else 0.0
-    proof, better = certificate.simplest, _BETTER[certificate.objective]
+    proof, (which, better, may) = certificate.simplest, _BETTER[certificate.objective]
+    none = "" if plan.fits else "None fits. "
     if certificate.status != "optimal":
         gap = 1 - (1 - certificate.gap) / (1 + above)
         simplest = f" It is the simplest within {proof.within:.3g} of the best that was found." if proof else ""
-        return f"Not proved optimal ({certificate.status}): a layout may be up to {gap:.2%} faster.{simplest}"
-    if not plan.fits:
-        return f"None fits. Of the layouts that are likeliest to fit, by the forecast no other {better}."
-    optimal = f"Optimal: by the forecast no other layout in the search space {better}"
+        return f"{none}Not proved optimal ({certificate.status}): {may.format(f'{gap:.2%}')}.{simplest}"
+    layout = f"layout{which} in the search space {better}"
+    if none:
+        return f"{none}Of the layouts that are likeliest to fit, by the forecast no other {layout}."
     if proof is None or plan.minimum is None:
-        return f"{optimal}."
+        return f"Optimal: by the forecast no other {layout}."
     within = f"{100 * proof.within:.3g}%"
     if plan.minimum.layout == plan.layout:
-        return f"{optimal}, and none within {within} of it is simpler."
+        return f"Optimal: by the forecast no other {layout}, and none within {within} of it is simpler."
     least = f"{short_layout(plan.minimum.layout)} ({format_seconds(plan.minimum.step_seconds)})"
-    simplest = f"The simplest within {within} of the proven minimum"
-    return f"{simplest}: by the forecast no layout in the search space {better} than {least}."
+    return f"The simplest within {within} of the proven minimum: by the forecast no {layout} than {least}."
 
 
 def _counts_of_simplest(certificate: Certificate) -> str:

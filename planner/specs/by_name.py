@@ -16,7 +16,7 @@ from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.model import ModelSpec
 from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.validate import validate
-from planner.specs.yaml import Node, read_yaml
+from planner.specs.yaml import Node, WrongKind, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,11 @@ def load_calibration(path: Path) -> Calibration:
         InputError: all mistakes of the document at once.
         EnvironmentProblem: the file cannot be read.
     """
-    return validate(Calibration, read_yaml(path))
+    try:
+        return validate(Calibration, read_yaml(path))
+    except WrongKind as error:
+        hint = "`planner calibrate RUNS... -o FILE` writes corrections"
+        raise InputError(error.mistakes[0].message, where="--calibration", hint=hint) from None
 
 
 def other_engines(before: str, has_it: Callable[[EngineSpec], bool]) -> str:

@@ -96,12 +96,6 @@ class TrainingSpec(InputDocument):
         return float(value) if type(value) is int else value
 
     @model_validator(mode="after")
-    def _check_length(self) -> Self:
-        if self.deadline is not None and self.tokens is None:
-            raise ValueError("deadline: it needs the token budget of the run; add `tokens: 300B`")
-        return self
-
-    @model_validator(mode="after")
     def _check_recipe(self) -> Self:
         if self.memory_recipe in ADAM_RECIPES and self.optimizer != "adamw":
             raise ValueError(

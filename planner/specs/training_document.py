@@ -49,6 +49,7 @@ def check_training(
             mistakes.attempt(_check_precision, tree, device, engine)
     if model:
         mistakes.attempt(_check_positions, tree, model)
+    mistakes.attempt(_check_deadline, tree)
     return mistakes.attempt(validate, TrainingSpec, tree)
 
 
@@ -94,6 +95,16 @@ def _check_positions(tree: Node, model: ModelSpec) -> None:
     if isinstance(node.data, int) and of_images > node.data:
         message = f"the images of a sequence of {model.name} are {of_images:,.0f} tokens, and it has {node.data:,}"
         raise InputError(node.mistake(message, "a larger --seq-len, or a smaller model.vision.images_per_sequence"))
+
+
+def _check_deadline(tree: Node) -> None:
+    """Check that no step time is missing for a deadline. Plans of older versions may have a deadline without tokens."""
+    assert isinstance(tree.data, dict)
+    nothing = Node(data=None, where="")
+    deadline, tokens = (tree.data.get(key, nothing) for key in ("deadline", "tokens"))
+    if deadline.data is not None and tokens.data is None:
+        hint = "add `tokens: 300B` to the document, or training.tokens=300B beside training.deadline"
+        raise InputError(deadline.mistake("`deadline` needs the token budget of the run", hint))
 
 
 def with_default(tree: Node, key: str, value: Any) -> Node:

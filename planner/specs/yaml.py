@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 import yaml
 
 from planner.errors import EnvironmentProblem, InputError, Mistake
-from planner.specs.files import kind_of
+from planner.specs.files import MAX_LARGE_BYTES, kind_of
 from planner.specs.text import printable, quoted
 
 if TYPE_CHECKING:
@@ -90,25 +91,47 @@ def read_yaml(path: Path, name: str = "") -> Node:
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
-    return parse_yaml(document_text(path, shown), shown)
+    text = document_text(path, shown)
+    try:
+        return parse_yaml(text, shown)
+    except InputError:
+        if kind := kind_of(path.name, text):
+            raise _wrong_kind(path, shown, kind) from None
+        raise
+
+
+class WrongKind(InputError):
+    """The file is a plan or a script, and a document is expected."""
 
 
 def document_text(path: Path, shown: str) -> str:
     """The text of a model, cluster, training, calibration or configuration document; messages call the file `shown`.
 
     Raises:
-        InputError: as `read_text`, or the file is a plan or a script.
+        WrongKind: the file is a plan.
+        InputError: as `read_text`.
         EnvironmentProblem: the file cannot be read.
     """
-    text = read_text(path, shown)
-    if kind := kind_of(path.name, text):
-        how = "planner explain" if kind == "a plan" else "planner explain --from"
-        raise InputError(f"{shown} is {kind}; a document is expected here", hint=f"`{how} {shown}` explains it")
+    text = read_text(path, shown, MAX_LARGE_BYTES)
+    if kind_of(path.name, text) == "a plan":
+        raise _wrong_kind(path, shown, "a plan")
+    if (num_bytes := path.stat().st_size) > MAX_BYTES:
+        raise _too_large(shown, num_bytes, MAX_BYTES)
     return text
 
 
-def read_text(path: Path, shown: str) -> str:
-    """The text of a regular file of at most `MAX_BYTES`; messages call the file `shown`.
+def _wrong_kind(path: Path, shown: str, kind: str) -> WrongKind:
+    how = "planner explain" if kind == "a plan" else "planner explain --from"
+    hint = f"`{how} {shlex.quote(str(path))}` explains it"
+    return WrongKind(f"{shown} is {kind}; a document is expected here", hint=printable(hint))
+
+
+def _too_large(shown: str, num_bytes: int, most: int) -> InputError:
+    return InputError(f"{shown} has {num_bytes} bytes; a document has at most {most}")
+
+
+def read_text(path: Path, shown: str, most: int = MAX_BYTES) -> str:
+    """The text of a regular file of at most `most` bytes; messages call the file `shown`.
 
     Raises:
         InputError: the file is missing, too large, no regular file, or not UTF-8.
@@ -119,10 +142,10 @@ def read_text(path: Path, shown: str) -> str:
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
             raise InputError(f"{shown} is {kind}", hint="name a file")
-        if num_bytes > MAX_BYTES:
-            raise InputError(f"{shown} has {num_bytes} bytes; a document has at most {MAX_BYTES}")
+        if num_bytes > most:
+            raise _too_large(shown, num_bytes, most)
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(most + 1)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
         raise InputError(f"{shown} does not exist", hint="check the path") from None
     except OSError as error:

@@ -235,6 +235,16 @@ def test_what_cannot_be_done_raises_and_prints_nothing(call, error, words: str, 
         (lambda c, f, _: explain.run(["dgx-a100"], from_file=f, console=c), "is a plan", "`planner explain .*` expl"),
         (lambda c, f, _: calibrate.run([f], output=Path("x"), console=c), "is a plan, and holds", "--plan .*json"),
         (lambda c, _, s: calibrate.run([s], output=Path("x"), console=c), "is a script, and holds", "--plan PLAN"),
+        (
+            lambda c, f, _: plan.run("tiny-gpt", "dgx-a100", console=c, calibration=f, **SMALL),
+            "is a plan",
+            "calibrate RUN",
+        ),
+        (
+            lambda c, _, s: plan.run("tiny-gpt", "dgx-a100", console=c, calibration=s, **SMALL),
+            "is a script",
+            "calibrate R",
+        ),
         (lambda c, f, _: emit.run(f, to="deepspeed", console=c, arguments=NOTHING), "made for", "--engine deepspeed"),
         (
             lambda c, f, _: emit.run(f, to="megatron", console=c, arguments=NOTHING),
@@ -257,7 +267,6 @@ def test_a_file_of_another_kind_is_called_what_it_is(call, words: str, hint: str
         lambda f: {"model": str(f), "cluster": "dgx-a100"},
         lambda f: {"model": "tiny-gpt", "cluster": str(f)},
         lambda f: {"model": "tiny-gpt", "cluster": "dgx-a100", "training": str(f)},
-        lambda f: {"model": "tiny-gpt", "cluster": "dgx-a100", "calibration": f},
     ],
 )
 def test_a_plan_or_a_script_is_no_document(documents, console, plan_file, tmp_path) -> None:
@@ -269,6 +278,15 @@ def test_a_plan_or_a_script_is_no_document(documents, console, plan_file, tmp_pa
         (mistake,) = error.value.mistakes
         assert f"{file} is {kind}" in mistake.message
         assert f"`{hint} {file}`" in mistake.hint
+
+
+def test_a_large_plan_is_called_one_and_a_document_may_begin_like_a_script(console, plan_file, tmp_path) -> None:
+    large, training = tmp_path / "large.json", tmp_path / "training.yaml"
+    large.write_text(plan_file.read_text() + " " * 2**20)
+    with pytest.raises(InputError, match="is a plan"):
+        plan.run("tiny-gpt", str(large), console=console, **SMALL)
+    training.write_text("#!yaml\nsequence_length: 64\nglobal_batch_size: 8\n")
+    assert plan.run("tiny-gpt", "dgx-a100", str(training), console=console) == 0
 
 
 def test_a_kind_of_file_is_listed_once(console, tmp_path) -> None:

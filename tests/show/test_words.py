@@ -126,8 +126,12 @@ def test_certificate_claims_the_optimum_only_when_it_is_proved(make_plan) -> Non
     stopped = replace(plan, certificate=replace(plan.certificate, status="time limit", gap=0.031))
     said = certificate_sentence(stopped)
     assert said.startswith("Not proved optimal (time limit)")
-    assert "3.10%" in said
+    assert "may be up to 3.10% faster" in said
     assert "ptimal:" not in said
+    for objective, words in (("cost", "cost up to 3.10% less"), ("gpus", "need up to 3.10% fewer devices")):
+        other = replace(stopped, certificate=replace(stopped.certificate, objective=objective))
+        assert words in certificate_sentence(other)
+    assert certificate_sentence(replace(stopped, fits=False)).startswith("None fits. Not proved optimal")
     assert certificate_sentence(replace(plan, certificate=None)) == ""
 
 

@@ -102,7 +102,7 @@ TABLE = [
     ("devices/own", "  launch", "  lauch", "14:3", "unknown key `device.efficiency.lauch`", "did you mean `launch`"),
     ("devices/own", "memory: 79 GiB\n", "", "1:1", "`device.memory` is missing", "what the driver lets"),
     ("devices/own", "fp32:", "fp64:", "5:3", "unknown key `device.peak.fp64`", "or `fp16`"),
-    ("training", "tokens: 300e9", "deadline: 3 d", "6:1", "`deadline`: it needs the token budget", ""),
+    ("training", "tokens: 300e9", "deadline: 3 d", "6:1", "`deadline` needs the token budget", "`tokens: 300B`"),
     ("training", "optimizer", "optimiser", "4:1", "unknown key `optimiser`", "did you mean `optimizer`"),
     # wrong types, nothing is coerced
     ("model", "num_layers: 32", "num_layers: '32'", "4:1", "must be a whole number, not `32`", "at least 1"),

@@ -121,7 +121,7 @@ class Sweep:
         The result is None without a deadline.
         """
         training = self.job.training
-        if training.deadline is None:
+        if training.deadline is None or not training.tokens:
             return None
         if point.deadline_chance is not None:
             return point.deadline_chance >= self.confidence

@@ -349,25 +349,25 @@ _SMALLEST: Final = Layout(recompute=("none",), layers_per_stage=(1,))
 
 
 def legal_blocks(
-    job: Job, constraints: Constraints, refused: Refusals, *, of_least_memory: bool
+    job: Job, constraints: Constraints, refused: Refusals, *, with_replicas: bool, smallest: bool = False
 ) -> Iterator[DegreeArrays]:
     """Every configuration that the rules and the constraints allow, without policies; counts what the rules refuse.
 
-    of_least_memory: leave out configurations if another one needs no more memory: one with a single replica of the
-        sharded group, or one with smaller microbatches (`can_be_smaller`).
+    with_replicas: include every number of replicas of the sharded group; otherwise only one replica.
+    smallest: leave out configurations of which one with smaller microbatches needs no more memory (`can_be_smaller`).
     """
-    has_smallest = of_least_memory and not (constraints.mentions("mbs") or constraints.mentions("recompute"))
+    smallest = smallest and not (constraints.mentions("mbs") or constraints.mentions("recompute"))
     partitions = device_partitions(job, constraints, refused)
     for first in range(0, len(partitions), _BLOCK):
         block = partitions.take(slice(first, first + _BLOCK))
         for schedule in schedules_of(job, constraints):
             timed = fill_timing(job, constraints, block, schedule, refused)
-            if has_smallest:
+            if smallest:
                 timed = timed.take((timed.mbs == 1) | ~can_be_smaller(job, timed))
             spread = fill_experts(job, constraints, timed, refused)
             for offload in offloads_of(job, constraints):
                 degrees = fill_zero(job, constraints, spread, offload, refused)
-                degrees = fill_replicas(job, constraints, degrees, refused, every=not of_least_memory)
+                degrees = fill_replicas(job, constraints, degrees, refused, every=with_replicas)
                 if len(degrees):
                     yield degrees
 
@@ -435,7 +435,7 @@ def _all_forbidden(job: Job, constraints: Constraints) -> InputError:
 def _legal_values(job: Job, constraints: Constraints) -> str:
     """The values that pinned degrees can have in legal layouts, to explain why no legal layout meets the pins."""
     values: dict[str, set[int]] = {pin.key: set() for pin in constraints.pins if pin.is_numeric}
-    for degrees in legal_blocks(job, replace(constraints, pins=()), {}, of_least_memory=True):
+    for degrees in legal_blocks(job, replace(constraints, pins=()), {}, with_replicas=False):
         for key in values:
             values[key] |= set(_replica_counts(degrees) if key == "hsdp" else getattr(degrees, key).tolist())
     named = [
@@ -452,7 +452,7 @@ def _meets(constraints: Constraints, key: str, value: int) -> bool:
 
 
 def _leaves_some(job: Job, constraints: Constraints, refused: Refusals) -> bool:
-    return any(True for _ in legal_blocks(job, constraints, refused, of_least_memory=True))
+    return any(True for _ in legal_blocks(job, constraints, refused, with_replicas=False))
 
 
 def _pin_to_drop(job: Job, constraints: Constraints) -> str:

@@ -58,20 +58,24 @@ def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> 
     return DegreeArrays.joined([some.having("recompute", np.full(len(some), code)) for some, code in rows])
 
 
-def legal_degrees(job: Job, constraints: Constraints, *, of_least_memory: bool = False) -> Iterator[DegreeArrays]:
+def legal_degrees(
+    job: Job, constraints: Constraints, *, with_replicas: bool = True, smallest: bool = False
+) -> Iterator[DegreeArrays]:
     """Every outer configuration that the rules and the constraints allow, in blocks of one schedule and offload.
 
-    of_least_memory: as in `legal_blocks`.
+    with_replicas, smallest: as in `legal_blocks`.
 
     Raises:
         InputError: no legal configuration is left; the message names the rule that refused most.
     """
     refused: Refusals = {}
     none = True
-    for degrees in legal_blocks(job, constraints, refused, of_least_memory=of_least_memory):
+    for degrees in legal_blocks(job, constraints, refused, with_replicas=with_replicas, smallest=smallest):
         none = False
         yield with_policies(job, constraints, degrees)
-    if none:
+    if none and smallest:  # the message counts configurations of all microbatches
+        yield from legal_degrees(job, constraints, with_replicas=with_replicas)
+    elif none:
         raise no_candidate(job, refused, constraints)
 
 
