@@ -1,8 +1,8 @@
 """Change the code at random and see whether a test notices (`make mutate`): a report, never a gate.
 
 Mutants are drawn by a seed from the folders of AREAS. The tests that execute the changed statement run in a copy of the
-tree, fast ones first, until one fails. `--record` records once which test executes which line (a quarter of an hour on
-one idle core), in build/mutate; changed tests are recorded again automatically.
+tree, fast ones first, until one fails. `--record` records once which test executes which line (up to half an hour on
+one core), in build/mutate; changed tests are recorded again automatically.
 
 A mutant is equivalent if no test can notice it, because the program still does the same. Such mutants are listed with
 the reason in mutants-equivalent.yaml and reported separately.
