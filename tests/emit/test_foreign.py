@@ -164,6 +164,11 @@ WHOLE = "pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4
 RUN = f"{WHOLE} --micro-batch-size 1 --global-batch-size 48 --max-position-embeddings 64"
 
 
+def test_a_granularity_that_megatron_does_not_have_is_refused(written):
+    with pytest.raises(InputError, match="'half' has no price here"):
+        read_foreign(written(f"torchrun {RUN} --recompute-granularity half"))
+
+
 @pytest.mark.parametrize(
     ("text", "devices"),
     [

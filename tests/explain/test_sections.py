@@ -294,6 +294,9 @@ def test_alternatives_are_what_planning_that_layout_says(any_plan) -> None:
     assert found
     for each in found:
         layout = parse_layout(each.layout, num_layers=job.model.num_layers, num_devices=1)
+        key, _, value = each.change.partition("=")
+        now = layout.recompute if key == "recompute" else (getattr(layout, key),)
+        assert set(map(str, now)) == {value}
         if each.broken_rules:
             with pytest.raises(InputError):
                 plan_for_layout(job, layout)

@@ -1243,6 +1243,19 @@ def test_what_chunks_of_a_layout_cannot_be_is_said(change, words):
     assert [words in each for each in broken] == [True] * bool(words), broken
 
 
+@pytest.mark.parametrize(("pp", "interleave", "is_whole"), [(3, 7, True), (7, 3, True), (2, 7, False), (14, 3, False)])
+def test_chunks_of_a_model_whose_layers_alternate_hold_pairs_of_them(pp, interleave, is_whole):
+    """Gemma 2 alternates local and global attention, and has 42 layers."""
+    job = load_job(model="gemma2-9b", cluster="dgx-h100", sequence_length=8192, global_batch_size=64, engine="megatron")
+    rule = next(rule for rule in RULES if rule.fault is faults.whole_periods)
+    chunks = {
+        "layers_per_stage": (42 // (pp * interleave),) * pp * interleave,
+        "recompute": ("none",) * pp * interleave,
+    }
+    layout = Layout(pp=pp, interleave=interleave, schedule="interleaved", **chunks)
+    assert bool(np.all(rule.holds(job, layout))) == is_whole
+
+
 @pytest.mark.parametrize("pp", [2, 4])
 def test_as_many_microbatches_as_dualpipev_is_said_to_need_are_enough(job, pp):
     chunks = {"layers_per_stage": (16 // pp,) * (2 * pp), "recompute": ("none",) * (2 * pp)}

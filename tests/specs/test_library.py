@@ -176,6 +176,7 @@ def test_schemas_are_written_with_equal_bytes(tmp_path: Path) -> None:
     one, two = tmp_path / "folder" / "one", tmp_path / "two"
     write_schemas(one)
     subprocess.run([sys.executable, "-m", "planner.specs.schema", str(two)], check=True, cwd=ROOT)
+    write_schemas(one)  # into a folder that exists
     for name in schemas():
         assert (tmp_path / "folder" / "one" / f"{name}.json").read_bytes() == (
             tmp_path / "two" / f"{name}.json"

@@ -151,6 +151,9 @@ def test_the_ledger_names_the_least_and_the_most_of_a_line(plan_of_kind) -> None
     for index, name in enumerate(("params", "grads", "optimizer state", "activations")):
         sizes = [float(stage.lines[index].num_bytes) for stage in plan.memory]
         assert memory[name] == " to ".join(dict.fromkeys((format_bytes(min(sizes)), format_bytes(max(sizes)))))
+    times, others = ([row["name"] for row in rows if row["of"] == of] for of in ("time", "waterfall"))
+    assert others
+    assert len({*times, *others}) == len({*times}) + len(others)  # a line is shown once
     seconds = {row["name"]: row["value"] for row in rows if row["of"] == "time"}
     assert seconds["bubble"] == next(
         format_seconds(line.exposed_seconds) for line in plan.time if line.name == "bubble"
