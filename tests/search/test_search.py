@@ -790,6 +790,14 @@ def test_an_executed_schedule_is_found_as_by_brute_force_where_layers_differ(see
     check_executed(job_of_different_layers(seed, engine="torch"), "zbv")
 
 
+@pytest.mark.parametrize("seed", [*range(6), *long_forms(*range(6, 60))])
+def test_each_legal_configuration_is_ruled_out_or_priced(seed):
+    found = search(small_job(seed), NO_CONSTRAINTS)
+    if not isinstance(found, NothingFits):
+        certificate = found.certificate
+        assert sum(certificate.num_pruned.values()) + certificate.num_priced == certificate.num_legal
+
+
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev", "zb-h1"])
 @pytest.mark.parametrize("seed", [5, 24, 35])
 def test_no_bound_of_an_executed_schedule_exceeds_the_executed_step(seed, schedule, with_engine):

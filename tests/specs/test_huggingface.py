@@ -379,3 +379,20 @@ def test_a_damaged_config_is_a_model_or_an_error_of_the_user(
     path.write_text(json.dumps(config))
     with suppress(InputError):  # anything else is a bug
         assert num_params(load_model(str(path))) > 0
+
+
+def test_a_layer_beside_an_indexer_must_be_one_that_is_known(save: Save) -> None:
+    indexer = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 64}
+    latent = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    experts = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 99,
+    }
+    config = {"model_type": "glm_moe_dsa", **sizes, **latent, **experts, **indexer, "first_k_dense_replace": 1}
+    kinds = ["indexed_attention", "indexed_attention"]
+    assert load_model(str(save(config | {"layer_types": kinds}))).sparse is not None
+    assert "linear_attention" in refusal(save(config | {"layer_types": [kinds[0], "linear_attention"]}))
