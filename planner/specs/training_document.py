@@ -98,7 +98,7 @@ def _check_positions(tree: Node, model: ModelSpec) -> None:
 
 
 def _check_deadline(tree: Node) -> None:
-    """Check that no step time is missing for a deadline. Plans of older versions may have a deadline without tokens."""
+    """Check that a deadline comes with a token budget; only plans of older versions may lack it."""
     assert isinstance(tree.data, dict)
     nothing = Node(data=None, where="")
     deadline, tokens = (tree.data.get(key, nothing) for key in ("deadline", "tokens"))
