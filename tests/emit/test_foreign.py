@@ -23,12 +23,13 @@ from planner.layout import NOT_PRICED
 
 @pytest.fixture
 def written(tmp_path):
-    """A file with this text."""
+    """A file with this text; if there are further files of the run, the list of all."""
 
-    def write(text):
-        path = tmp_path / "train.sh"
-        path.write_text(text)
-        return path
+    def write(text, files=()):
+        paths = [tmp_path / name for name in ("train.sh", *dict(files))]
+        for path, each in zip(paths, (text, *dict(files).values()), strict=True):
+            path.write_text(each)
+        return paths if files else paths[0]
 
     return write
 
@@ -42,7 +43,7 @@ def priced(entry, path):
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.source)
 def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
-    found = read_foreign(written(entry.text), model=entry.model, settings=entry.settings)
+    found = read_foreign(written(entry.text, entry.files), model=entry.model, settings=entry.settings)
     wanted = dict(part.split("=") for part in entry.layout.split(","))
     assert {key: found.layout.get(key) for key in wanted} == wanted
     assert tuple(each.key for each in found.assumed) == entry.open_keys
@@ -53,7 +54,7 @@ def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
 @pytest.mark.slow
 def test_the_verdict_on_memory_is_right_where_the_outcome_is_known(written):
     known = [entry for entry in CORPUS if entry.outcome != "not said"]
-    wrong = [e.source for e in known if priced(e, written(e.text)).fits != (e.outcome == "ran")]
+    wrong = [e.source for e in known if priced(e, written(e.text, e.files)).fits != (e.outcome == "ran")]
     assert len(wrong) <= len(known) / 5, wrong
 
 
@@ -130,7 +131,8 @@ def test_nothing_of_a_file_is_run(text, written, tmp_path, monkeypatch, capsys):
         ("--num-layers 4 " + "--x ( " * 9, "vocabulary"),
         ("nothing of interest", "of no kind"),
         ("--num-layers 4 --tensor-model-parallel-si\ud7ffze $B", r"si\\ud7ffze is \$B, which"),
-        ("$((" * 3000 + "--num-layers", "has no end"),
+        ("$((" * 20 + "--num-layers", "has no end"),
+        ("$((" * 3000 + "--num-layers", "in more than 50 others"),
     ],
     ids=str,
 )
