@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import resource
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -110,6 +112,101 @@ def test_a_script_is_followed_as_bash_would(tmp_path, tools):
     assert option_words(SCRIPT)[1:] == done.stdout.splitlines()
 
 
+CALLED = r"""
+ENV=$1; SIZE=${2:-7B}; NUM=$#
+TWICE=$(($# * 2 + 1))
+say() { echo "$1 of $#"; local MBS=$3; }
+function quiet { OUT="x$2"; }
+say hello there
+[ $# -lt 3 ] && TP=1
+case $1 in
+  dsw) GPUS=8 ;;
+  *) GPUS=4 ;;
+esac
+PP_LAYOUT="Et\\|\\(tt\\|\\)*30L"
+run="torchrun --n ${NUM} --twice $TWICE --gpus $GPUS --size $SIZE --tp ${TP:-2} --layout ${PP_LAYOUT}"
+run="$run --ten $10 --tenth ${10:-none}"
+run="$run --all $@ --star $* --third ${3:-x} --fourth=${4}"
+echo ${run} --more --than --the --command --has
+eval ${run}
+"""
+
+
+@pytest.mark.parametrize("args", ["dsw", "dsw 8B 1", "dlc '' 3 4 5 6 7 8 9 ten", "'a b' 2 3"])
+@pytest.mark.parametrize(
+    "last", ["eval ${run}", 'torchrun --one "$1" --all "$@" --each "$*" --fourth "${4}" --three ${3}']
+)
+def test_arguments_of_a_script_are_those_that_bash_gives_it(args, last, tmp_path, tools):
+    text = CALLED.replace("eval ${run}", last)
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    script = tmp_path / "train.sh"
+    script.write_text(text)
+    command = ["bash", script, *shlex.split(args)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    printed = done.stdout.splitlines()
+    assert option_words(f"set -- {args}; {text}")[1:] == printed[printed.index("--one" if "one" in last else "--n") :]
+
+
+PAI = """
+ENV=$1
+MBS=${3}
+TP=${24}
+PP=${25:-1}
+NOT_25=$25
+cmd="torchrun --nproc_per_node 8 pretrain.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --bf16
+  --vocab-size 99 --seq-length 64 --max-position-embeddings 64 --micro-batch-size ${MBS} --global-batch-size 48
+  --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size ${PP} --save ${NOT_25}"
+echo ${cmd}
+eval ${cmd}
+"""
+
+
+def test_a_script_with_many_arguments_gets_them(written, capsys):
+    script = written(PAI)
+    args = " ".join(["dsw", "8B", "2", *("x" * 20), "2", "2"])
+    found = read_foreign(script, args=args)
+    wanted = {"mbs": "2", "tp": "2", "pp": "2"}
+    assert {key: found.layout[key] for key in wanted} == wanted
+    one_by_one = read_foreign(script, define=("3=2", "24=2", "25=2"))
+    assert one_by_one.layout == found.layout
+    assert read_foreign(script, define=("3=2", "24=2")).layout["pp"] == "1"
+    assert read_foreign(script, args=args, define=("24=1",)).layout["tp"] == "1"
+    with pytest.raises(InputError, match="micro_batch_size is \\$3, which the file does not set") as error:
+        read_foreign(script)
+    assert "--args" in error.value.mistakes[0].hint
+    assert main(["explain", "--from", str(script), "--args", args, "dgx-h100", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["layout"]["tp"] == 2
+    for wrong, option in (({"args": "'a"}, "--args"), ({"define": ("0=bash",)}, "--define")):
+        with pytest.raises(InputError) as error:
+            read_foreign(script, **wrong)
+        assert error.value.mistakes[0].where == option
+
+
+@pytest.mark.parametrize("loop", ["shift", "while getopts a:b opt; do A=$OPTARG; done"])
+def test_a_script_that_goes_through_its_arguments_is_not_followed_in_part(loop, written):
+    script = written(f"{loop}\ntorchrun {RUN} --tensor-model-parallel-size ${{TP:-1}}")
+    assert read_foreign(script, define=("TP=2",)).layout["tp"] == "2"
+    with pytest.raises(InputError, match="which is not followed"):
+        read_foreign(script, args="--tp 2")
+
+
+@pytest.mark.parametrize(("before", "after"), [("${A:-", "}"), ('"${A:-', '}"'), ("$((2-(", "))) ")])
+def test_nested_brackets_are_read_up_to_a_limit(before, after):
+    assert commands_of(f"a {before * 12}1{after * 12}")[0][0] == "a"
+    for num in (60, 20_000):
+        with pytest.raises(InputError, match="line 2: brackets are nested more than 50 deep"):
+            commands_of(f"\na {before * num}1{after * num}")
+
+
+def test_nested_branches_and_evals_are_read_up_to_a_limit():
+    assert commands_of("if true; then\n" * 20 + "a --b\n" + "fi\n" * 20) == [["a", "--b"]]
+    with pytest.raises(InputError, match="branches are nested more than 50 deep"):
+        commands_of("if true; then\n" * 20_000)
+    assert commands_of("eval eval a") == [["a"]]
+    with pytest.raises(InputError, match="evals are nested more than 3 deep"):
+        commands_of("eval " * 9 + "a")
+
+
 @pytest.mark.parametrize(
     "text",
     ["touch owned; $(touch owned) `touch owned` --num-layers $(touch owned)", "X=$(touch owned)\n--num-layers ${X}"],
@@ -132,7 +229,7 @@ def test_nothing_of_a_file_is_run(text, written, tmp_path, monkeypatch, capsys):
         ("nothing of interest", "of no kind"),
         ("--num-layers 4 --tensor-model-parallel-si\ud7ffze $B", r"si\\ud7ffze is \$B, which"),
         ("$((" * 20 + "--num-layers", "has no end"),
-        ("$((" * 3000 + "--num-layers", "in more than 50 others"),
+        ("$((" * 3000 + "--num-layers", "nested more than 50 deep"),
     ],
     ids=str,
 )

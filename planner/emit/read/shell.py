@@ -126,6 +126,7 @@ class _Script:
         self.branches: list[_Branch] = []
         self.is_skipped = False
         self.budget = _MOST_CHARACTERS
+        self.arguments: dict[str, list[str]] = {}
         self.num_evals = 0
 
     def commands(self) -> list[list[str]]:
@@ -152,9 +153,9 @@ class _Script:
                 self._assign(match)
                 self.is_skipped = False
                 words = []
-            elif not words and "@" in self.values and (match := _FUNCTION.match(self.text, self.place)):
+            elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
                 self.place = match.end()
-                found += self._function(self._balanced(1, "}", "{"))
+                found += self._nested(self._balanced(1, "}", "{"), {})  # a function has arguments of its own
             else:
                 words = self._after_keyword(words + self._word())
             number += 1
@@ -173,37 +174,33 @@ class _Script:
         if words[:2] == ["set", "--"]:
             self._set(words[2:])
             return []
-        if "@" in self.values and {"shift", "getopts"} & set(words[:2]):
+        if self.arguments and {"shift", "getopts"} & set(words[:2]):
             hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"
             raise InputError(f"the script goes through its arguments ({words[0]}), which is not followed", hint=hint)
         if words[0] != "eval" or len(words) == 1:
             return [words]
         if self.num_evals == _MOST_EVALS:
-            self._too_deep("eval")
-        return self._nested(" ".join(words[1:]), self.num_evals + 1)
+            self._too_deep("evals", _MOST_EVALS)
+        return self._nested(" ".join(words[1:]), self.arguments, 1)
 
     def _set(self, words: list[str]) -> None:
         """Set the arguments; an argument that is its own unset variable stays unset, and with it `$@` and `$#`."""
-        for name in [each for each in self.values if each.isdigit() or each in ("@", "*", "#")]:
-            del self.values[name]
-        known = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
-        if len(known) == len(words):
-            known |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
-        self.values |= known
+        self.arguments = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
+        if len(self.arguments) == len(words):
+            self.arguments |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
 
-    def _function(self, body: str) -> list[list[str]]:
-        """The commands of a function, whose own arguments are not known."""
-        own = {name: self.values.pop(name) for name in [*self.values] if name.isdigit() or name in ("@", "*", "#")}
-        found = self._nested(body, self.num_evals)
-        self.values |= own
-        return found
-
-    def _nested(self, text: str, num_evals: int) -> list[list[str]]:
-        inner = _Script(text)
-        inner.values, inner.budget, inner.num_evals = self.values, self.budget, num_evals
+    def _nested(self, text: str, arguments: Mapping[str, list[str]], num_evals: int = 0) -> list[list[str]]:
+        inner = self._inner(text)
+        inner.arguments, inner.num_evals = dict(arguments), self.num_evals + num_evals
         found = inner.commands()
         self.budget = inner.budget
         return found
+
+    def _inner(self, text: str) -> _Script:
+        """A script that shares the variables of this one."""
+        inner = _Script(text)
+        inner.values, inner.arguments, inner.budget = self.values, self.arguments, self.budget
+        return inner
 
     @property
     def _is_off(self) -> bool:
@@ -215,7 +212,7 @@ class _Script:
         first, *rest = words
         was_skipped, self.is_skipped = self.is_skipped, False
         if len(self.branches) > _MOST_DEPTH:
-            self._too_deep("branch")
+            self._too_deep("branches", _MOST_DEPTH)
         if first == "case" and rest[1:2] == ["in"]:
             self.branches.append(_Branch(is_taken=False, value=rest[0], was_taken=self._is_off))
             return False
@@ -387,7 +384,7 @@ class _Script:
             if self.text[place] == opening:
                 depth += 1
                 if depth > _MOST_DEPTH:
-                    self._too_deep("bracket")
+                    self._too_deep("brackets", _MOST_DEPTH)
             elif self.text[place] == closing[0]:
                 depth -= 1
             place += 1
@@ -402,7 +399,8 @@ class _Script:
         if match is None:
             return [f"${{{inner}}}"]
         name, kind, other = match[1], match[3] or "", match[4] or ""
-        is_set = name in self.values and (self.values[name] != [""] or not kind.startswith(":"))
+        known = self._known(name)
+        is_set = known is not None and (known != [""] or not kind.startswith(":"))
         if kind.endswith("+"):
             return self._inside(other) if is_set else []
         if is_set or kind[-1:] not in ("-", "="):
@@ -414,9 +412,7 @@ class _Script:
 
     def _inside(self, text: str) -> list[str]:
         """The words of a default value, which may contain variables itself."""
-        inner = _Script.__new__(_Script)
-        inner.text, inner.place, inner.values, inner.budget = f"{text}\n", 0, self.values, self.budget
-        inner.branches, inner.is_skipped, inner.num_evals = [], False, self.num_evals
+        inner = self._inner(f"{text}\n")
         found: list[str] = []
         while inner.place < len(text):
             if not inner._has_word():  # noqa: SLF001 - of the same class
@@ -427,17 +423,21 @@ class _Script:
         return found
 
     def _value(self, name: str, *, whole: bool = True) -> list[str]:
-        if name not in self.values:
-            return [] if name in "@*#?" else [""] if name.isdigit() and "@" in self.values else [f"${name}"]
-        found = self.values[name] if whole else self.values[name][:1]
+        known = self._known(name)
+        if known is None:
+            return [] if name in "@*#?" else [""] if name.isdigit() and "@" in self.arguments else [f"${name}"]
+        found = known if whole else known[:1]
         self.budget -= sum(map(len, found)) + len(found)
         if self.budget < 0:
             self._too_much()
         return list(found)
 
+    def _known(self, name: str) -> list[str] | None:
+        return self.arguments.get(name, self.values.get(name))
+
     def _sum_of(self, text: str) -> str:
         """The result of whole-number arithmetic, or the unchanged text `$((...))` if it cannot be computed."""
-        spread = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: " ".join(self.values.get(m[1], [f"${m[1]}"])), text)
+        spread = _OPERAND.sub(lambda m: " ".join(self._known(m[m.lastindex or 0]) or [m[0]]), text)
         number = whole_number(spread)
         return f"$(({text}))" if number is None else str(number)
 
@@ -449,14 +449,15 @@ class _Script:
         found = self._sum_of(rest.replace("\\*", "*"))
         return "" if found.startswith("$") else found
 
-    def _too_deep(self, what: str) -> NoReturn:
+    def _too_deep(self, what: str, most: int) -> NoReturn:
         line = self.text.count("\n", 0, self.place) + 1
-        raise InputError(f"line {line}: a {what} in more than {_MOST_EVALS if what == 'eval' else _MOST_DEPTH} others")
+        raise InputError(f"line {line}: {what} are nested more than {most} deep", hint="is this a script?")
 
     def _too_much(self) -> NoReturn:
         raise InputError("the script expands to more text than any command line has", hint="is it one?")
 
 
+_OPERAND: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$([0-9#])|\$\{([0-9]+)\}")
 _TOKEN: Final = re.compile(r"\s*([0-9]{1,12}|[-+*/%()])")
 
 
