@@ -126,7 +126,7 @@ esac
 PP_LAYOUT="Et\\|\\(tt\\|\\)*30L"
 run="torchrun --n ${NUM} --twice $TWICE --gpus $GPUS --size $SIZE --tp ${TP:-2} --layout ${PP_LAYOUT}"
 run="$run --ten $10 --tenth ${10:-none}"
-run="$run --all $@ --star $* --third ${3:-x} --fourth=${4}"
+run="$run --all $@ --braced ${@} --star $* --third ${3:-x} --fourth=${4}"
 echo ${run} --more --than --the --command --has
 eval ${run}
 """
@@ -134,7 +134,7 @@ eval ${run}
 
 @pytest.mark.parametrize("args", ["dsw", "dsw 8B 1", "dlc '' 3 4 5 6 7 8 9 ten", "'a b' 2 3"])
 @pytest.mark.parametrize(
-    "last", ["eval ${run}", 'torchrun --one "$1" --all "$@" --each "$*" --fourth "${4}" --three ${3}']
+    "last", ["eval ${run}", 'torchrun --one "$1" --all "$@" --each "$*" --more "${@}" --fourth "${4}" --three ${3}']
 )
 def test_arguments_of_a_script_are_those_that_bash_gives_it(args, last, tmp_path, tools):
     text = CALLED.replace("eval ${run}", last)
@@ -180,6 +180,16 @@ def test_a_script_with_many_arguments_gets_them(written, capsys):
         with pytest.raises(InputError) as error:
             read_foreign(script, **wrong)
         assert error.value.mistakes[0].where == option
+
+
+@pytest.mark.parametrize("head", ["launch() {", "function launch {", "function launch () \n{"])
+def test_a_function_has_arguments_of_its_own(head, written):
+    script = written(f"TP=$1\n{head}\n  torchrun {RUN} --tensor-model-parallel-size ${{1}}\n}}\nlaunch 2\n")
+    for given in ({"args": "8"}, {"define": ("1=8",)}, {"define": ("2=8",)}):
+        with pytest.raises(InputError, match=r"tensor_model_parallel_size is \$1, which the file does not set"):
+            read_foreign(script, **given)
+    script.write_text(script.read_text().replace("${1}", "$TP"))
+    assert read_foreign(script, args="8").layout["tp"] == "8"
 
 
 @pytest.mark.parametrize("loop", ["shift", "while getopts a:b opt; do A=$OPTARG; done"])

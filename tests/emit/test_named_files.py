@@ -134,6 +134,13 @@ def test_of_files_with_one_name_the_one_in_the_named_folder_is_meant(folder):
         assert (found.engine, found.num_devices) == ("fsdp", 32)
 
 
+def test_of_files_that_no_file_names_the_first_wins(folder):
+    paths = write(folder, b_yaml=SFT, a_yaml=SFT.replace("8192", "4096"), fsdp_yaml=FSDP)
+    found = read_foreign(list(paths.values()))
+    assert "training.sequence_length=8192" in found.settings
+    assert found.engine == "fsdp"
+
+
 def test_files_of_two_programs_are_no_run(folder):
     paths = write(folder, run_sh="torchrun pretrain_gpt.py --num-layers 2 --micro-batch-size 1", fsdp_yaml=FSDP)
     with pytest.raises(InputError, match=r"is an Accelerate file, and .* is a command line of Megatron-LM"):
@@ -153,12 +160,23 @@ def test_only_small_regular_files_of_settings_are_opened_because_a_file_names_th
     path = folder / "tune.yaml"
     secret = "machine example.org password s3cret: [\n"
     (folder / "netrc").write_text(secret)
+    (folder / "settings").write_text(STAGE_2)
     (folder / "bad.json").write_text(secret)
     (folder / "list.json").write_text('["s3cret"]')
     (folder / "large.json").write_text(" " * (2**20 + 1))
     os.mkfifo(folder / "pipe.json")
     (folder / "zero.json").symlink_to("/dev/zero")
-    for name in ("netrc", "bad.json", "list.json", "large.json", "pipe.json", "zero.json", "/dev/zero", "."):
+    for name in (
+        "netrc",
+        "settings",
+        "bad.json",
+        "list.json",
+        "large.json",
+        "pipe.json",
+        "zero.json",
+        "/dev/zero",
+        ".",
+    ):
         path.write_text(TUNE.format(name))
         with pytest.raises(InputError) as error:
             read_foreign(path)
