@@ -75,6 +75,7 @@ _MOST_CHOICES: Final = 64
 """Largest number of pairs of a cluster and a size in one comparison; each pair needs its own search."""
 
 Texts: TypeAlias = str | Sequence[str]
+Files: TypeAlias = str | Path | Sequence[str | Path]
 Nodes: TypeAlias = int | Mapping[str, int]
 """Number of hosts; for a mixed cluster, the number of hosts of each pool by the pool's name."""
 Sizes: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
@@ -322,13 +323,14 @@ def _priced(job: Job, layout: str | Layout) -> Plan:
 
 
 def estimate_file(
-    path: str | Path,
+    path: Files,
     cluster: str,
     training: str | None = None,
     *,
     model: str | None = None,
     layout: str = "",
     define: Texts = (),
+    args: str | None = None,
     nodes: Nodes | None = None,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
@@ -336,10 +338,11 @@ def estimate_file(
     """Price the layout and training that a file of another program sets, as `planner explain --from` does.
 
     `plan.assumed` lists the values that the file leaves open, and the file's keys that have no price.
-    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows.
+    path: a command line or script, YAML, JSON or TOML that `planner.emit.read` knows; or several files of one run.
     model: replaces the model that the file describes.
     layout: values that replace values of the file's layout.
     define: `NAME=VALUE` of variables that a script leaves open.
+    args: arguments of the script, as a shell reads them.
 
     `plan_job` explains the other keywords; they override the training and the machines of the file.
 
@@ -349,15 +352,16 @@ def estimate_file(
     """
     from planner.emit.read.front import layout_text, with_layout
 
-    foreign, nodes, workload = _of_file(path, cluster, model, define, nodes, workload)
-    foreign = with_layout(foreign, layout)
+    own = {"model": model, "define": _texts(define), "args": args}
+    foreign, nodes, workload = _of_file(path, cluster, own, nodes, workload)
     spec: Any = foreign.model
     job = _load(spec, cluster, training, reporter, nodes=nodes, **workload)
     try:
+        foreign = with_layout(foreign, layout)
         _check_devices(foreign, job.num_devices)
         plan = _priced(job, layout_text(foreign))
     except InputError as error:
-        raise error if layout else error.at("--layout", printable(str(path), 1000)) from None
+        raise error if layout else error.at("--layout", printable(str(_paths(path)[0]), 1000)) from None
     return replace(plan, assumed=(*plan.assumed, *foreign.assumed))
 
 
@@ -373,12 +377,13 @@ def _check_devices(foreign: Foreign, num_devices: int) -> None:
 
 
 def plan_file(
-    path: str | Path,
+    path: Files,
     cluster: str,
     training: str | None = None,
     *,
     model: str | None = None,
     define: Texts = (),
+    args: str | None = None,
     nodes: Nodes | None = None,
     reporter: Reporter | None = None,
     **keywords: Any,
@@ -389,7 +394,8 @@ def plan_file(
     """
     from planner.emit.read.front import layout_text
 
-    foreign, nodes, keywords = _of_file(path, cluster, model, define, nodes, keywords)
+    own = {"model": model, "define": _texts(define), "args": args}
+    foreign, nodes, keywords = _of_file(path, cluster, own, nodes, keywords)
     (reporter or Reporter()).noted(f"the file's own layout: {layout_text(foreign)}")
     for each in foreign.assumed:
         (reporter or Reporter()).noted(str(each))
@@ -401,30 +407,36 @@ def plan_file(
     return plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)
 
 
+def _paths(path: Files) -> list[Path]:
+    return [Path(path)] if isinstance(path, str | Path) else [Path(each) for each in path]
+
+
 def _of_file(
-    path: str | Path, cluster: str, model: str | None, define: Texts, nodes: Nodes | None, keywords: Any
+    path: Files, cluster: str, given: Mapping[str, Any], nodes: Nodes | None, keywords: Any
 ) -> tuple[Foreign, Nodes | None, Any]:
-    """Read the file; return its content, the nodes, and the keywords, completed with the values of the file."""
+    """Read the files; return their content, the nodes, and the keywords, completed with the values of the files.
+
+    given: further keywords of `read_foreign`.
+    """
     from planner.emit.read.front import read_foreign
 
     settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
-    own = Path(path)
     num_devices = _num_devices(cluster, nodes, keywords.get("gpus"))
     is_sized = nodes is not None or keywords.get("gpus") is not None
     foreign = read_foreign(
-        own,
-        model=model,
-        define=_texts(define),
+        _paths(path),
         settings=settings,
         engine=engine,
         num_devices=num_devices,
         per_host=_num_devices(cluster, 1, None),
         is_sized=is_sized,
+        **given,
     )
     filled = {**keywords, "engine": foreign.engine, "settings": (*foreign.settings, *settings)}
     says_batch = any(each.startswith("training.global_batch_size=") for each in filled["settings"])
     if not says_batch and filled.get("global_batch") is None:
-        raise InputError("the file does not say the global batch", where=str(path), hint="--global-batch N says it")
+        where = str(_paths(path)[0])
+        raise InputError("the file does not say the global batch", where=where, hint="--global-batch N says it")
     if not is_sized and foreign.num_devices:
         filled["gpus"] = foreign.num_devices
     elif not is_sized and foreign.num_hosts:

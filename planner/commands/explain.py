@@ -34,9 +34,10 @@ def run(
     *,
     console: Console,
     layout: str | None = None,
-    from_file: Path | None = None,
+    from_file: Sequence[Path] = (),
     from_model: str | None = None,
     define: Sequence[str] = (),
+    args: str | None = None,
     nodes: Nodes | None = None,
     why_not: Sequence[str] = (),
     what_if: Sequence[str] = (),
@@ -70,12 +71,11 @@ def run(
     check_writable(*(path for path in (html, trace) if str(path) != "-"), force=force)
     asked: dict[str, Any] = {"why_not": why_not, "what_if": what_if, "schedules": schedules}
     asked |= {"collectives": collectives, "batch": batch, "scaling": scaling}
-    read = console.read_plan(targets[0]) if len(targets) == 1 and from_file is None else None
+    read = console.read_plan(targets[0]) if len(targets) == 1 and not from_file else None
     with console.progress("pricing") as progress:
-        if from_file is not None:
-            plan = _of_file(
-                from_file, targets, layout, model=from_model, define=define, nodes=nodes, reporter=progress, **workload
-            )
+        if from_file:
+            own: Any = {"model": from_model, "define": define, "args": args}
+            plan = _of_file(from_file, targets, layout, nodes=nodes, reporter=progress, **own, **workload)
         else:
             plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
         found = explain_layout(plan, reporter=progress, **asked)
@@ -102,12 +102,12 @@ def _estimate(targets: Sequence[str], layout: str | None, **others: Any) -> Plan
     return estimate_layout(*targets, layout=layout, **others)
 
 
-def _of_file(path: Path, targets: Sequence[str], layout: str | None, **others: Any) -> Plan:
+def _of_file(paths: Sequence[Path], targets: Sequence[str], layout: str | None, **others: Any) -> Plan:
     from planner.api import estimate_file
 
     if len(targets) > 2:
         raise InputError(f"too many arguments: {shlex.join(targets[2:])}", hint="--from FILE goes with CLUSTER alone")
-    return estimate_file(path, *targets, layout=layout or "", **others)
+    return estimate_file(paths, *targets, layout=layout or "", **others)
 
 
 def _page(found: Explanation) -> Iterator[str]:
@@ -146,11 +146,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     With --from the layout comes from a file of another program, and the options in the file are not changed.
     Values that the file does not set are listed as assumed, and options that have no price as not priced.
     """
-    if options["from_file"] is not None:
+    if options["from_file"]:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
             del options["engine"]  # the foreign file decides the engine
-    elif options["from_model"] or options["define"]:
-        raise click.UsageError("--model and --define go with --from FILE")
+    elif options["from_model"] or options["define"] or options["args"]:
+        raise click.UsageError("--model, --define and --args go with --from FILE")
     elif len(options["targets"]) == 1:
         refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
     return run(console=Console(), **options)

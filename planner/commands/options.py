@@ -97,9 +97,9 @@ def cluster_names_of(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def file_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
+def file_option(*names: str, help: str, multiple: bool = False) -> Callable[[Any], Any]:  # noqa: A002 - click's name
     """Return an option whose value is a file name."""
-    return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help)
+    return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help, multiple=multiple)
 
 
 def share_option(*names: str, help: str, default: str | None = None) -> Callable[[Any], Any]:  # noqa: A002 - click's name
@@ -202,11 +202,16 @@ _REPORTS = (
     click.option("--force", is_flag=True, help="Replace files that exist."),
 )
 _FOREIGN = (
-    file_option("--from", "from_file", help="A command line, script or configuration of another program."),
+    file_option(
+        *("--from", "from_file"),
+        multiple=True,
+        help="A command line, script or configuration of another program; repeat it for further files of the run.",
+    ),
     click.option("--model", "from_model", metavar="MODEL", help="With --from: use this model instead of the file's."),
     click.option(
         "--define", multiple=True, metavar="NAME=VALUE", help="With --from: set a variable that the file does not set."
     ),
+    click.option("--args", metavar="'A B ...'", help="With --from: the arguments with which the script is called."),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _PLACE = (

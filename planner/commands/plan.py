@@ -35,8 +35,9 @@ def run(
     training: str | None = None,
     *,
     console: Console,
-    from_file: Path | None = None,
+    from_file: Sequence[Path] = (),
     define: Sequence[str] = (),
+    args: str | None = None,
     nodes: Nodes | None = None,
     sizes: Sizes | None = None,
     pin: Sequence[str] = (),
@@ -80,11 +81,10 @@ def run(
     found: Plan | NoLayoutFits
     with console.progress() as progress:
         try:
-            ask: Any = (
-                plan_job if from_file is None else partial(plan_file, from_file, model=model or None, define=define)
-            )
+            own: Any = {"model": model or None, "define": define, "args": args}
+            ask: Any = partial(plan_file, from_file, **own) if from_file else plan_job
             found = ask(
-                *([model] if from_file is None else []),
+                *([] if from_file else [model]),
                 cluster,
                 training,
                 nodes=nodes,
@@ -257,7 +257,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
         if isinstance(nodes, dict):
             raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
-        for name in ("cluster", "define", *_OF_ONE_CLUSTER):
+        for name in ("cluster", "define", "args", *_OF_ONE_CLUSTER):
             del options[name]
         if options["within"] is None:
             del options["within"]
@@ -274,7 +274,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 def _name_model(ctx: click.Context, options: dict[str, Any]) -> None:
     """With --from the first argument is the cluster, and the second the training document."""
     own_model = options.pop("from_model")
-    if options["from_file"] is not None:  # MODEL is left out
+    if options["from_file"]:  # MODEL is left out
         if options["training"] is not None:
             raise click.UsageError("--from FILE goes with CLUSTER and TRAINING.yaml alone; --model names the model")
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
@@ -282,5 +282,5 @@ def _name_model(ctx: click.Context, options: dict[str, Any]) -> None:
         options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
     elif options["cluster"] is None:
         raise click.UsageError("Missing argument 'CLUSTER'.")
-    elif own_model or options["define"]:
-        raise click.UsageError("--model and --define go with --from FILE")
+    elif own_model or options["define"] or options["args"]:
+        raise click.UsageError("--model, --define and --args go with --from FILE")

@@ -26,6 +26,7 @@ class Foreign:
     settings: tuple[str, ...] = ()
     batch: int | None = None
     training: str = ""  # settings that it must say, by hand too
+    files: tuple[tuple[str, str], ...] = ()  # further files of the run, name and text
 
 
 _MLM = "NVIDIA/Megatron-LM d98e8a64"
@@ -92,6 +93,11 @@ lr_scheduler_type: cosine
 fp16: true
 """
 
+
+_ZERO_3 = '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3, "overlap_comm": true}}'
+_ON_HOST = '"offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu"}'
+_LAUNCHED = (("zero3.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 8\n"),)
+"""An Accelerate file for recipes that say nothing of sharding."""
 
 CORPUS = (
     Foreign(
@@ -409,7 +415,8 @@ CORPUS = (
         """,
         cluster="dgx-h100",
         batch=128,
-        layout="tp=4,pp=1,cp=1,zero=1,sp=0,recompute=none",
+        layout="tp=4,zero=1",  # the rest is the recipe's
+        open_keys=("pp", "cp", "recompute"),
     ),
     Foreign(
         source=f"{_TITAN} of September 2025",
@@ -448,6 +455,7 @@ CORPUS = (
         cluster="rtx3090-box",
         gpus=8,
         layout="zero=3,mbs=1,recompute=full,offload=none,tp=1",
+        files=(("ds_z3_config.json", _ZERO_3),),
         outcome="out of memory",
     ),
     Foreign(
@@ -457,6 +465,8 @@ CORPUS = (
         cluster="rtx3090-box",
         gpus=8,
         layout="zero=3,mbs=1,recompute=full,offload=optimizer,tp=1",
+        files=(("ds_z3_offload_config.json", '{"zero_optimization": {"stage": 3, ' + _ON_HOST + "}}"),),
+        open_keys=("deepspeed.zero_optimization.offload_param.device",),
         outcome="ran",
     ),
     Foreign(
@@ -595,7 +605,7 @@ CORPUS = (
         gpus=1,
         batch=8,
         training="precision=bf16,optimizer=adamw-8bit,lora_rank=32",
-        open_keys=("load_in_8bit", "lora_modules_to_save"),
+        open_keys=("engine", "zero", "load_in_8bit", "lora_modules_to_save"),
     ),
     Foreign(
         source="huggingface/alignment-handbook, recipes/zephyr-7b-beta/sft/config_full.yaml",
@@ -623,7 +633,8 @@ CORPUS = (
           seed: 0
         """),
         cluster="dgx-a100",
-        layout="zero=0,mbs=16,recompute=full,offload=none",
+        layout="zero=3,mbs=16,recompute=full,offload=none",
+        files=_LAUNCHED,
         gpus=8,
         batch=128,
         training="precision=bf16,sequence_length=2048,seed=42",
@@ -647,7 +658,8 @@ CORPUS = (
         lr_scheduler_type: inverse_sqrt
         """),
         cluster="dgx-h100",
-        layout="zero=0,mbs=1,recompute=full,offload=none",
+        layout="zero=3,mbs=1,recompute=full,offload=none",
+        files=_LAUNCHED,
         gpus=32,
         batch=32,
         training="optimizer=adamw-8bit,warmup_steps=100",
@@ -672,6 +684,7 @@ CORPUS = (
         """),
         cluster="dgx-a100",
         layout="zero=3,offload=optimizer,recompute=none,tp=1",
+        open_keys=("deepspeed.zero_optimization.offload_param.device",),
         gpus=8,
         batch=8,
         model="mistral-7b",
@@ -766,6 +779,7 @@ CORPUS = (
         gpus=2,
         batch=16,
         training="precision=fp16,lora_rank=8,frozen_weights=nf4,lora_targets=[query;value]",
+        open_keys=("engine", "zero"),
     ),
     Foreign(
         source="hiyouga/LLaMA-Factory, examples/extras/muon/qwen2_full_sft.yaml",
@@ -788,6 +802,7 @@ CORPUS = (
         batch=8,
         model="qwen2.5-1.5b",
         training="precision=bf16,optimizer=muon",
+        open_keys=("engine", "zero"),
     ),
     Foreign(
         source="bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm",
@@ -1082,7 +1097,8 @@ CORPUS = (
         warmup_ratio: 0.05
         """),
         cluster="dgx-h100",
-        layout="zero=0,mbs=2,recompute=full,offload=none",
+        layout="zero=3,mbs=2,recompute=full,offload=none",
+        files=_LAUNCHED,
         gpus=8,
         batch=16,
         training="precision=bf16,loss=fused-linear,sequence_length=32768,seed=42",

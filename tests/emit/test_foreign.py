@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import resource
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -23,12 +25,13 @@ from planner.layout import NOT_PRICED
 
 @pytest.fixture
 def written(tmp_path):
-    """A file with this text."""
+    """A file with this text; if there are further files of the run, the list of all."""
 
-    def write(text):
-        path = tmp_path / "train.sh"
-        path.write_text(text)
-        return path
+    def write(text, files=()):
+        paths = [tmp_path / name for name in ("train.sh", *dict(files))]
+        for path, each in zip(paths, (text, *dict(files).values()), strict=True):
+            path.write_text(each)
+        return paths if files else paths[0]
 
     return write
 
@@ -42,7 +45,7 @@ def priced(entry, path):
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.source)
 def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
-    found = read_foreign(written(entry.text), model=entry.model, settings=entry.settings)
+    found = read_foreign(written(entry.text, entry.files), model=entry.model, settings=entry.settings)
     wanted = dict(part.split("=") for part in entry.layout.split(","))
     assert {key: found.layout.get(key) for key in wanted} == wanted
     assert tuple(each.key for each in found.assumed) == entry.open_keys
@@ -53,7 +56,7 @@ def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
 @pytest.mark.slow
 def test_the_verdict_on_memory_is_right_where_the_outcome_is_known(written):
     known = [entry for entry in CORPUS if entry.outcome != "not said"]
-    wrong = [e.source for e in known if priced(e, written(e.text)).fits != (e.outcome == "ran")]
+    wrong = [e.source for e in known if priced(e, written(e.text, e.files)).fits != (e.outcome == "ran")]
     assert len(wrong) <= len(known) / 5, wrong
 
 
@@ -109,6 +112,111 @@ def test_a_script_is_followed_as_bash_would(tmp_path, tools):
     assert option_words(SCRIPT)[1:] == done.stdout.splitlines()
 
 
+CALLED = r"""
+ENV=$1; SIZE=${2:-7B}; NUM=$#
+TWICE=$(($# * 2 + 1))
+say() { echo "$1 of $#"; local MBS=$3; }
+function quiet { OUT="x$2"; }
+say hello there
+[ $# -lt 3 ] && TP=1
+case $1 in
+  dsw) GPUS=8 ;;
+  *) GPUS=4 ;;
+esac
+PP_LAYOUT="Et\\|\\(tt\\|\\)*30L"
+run="torchrun --n ${NUM} --twice $TWICE --gpus $GPUS --size $SIZE --tp ${TP:-2} --layout ${PP_LAYOUT}"
+run="$run --ten $10 --tenth ${10:-none}"
+run="$run --all $@ --braced ${@} --star $* --third ${3:-x} --fourth=${4}"
+echo ${run} --more --than --the --command --has
+eval ${run}
+"""
+
+
+@pytest.mark.parametrize("args", ["dsw", "dsw 8B 1", "dlc '' 3 4 5 6 7 8 9 ten", "'a b' 2 3"])
+@pytest.mark.parametrize(
+    "last", ["eval ${run}", 'torchrun --one "$1" --all "$@" --each "$*" --more "${@}" --fourth "${4}" --three ${3}']
+)
+def test_arguments_of_a_script_are_those_that_bash_gives_it(args, last, tmp_path, tools):
+    text = CALLED.replace("eval ${run}", last)
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    script = tmp_path / "train.sh"
+    script.write_text(text)
+    command = ["bash", script, *shlex.split(args)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    printed = done.stdout.splitlines()
+    assert option_words(f"set -- {args}; {text}")[1:] == printed[printed.index("--one" if "one" in last else "--n") :]
+
+
+PAI = """
+ENV=$1
+MBS=${3}
+TP=${24}
+PP=${25:-1}
+NOT_25=$25
+cmd="torchrun --nproc_per_node 8 pretrain.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --bf16
+  --vocab-size 99 --seq-length 64 --max-position-embeddings 64 --micro-batch-size ${MBS} --global-batch-size 48
+  --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size ${PP} --save ${NOT_25}"
+echo ${cmd}
+eval ${cmd}
+"""
+
+
+def test_a_script_with_many_arguments_gets_them(written, capsys):
+    script = written(PAI)
+    args = " ".join(["dsw", "8B", "2", *("x" * 20), "2", "2"])
+    found = read_foreign(script, args=args)
+    wanted = {"mbs": "2", "tp": "2", "pp": "2"}
+    assert {key: found.layout[key] for key in wanted} == wanted
+    one_by_one = read_foreign(script, define=("3=2", "24=2", "25=2"))
+    assert one_by_one.layout == found.layout
+    assert read_foreign(script, define=("3=2", "24=2")).layout["pp"] == "1"
+    assert read_foreign(script, args=args, define=("24=1",)).layout["tp"] == "1"
+    with pytest.raises(InputError, match="micro_batch_size is \\$3, which the file does not set") as error:
+        read_foreign(script)
+    assert "--args" in error.value.mistakes[0].hint
+    assert main(["explain", "--from", str(script), "--args", args, "dgx-h100", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["layout"]["tp"] == 2
+    for wrong, option in (({"args": "'a"}, "--args"), ({"define": ("0=bash",)}, "--define")):
+        with pytest.raises(InputError) as error:
+            read_foreign(script, **wrong)
+        assert error.value.mistakes[0].where == option
+
+
+@pytest.mark.parametrize("head", ["launch() {", "function launch {", "function launch () \n{"])
+def test_a_function_has_arguments_of_its_own(head, written):
+    script = written(f"TP=$1\n{head}\n  torchrun {RUN} --tensor-model-parallel-size ${{1}}\n}}\nlaunch 2\n")
+    for given in ({"args": "8"}, {"define": ("1=8",)}, {"define": ("2=8",)}):
+        with pytest.raises(InputError, match=r"tensor_model_parallel_size is \$1, which the file does not set"):
+            read_foreign(script, **given)
+    script.write_text(script.read_text().replace("${1}", "$TP"))
+    assert read_foreign(script, args="8").layout["tp"] == "8"
+
+
+@pytest.mark.parametrize("loop", ["shift", "while getopts a:b opt; do A=$OPTARG; done"])
+def test_a_script_that_goes_through_its_arguments_is_not_followed_in_part(loop, written):
+    script = written(f"{loop}\ntorchrun {RUN} --tensor-model-parallel-size ${{TP:-1}}")
+    assert read_foreign(script, define=("TP=2",)).layout["tp"] == "2"
+    with pytest.raises(InputError, match="which is not followed"):
+        read_foreign(script, args="--tp 2")
+
+
+@pytest.mark.parametrize(("before", "after"), [("${A:-", "}"), ('"${A:-', '}"'), ("$((2-(", "))) ")])
+def test_nested_brackets_are_read_up_to_a_limit(before, after):
+    assert commands_of(f"a {before * 12}1{after * 12}")[0][0] == "a"
+    for num in (60, 20_000):
+        with pytest.raises(InputError, match="line 2: brackets are nested more than 50 deep"):
+            commands_of(f"\na {before * num}1{after * num}")
+
+
+def test_nested_branches_and_evals_are_read_up_to_a_limit():
+    assert commands_of("if true; then\n" * 20 + "a --b\n" + "fi\n" * 20) == [["a", "--b"]]
+    with pytest.raises(InputError, match="branches are nested more than 50 deep"):
+        commands_of("if true; then\n" * 20_000)
+    assert commands_of("eval eval a") == [["a"]]
+    with pytest.raises(InputError, match="evals are nested more than 3 deep"):
+        commands_of("eval " * 9 + "a")
+
+
 @pytest.mark.parametrize(
     "text",
     ["touch owned; $(touch owned) `touch owned` --num-layers $(touch owned)", "X=$(touch owned)\n--num-layers ${X}"],
@@ -130,7 +238,8 @@ def test_nothing_of_a_file_is_run(text, written, tmp_path, monkeypatch, capsys):
         ("--num-layers 4 " + "--x ( " * 9, "vocabulary"),
         ("nothing of interest", "of no kind"),
         ("--num-layers 4 --tensor-model-parallel-si\ud7ffze $B", r"si\\ud7ffze is \$B, which"),
-        ("$((" * 3000 + "--num-layers", "has no end"),
+        ("$((" * 20 + "--num-layers", "has no end"),
+        ("$((" * 3000 + "--num-layers", "nested more than 50 deep"),
     ],
     ids=str,
 )

@@ -248,9 +248,18 @@ def test_deepspeeds_batches_multiply_to_the_whole():
     assert document["train_batch_size"] == each * plan.layout.dp == 64
 
 
+NAMED = {
+    "examples/deepspeed/ds_z3_config.json": '{"zero_optimization": {"stage": 3}}',
+    "examples/deepspeed/ds_z3_offload_config.json": '{"zero_optimization": {"stage": 3, "offload_optimizer": '
+    '{"device": "cpu"}, "offload_param": {"device": "cpu"}}}',
+}
+
+
 def facts_in(text, num_devices):
     reader = next(each for each in READERS if each.recognises("file", text))
     values = dict(reader.values(text))
+    if name := values.pop("deepspeed", None):
+        values |= reader.files["deepspeed"](NAMED[name])
     hosts, ranks, model = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
     spec = load_model("llama3-8b")
     facts = facts_of(reader.target, values, model=spec, num_devices=num_devices or int(hosts or 1) * int(ranks or 0))
@@ -402,7 +411,6 @@ def test_keys_without_a_price_are_listed():
         "base_model: x\nmicro_batch_size: $(touch owned)\n",
         "base_model: x\nmicro_batch_size: 1\nd: " + "[" * 5000 + "]" * 5000 + "\n",
         "base_model: x\nmicro_batch_size: 1" + "0" * 5000 + "\n",
-        "base_model: x\nmicro_batch_size: 1\ndeepspeed: [1]\n",
     ],
 )
 def test_hostile_files_are_refused(text):
@@ -419,11 +427,16 @@ def test_a_number_that_is_none_is_told(key: str, value: str, tmp_path: Path) -> 
         read_foreign(path, model="tiny-gpt")
 
 
-def test_the_name_of_another_file_can_be_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["\\u202e.json", "[1]", "\\0", "a" * 5000 + ".json", "../x.json", "."])
+def test_a_file_that_is_not_there_is_asked_for_whatever_its_name_is(name: str, tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
-    path.write_text('model_name_or_path: x\ncutoff_len: 4096\nbf16: true\ndeepspeed: "\\u202e.json"\n')
-    with pytest.raises(InputError, match=r"the settings of \\u202e.json are in another file"):
+    quoted = name if name == "[1]" else f'"{name}"'
+    path.write_text(f"model_name_or_path: x\ncutoff_len: 4096\nbf16: true\ndeepspeed: {quoted}\n")
+    with pytest.raises(InputError, match=r"deepspeed names .*, which is neither") as error:
         read_foreign(path, model="tiny-gpt")
+    (mistake,) = error.value.mistakes
+    assert (mistake.where, mistake.message.isprintable()) == (f"{path}:4", True)
+    assert "--from" in mistake.hint
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen3-235b-a22b"])

@@ -106,6 +106,8 @@ def training_keys(values: Values) -> dict[str, Any]:
 
 
 _FILES: Final = ("accelerate.", "deepspeed.", "config.")
+PLAIN: Final = "launch.plain"
+"""Key that a reader adds if a launcher starts plain data parallelism, unless a key of the program shards."""
 
 
 # --- the model ---------------------------------------------------------------------------------------------------
@@ -244,17 +246,15 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
     given.whole(f"{_PARALLEL}dp_shard_size", 1)
     fsdp, offload = _read_fsdp(given)
+    is_plain = PLAIN in given
     if fsdp is not None:
         found["layout.zero"] = fsdp
         found["layout.hsdp"] = replicas
     elif any(key.startswith("deepspeed.") for key in given.values):
         found["layout.zero"] = given.whole("deepspeed.zero_optimization.stage")
         given.text("accelerate.deepspeed_config.zero3_init_flag")
-        on_host = [
-            given.text(f"deepspeed.zero_optimization.{key}.device") for key in ("offload_optimizer", "offload_param")
-        ]
-        offload = any(where in ("cpu", "nvme") for where in on_host)
-    else:
+        offload = given.text("deepspeed.zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
+    elif is_plain:
         found["layout.zero"] = 0
     activations = given.flag("deepspeed.activation_checkpointing.cpu_checkpointing")
     found["layout.offload"] = ("none", "optimizer", "activations", "both")[int(offload) + 2 * activations]
@@ -567,7 +567,14 @@ IGNORED: Final = (
     ),
     *("accelerate.downcast_bf16", "accelerate.dynamo_*", "accelerator_config.*"),
     *("deepspeed.steps_per_print", "deepspeed.wall_clock_breakdown", "deepspeed.zero_allow_untested_optimizer"),
-    *("deepspeed.zero_optimization.*", "deepspeed.gradient_clipping", "deepspeed.fp16.*", "deepspeed.bf16.*"),
+    # all of ZeRO's keys but where the weights lie (offload_param.device), which has no price
+    *("deepspeed.zero_optimization.[!o]*", "deepspeed.zero_optimization.ov*"),
+    *(
+        "deepspeed.zero_optimization.offload_*.[!d]*",
+        "deepspeed.gradient_clipping",
+        "deepspeed.fp16.*",
+        "deepspeed.bf16.*",
+    ),
     *("deepspeed.scheduler.*", "deepspeed.optimizer.params.*", "deepspeed.zero_force_ds_cpu_optimizer"),
     *("deepspeed.gradient_accumulation_steps", "deepspeed.dump_state", "deepspeed.train_batch_size"),
     *("accelerate.deepspeed_config.*", "seed", "ignore_*", "resume*", "log_level*", "include_*"),

@@ -6,11 +6,11 @@ and values into fields. No part of a file is ever run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from planner.emit.target import Target, Values
 
@@ -18,6 +18,9 @@ HOSTS: Final = "launch.hosts"
 RANKS: Final = "launch.ranks"
 MODEL: Final = "launch.model"
 """Keys that a reader adds to the program's keys: number of hosts, ranks per host, and name or path of the model."""
+
+OF_RECIPE: Final = "the recipe's value is not known"
+"""Rule for a key that a file leaves to a recipe, which is the program's own code and is never run."""
 
 THE_FILE: Final = "the file"
 """Placeholder for the file's name in `where` of a mistake; the name that the user gave replaces it."""
@@ -33,6 +36,9 @@ class Reader:
     text that cannot be read.
     engine: function that returns the profile that prices a file with these values.
     target: the program whose table reads these values.
+    files: keys whose value names another file of the run -> function that returns the values of that file's text.
+    assumed: function that returns keys of the layout (or `engine`) that the values leave open -> the rule that fills
+    them; the rule `OF_RECIPE` means that only the program itself knows the value.
     is_shell: whether the file is a shell script, for which the user can define variables.
     """
 
@@ -41,4 +47,6 @@ class Reader:
     values: Callable[[str], Values]
     engine: Callable[[Values], str]
     target: Target
+    files: Mapping[str, Callable[[str], Values]] = field(default_factory=dict)
+    assumed: Callable[[Values], Mapping[str, str]] = lambda values: {}  # noqa: ARG005
     is_shell: bool = False

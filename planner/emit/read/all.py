@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 READERS: Final[tuple[Reader, ...]] = (
     torchtitan.READER,
+    torchtitan.COMMAND,
     verl.READER,
     overrides.SWIFT,
     overrides.BRIDGE,

@@ -1,4 +1,8 @@
-"""Read another program's file into a model, a layout and settings; list what is assumed and what is not priced."""
+"""Read another program's files into a model, a layout and settings; list what is assumed and what is not priced.
+
+A file may name other files of the same run. They are looked for among the files that the user gave, beside the naming
+file and in the working folder. They are parsed, and never run.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ import sys
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from os.path import isfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE
+from planner.emit.read import HOSTS, MODEL, OF_RECIPE, RANKS, THE_FILE
 from planner.emit.read.all import READERS
 from planner.emit.read.shell import UNSET
 from planner.emit.read.slurm import variables_of, with_srun
@@ -27,7 +33,6 @@ from planner.specs.yaml import as_node, parse_value, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from planner.emit.read import Reader
     from planner.emit.target import Facts, Value, Values
@@ -60,58 +65,53 @@ class Foreign:
 
 
 def read_foreign(
-    path: Path,
+    paths: Path | Sequence[Path],
     *,
     model: str | None = None,
     define: Sequence[str] = (),
+    args: str | None = None,
     settings: Sequence[str] = (),
     engine: str | None = None,
     num_devices: int = 0,
     per_host: int = 0,
     is_sized: bool = False,
 ) -> Foreign:
-    """Read a file of another program, or standard input if the path is `-`.
+    """Read the files of one run of another program; the path `-` is standard input.
 
-    model: replaces the model that the file describes.
-    define: `NAME=VALUE` for variables that the file does not set.
-    settings: `model.KEY=VALUE` for model fields that the options in the file do not give.
+    model: replaces the model that the files describe.
+    define: `NAME=VALUE` for variables that a script does not set.
+    args: arguments of a script, as shell words.
+    settings: `model.KEY=VALUE` for model fields that the options in the files do not give.
     engine: replaces the program's own profile.
-    num_devices: number of the job's devices, for a file without a number of devices.
-    per_host: number of devices of a host, for a file that gives its launcher only a number of hosts.
-    is_sized: whether the user gave the number of devices, which then replaces the file's number.
+    num_devices: number of the job's devices, for files without a number of devices.
+    per_host: number of devices of a host, for files that give their launcher only a number of hosts.
+    is_sized: whether the user gave the number of devices, which then replaces the files' number.
 
     Raises:
-        InputError: values that cannot be read, or values that the file lacks and the user must give as options.
-        EnvironmentProblem: the file cannot be read.
+        InputError: values that cannot be read, or values that the files lack and the user must give as options.
+        EnvironmentProblem: a file cannot be read.
     """
-    is_stream = str(path) == "-"
-    shown = "standard input" if is_stream else printable(str(path), 1000)
-    text = limited_text(sys.stdin.buffer, shown) if is_stream else read_text(path, shown)
-    reader = _reader_of(shown, text)
-    try:
-        sized = num_devices // per_host if is_sized and per_host else 0
-        values = dict(reader.values(_with_variables(text, define, sized) if reader.is_shell else text))
-    except InputError as error:
-        raise InputError(
-            *(replace(each, where=each.where.replace(THE_FILE, shown)) for each in error.mistakes)
-        ) from None
-    if reader.is_shell:
-        values = with_srun(text, values)
+    sized = num_devices // per_host if is_sized and per_host else 0
+    place = _Run([_opened(each) for each in ([paths] if isinstance(paths, Path) else paths)])
+    reader, values = place.read(lambda text: _with_variables(text, define, args, sized))
+    shown = place.shown
     hosts, ranks, name = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
     if reader.is_shell and not is_sized:
         _check_size({"hosts": hosts, "ranks of a host": ranks}, shown)
     _check_set(reader, values, shown)
-    profile = load_engine(engine or reader.engine(values))
-    place = _Place(text, shown)
+    profile = load_engine(engine or place.of(partial(reader.engine, values)))
     spec = _model(reader, values, model, name, settings, place)
     told_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
     in_use = num_devices if is_sized else told_devices or _count(hosts) * per_host or num_devices
-    facts = place.of(partial(facts_of, reader.target, values, model=spec, num_devices=in_use))
+    facts: Facts = place.of(partial(facts_of, reader.target, values, model=spec, num_devices=in_use))
     training, assumed = dict(facts.of("training")), []
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
         del training["memory_recipe"]  # the engine's default
     layout = {key: _text(value) for key, value in facts.of("layout").items()}
+    filled = {"engine": profile.name, **dict.fromkeys(_DEGREES, "1"), **layout}
+    rules = {key: rule for key, rule in reader.assumed(values).items() if key != "ep" or spec.moe}
+    assumed += [Assumed(key=key, value=filled[key], rule=rule) for key, rule in rules.items() if key in filled]
     assumed += [_assumed(each, facts.misspelt) for each in facts.not_priced if not _is_off(each)]
     assumed += _of_another_model(reader, values, spec) if model else []
     if not is_sized and _count(hosts) > 1 and _count(ranks) not in (0, per_host) and per_host:
@@ -133,13 +133,103 @@ def read_foreign(
     )
 
 
-class _Place(NamedTuple):
-    """The text and name of a file, to give a mistake about a key the file's name and the line."""
+_DEGREES: Final = ("tp", "pp", "cp", "ep")
+_MOST_FILES: Final = 4
+"""Longest chain of files that name each other; a script, its configuration and the configuration's own file are 3."""
+_NAMED_KINDS: Final = (".json", ".yaml", ".yml", ".toml")
+"""Endings of files that are opened because a file names them, so that no script can show another kind of file."""
 
-    text: str
+
+class _File(NamedTuple):
+    """A file of a run; `shown` is its name in messages."""
+
+    path: Path
     shown: str
+    text: str
 
-    def of(self, read: Callable[[], Facts]) -> Facts:
+    def where(self, key: str) -> str:
+        """The file, with the last line that has the key outside comments, as an option or in YAML, if there is one."""
+        line = next(filter(None, map(self._line, (key, key.rpartition(".")[2]))), 0) if key else 0
+        return f"{self.shown}:{line}" if line else self.shown
+
+    def _line(self, key: str) -> int:
+        spelled = re.compile(rf"(?<![\w-])(--)?{re.escape(key).replace('_', '[-_]')}(?![\w-])")
+        lines = enumerate(self.text.split("\n"), 1)
+        return max((number for number, line in lines if spelled.search(re.split(r"(?:^|\s)#", line)[0])), default=0)
+
+
+def _opened(path: Path) -> _File:
+    shown = "standard input" if str(path) == "-" else printable(str(path), 1000)
+    return _File(path, shown, limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown))
+
+
+class _Run:
+    """The files that describe one run: those that the user gave, and those that these files name.
+
+    files: the files that were read, in order.
+    """
+
+    def __init__(self, given: Sequence[_File]) -> None:
+        self._given = given
+        self.files: list[_File] = []
+
+    def read(self, with_variables: Callable[[str], str]) -> tuple[Reader, dict[str, Value]]:
+        """The reader of the run, and the values of all its files; a command line comes first, and the first wins."""
+        found: dict[str, Value] = {}
+        first: Reader | None = None
+        for file in sorted(self._given, key=lambda each: not _reader_of(each, READERS[0]).is_shell):
+            if file in self.files:
+                continue  # another file names it
+            reader = _reader_of(file)
+            first = first or reader
+            if reader.target is not first.target:
+                message = f"{file.shown} is {reader.name}, and {self.files[0].shown} is {first.name}"
+                raise InputError(message, hint="several --from describe one run")
+            text = with_variables(file.text) if reader.is_shell else file.text
+            values = self._values(file, text, reader, reader.values)
+            found = {**(with_srun(file.text, values) if reader.is_shell else values), **found}
+        assert first is not None
+        return first, found
+
+    def _values(
+        self, file: _File, text: str, reader: Reader, read: Callable[[str], Values], depth: int = 1
+    ) -> dict[str, Value]:
+        """The values of a file and of the files that it names; its own values win."""
+        self.files.append(file)
+        try:
+            found = dict(read(text))
+        except InputError as error:
+            mistakes = [replace(each, where=each.where.replace(THE_FILE, file.shown)) for each in error.mistakes]
+            if file not in self._given:  # its text is not shown, because the user did not name it
+                hint = f"--from {file.shown} says why"
+                mistakes = [Mistake(message="this file cannot be read", where=file.shown, hint=hint)]
+            raise InputError(*mistakes) from None
+        for key, read_named in reader.files.items():
+            if name := found.pop(key, None):
+                if depth == _MOST_FILES:
+                    raise InputError(f"more than {_MOST_FILES} files name each other", where=file.where(key))
+                named = self._named(str(name), key, file)
+                found = {**self._values(named, named.text, reader, read_named, depth + 1), **found}
+        return found
+
+    def _named(self, name: str, key: str, file: _File) -> _File:
+        """The file that a value names: one that the user gave, or one that lies beside the naming file or here."""
+        wanted = Path(name)
+        if alike := [each for each in self._given if each.path.name == wanted.name and each is not file]:
+            return min(alike, key=lambda each: each.path.parent.name != wanted.parent.name)
+        for path in (file.path.parent / name, wanted):
+            if name.endswith(_NAMED_KINDS) and isfile(path):  # noqa: PTH113 - it accepts names of any length
+                return _opened(path)
+        message = f"{key.rpartition('.')[2]} names {printable(name, 200)}, which is neither beside the file nor here"
+        hint = "one more --from gives it, as in --from run.sh --from fsdp.yaml"
+        raise InputError(message, where=file.where(key), hint=hint)
+
+    @property
+    def shown(self) -> str:
+        """The name of the first file."""
+        return self.files[0].shown
+
+    def of(self, read: Callable[[], Any]) -> Any:
         """The result of `read`; mistakes about a key name the key, the file and the line."""
         try:
             return read()
@@ -147,42 +237,46 @@ class _Place(NamedTuple):
             raise InputError(*map(self._placed, error.mistakes)) from None
 
     def _placed(self, mistake: Mistake) -> Mistake:
-        line = next(filter(None, map(self._line, (mistake.where, mistake.where.rpartition(".")[2]))), 0)
-        where = f"{self.shown}:{line}" if line else self.shown
+        places = (place for each in self.files if (place := each.where(mistake.where)) != each.shown)
         key = f"{mistake.where}: " if mistake.where else ""
-        return replace(mistake, message=f"{key}{mistake.message}", where=where)
-
-    def _line(self, key: str) -> int:
-        """The last line that has the key outside comments, as an option or in YAML; 0 if there is none."""
-        spelled = re.compile(rf"(?<![\w-])(--)?{re.escape(key).replace('_', '[-_]')}(?![\w-])")
-        lines = enumerate(self.text.split("\n"), 1)
-        return max((number for number, line in lines if spelled.search(re.split(r"(?:^|\s)#", line)[0])), default=0)
+        return replace(mistake, message=f"{key}{mistake.message}", where=next(places, self.shown))
 
 
-def _reader_of(shown: str, text: str) -> Reader:
-    for reader in READERS:
-        if reader.recognises(shown, text):
-            return reader
-    if kind_of(shown, text) == "a plan":
-        raise InputError(f"{shown} is a plan", hint=f"`planner explain {shown}` explains it, without --from")
+def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
+    """The reader that recognises a file, else `otherwise`.
+
+    Raises:
+        InputError: there is neither.
+    """
+    if reader := next((each for each in READERS if each.recognises(file.shown, file.text)), otherwise):
+        return reader
+    if kind_of(file.shown, file.text) == "a plan":
+        raise InputError(f"{file.shown} is a plan", hint=f"`planner explain {file.shown}` explains it, without --from")
     kinds = "; ".join(dict.fromkeys(reader.name for reader in READERS))
-    raise InputError(f"{shown} is of no kind that is known here", hint=f"known: {kinds}")
+    raise InputError(f"{file.shown} is of no kind that is known here", hint=f"known: {kinds}")
 
 
-def _with_variables(text: str, define: Sequence[str], hosts: int) -> str:
-    """The script; its first line now begins with assignments of Slurm's variables and of the `--define` variables."""
+def _with_variables(text: str, define: Sequence[str], args: str | None, hosts: int) -> str:
+    """The script; its first line now sets Slurm's variables, the `--define` variables, and the arguments."""
     slurm = (f"{name}={value}" for name, value in variables_of(text, hosts).items())
-    return _defined((*slurm, *define)) + text
-
-
-def _defined(define: Sequence[str]) -> str:
+    try:
+        placed = dict(enumerate(shlex.split(args or ""), 1))
+    except ValueError as error:
+        raise InputError(str(error), where="--args", hint="quote the arguments as for a shell") from None
     lines = []
-    for each in define:
+    for each in (*slurm, *define):
         name, equals, value = each.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]{1,2}", name):
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[1-9][0-9]?", name):
             raise InputError(f"{printable(each, 60)} defines no variable", where="--define", hint="as in TP=8")
-        lines.append(f"{name}={shlex.quote(value)}; ")
-    return "".join(lines)
+        if name.isdigit():
+            placed[int(name)] = value
+        else:
+            lines.append(f"{name}={shlex.quote(value)}; ")
+    if placed or args is not None:
+        every = range(1, max(placed, default=0) + 1)
+        words = (shlex.quote(placed[place]) if place in placed else f'"${{{place}}}"' for place in every)
+        lines.append(f"set -- {' '.join(words)}; ")
+    return "".join(lines) + text
 
 
 _ALL_OF_A_HOST: Final = ("gpu", "auto", "-1")
@@ -220,7 +314,8 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
         if unset is None or any(fnmatchcase(key, pattern) for pattern in reader.target.ignores):
             continue
         name = printable(" ".join(texts), 60)
-        hint = "--define NAME=VALUE sets a variable of the file" if reader.is_shell else "write the value in its place"
+        hint = "--define NAME=VALUE sets a variable of the file, and --args 'A B' its arguments"
+        hint = hint if reader.is_shell else "write the value in its place"
         mistakes.append(
             Mistake(message=f"{printable(key, 80)} is {name}, which the file does not set", where=shown, hint=hint)
         )
@@ -229,7 +324,7 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
 
 
 def _model(
-    reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], place: _Place
+    reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], place: _Run
 ) -> ModelSpec:
     """The model named by `--model`, else the model that the file describes, else the shipped model that it names."""
     if wanted is not None:
@@ -329,10 +424,19 @@ def _of_another_model(reader: Reader, values: Values, spec: ModelSpec) -> list[A
 
 
 def with_layout(foreign: Foreign, text: str) -> Foreign:
-    """The same foreign file, with the values of a `--layout` text replacing the values of the file."""
+    """The same foreign file, with the values of a `--layout` text replacing the values of the file.
+
+    Raises:
+        InputError: neither says any degree, because all are those of a recipe.
+    """
     from planner.layout import parse_assignments
 
-    return replace(foreign, layout={**foreign.layout, **parse_assignments(text, "--layout")})
+    given = parse_assignments(text, "--layout")
+    assumed = tuple(each for each in foreign.assumed if each.key not in given)
+    if {"tp", "pp", "cp"} <= {each.key for each in assumed if each.rule == OF_RECIPE}:
+        hint = "--layout tp=N,pp=N,cp=N says it; `planner plan --from` finds one"
+        raise InputError("the layout is that of a recipe, which only the program knows", where="--layout", hint=hint)
+    return replace(foreign, layout={**foreign.layout, **given}, assumed=assumed)
 
 
 def layout_text(foreign: Foreign) -> str:

@@ -6,15 +6,16 @@ Each reader converts its file into the keys that `planner.emit.programs.hugging_
 from __future__ import annotations
 
 import re
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import accelerate
-from planner.emit.programs.hugging_face import flat
+from planner.emit.programs.hugging_face import PLAIN, flat
 from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import option_words
 from planner.errors import InputError
-from planner.specs.text import printable
 from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
@@ -44,8 +45,22 @@ def _without_auto(values: Values) -> dict[str, Value]:
 
 
 def _engine(values: Values) -> str:
-    sharded = values.get("accelerate.distributed_type") == "FSDP" or bool(values.get("fsdp"))
-    return "fsdp" if sharded else "deepspeed"
+    if values.get("accelerate.distributed_type") == "FSDP" or values.get("fsdp"):
+        return "fsdp"
+    if not values.get(PLAIN) and not _has_deepspeed(values):
+        hint = "one more --from gives the file of Accelerate or DeepSpeed; or --engine fsdp, --engine deepspeed"
+        raise InputError("no file says which program shards the model, and how far", hint=hint)
+    return "deepspeed"
+
+
+def _has_deepspeed(values: Values) -> bool:
+    return any(key.startswith("deepspeed.") for key in values)
+
+
+def _assumed(values: Values) -> dict[str, str]:
+    """The rule for plain data parallelism, which no file names; it is priced as ZeRO-0 of DeepSpeed."""
+    is_plain = values.get(PLAIN) and _engine(values) == "deepspeed" and not _has_deepspeed(values)
+    return dict.fromkeys(("engine", "zero"), "nothing shards: plain data parallelism (DDP)") if is_plain else {}
 
 
 # --- Accelerate and DeepSpeed ------------------------------------------------------------------------------------
@@ -53,7 +68,10 @@ def _engine(values: Values) -> str:
 
 def _accelerate_values(text: str) -> Values:
     found = flat(_document(text, THE_FILE), "accelerate.")
-    if found.get("accelerate.distributed_type") == "DEEPSPEED":
+    kind = found.get("accelerate.distributed_type")
+    if kind == "NO" or str(kind).startswith("MULTI_"):
+        found[PLAIN] = True
+    if kind == "DEEPSPEED":
         start = "accelerate.deepspeed_config."
         if f"{start}zero_stage" in found:
             found["deepspeed.zero_optimization.stage"] = found.pop(f"{start}zero_stage")
@@ -74,30 +92,30 @@ def _deepspeed_values(text: str) -> Values:
     return _without_auto(flat(_document(text, THE_FILE), "deepspeed."))
 
 
-def _preset(found: dict[str, Value], path: str) -> None:
-    """Add the settings that a published file's name implies, such as `ds_z3_offload_config.json` or `zero2.json`."""
-    name = path.rpartition("/")[2].lower()
-    if match := re.search(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", name):
-        found["deepspeed.zero_optimization.stage"] = int(match[1])
-        if "offload" in name:
-            found["deepspeed.zero_optimization.offload_optimizer.device"] = "cpu"
-    elif "fsdp" in name:
-        found["accelerate.distributed_type"] = "FSDP"
-        found[f"{_FSDP}offload_params"] = "offload" in name
-    elif "multi_gpu" not in name and "single_gpu" not in name:
-        hint = "give that file itself, or a file whose name says the ZeRO stage"
-        raise InputError(f"the settings of {printable(name, 60)} are in another file", where="deepspeed", hint=hint)
+def _fsdp_values(text: str) -> Values:
+    """A file of Trainer's `--fsdp_config`, or of ms-swift's `--fsdp`, which has the former as a part."""
+    found = _document(text, THE_FILE)
+    own = found.pop("fsdp", None)
+    found = found.get("fsdp_config", found)
+    return {"fsdp": own, **flat({key.removeprefix("fsdp_"): found[key] for key in found}, _FSDP)}
+
+
+def _run_values(text: str) -> Values:
+    """A file of TrainingArguments, or of a program built on them, that a command line names."""
+    readers = (each for each in READERS if not each.is_shell and each.recognises("", text))
+    return next((each.values for each in readers), _trainer_file)(text)
 
 
 # --- Trainer and TRL ---------------------------------------------------------------------------------------------
 
-_TRAINER_WORDS: Final = re.compile(r"--(per_device_train_batch_size|model_name_or_path)\b")
+_TRAINER_WORDS: Final = re.compile(
+    r"--(per_device_train_batch_size|model_name_or_path)\b|\b(accelerate\s+launch|(llamafactory-cli|axolotl)\s+train)\b"
+)
 
 
 def _of_trainer(found: dict[str, Value]) -> Values:
-    for key in ("deepspeed", "config_file"):
-        if key in found:
-            _preset(found, str(found.pop(key)))
+    if str(found.get("fsdp", "")).endswith(".json"):
+        found["fsdp_config"] = found.pop("fsdp")
     if found.get("use_peft") in (None, False) and "lora_r" in found:
         del found["lora_r"]
     if "model_name_or_path" in found:
@@ -112,7 +130,22 @@ def _of_trainer(found: dict[str, Value]) -> Values:
 
 
 def _trainer_options(text: str) -> Values:
-    return _of_trainer(dict(options_of(option_words(text))))
+    """Options of the program and of its launcher, and the configuration file that stands alone among the words."""
+    words = option_words(text)
+    found = dict(options_of(words))
+    alone = [each for before, each in pairwise(words) if _YAML.fullmatch(each) and not _TAKES.fullmatch(before)]
+    if alone:
+        found |= {match[1]: match[2] for word in words if (match := _OVERRIDE.fullmatch(word))}
+        found = {"config": alone[0], **{_OF_FILES.get(key, key): value for key, value in found.items()}}
+    if "accelerate" not in words or found.pop("multi_gpu", None):
+        found[PLAIN] = True
+    return _of_trainer(found)
+
+
+_YAML: Final = re.compile(r"[^=]+\.ya?ml")
+_TAKES: Final = re.compile(r"--[^=]+")
+"""An option whose value is the next word."""
+_OVERRIDE: Final = re.compile(r"([a-z_]\w*)=(.*)", re.DOTALL)
 
 
 def _trainer_file(text: str) -> Values:
@@ -125,6 +158,17 @@ _SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt)\b")
 _SWIFT: Final = {"model": "model_name_or_path", "lora_rank": "lora_r", "target_modules": "lora_target_modules"}
 
 
+_STAGE: Final = "deepspeed.zero_optimization.stage"
+_ON_HOST: Final = {"deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
+_WEIGHTS_TOO: Final = {**_ON_HOST, "deepspeed.zero_optimization.offload_param.device": "cpu"}
+_PRESETS: Final[Mapping[str, Values]] = {
+    **{f"{start}zero{stage}": {_STAGE: stage} for stage in range(4) for start in ("", "default-")},
+    **{f"zero2{mark}offload": {_STAGE: 2, **_ON_HOST} for mark in "_-"},
+    **{f"zero3{mark}offload": {_STAGE: 3, **_WEIGHTS_TOO} for mark in "_-"},
+}
+"""Names that are ms-swift's own files. Source: ms-swift, swift/config/*.json; 2.x: swift/llm/ds_config/*.json."""
+
+
 def _swift_options(text: str) -> Values:
     """Keys and values of an ms-swift command, with ms-swift's defaults for adapters, recomputation and precision.
 
@@ -135,6 +179,7 @@ def _swift_options(text: str) -> Values:
     for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
         if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
             found[key] = match[1]
+    found[PLAIN] = True
     found.setdefault("gradient_checkpointing", True)
     kind = found.pop("tuner_type", found.pop("train_type", "lora"))
     if kind == "lora":
@@ -149,6 +194,8 @@ def _swift_options(text: str) -> Values:
         found["dtype"] = dtype
     elif dtype in ("bfloat16", "float16"):
         found["bf16" if dtype == "bfloat16" else "fp16"] = True
+    if preset := _PRESETS.get(str(found.get("deepspeed"))):
+        found |= {"deepspeed": None, **preset}
     return _of_trainer(found)
 
 
@@ -207,11 +254,9 @@ def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
 
 def _axolotl_values(text: str) -> Values:
     data = _document(text, THE_FILE)
-    found: dict[str, Value] = {}
+    found: dict[str, Value] = {PLAIN: True}
     _axolotl_fsdp(data, found)
     adapter = data.pop("adapter", None)
-    if path := data.pop("deepspeed", None):
-        _preset(found, str(path))
     linear = data.pop("lora_target_linear", None)
     _axolotl_kernels(data, found)
     for key, value in flat(data).items():
@@ -242,9 +287,7 @@ _FACTORY: Final = {
 
 def _factory_values(text: str) -> Values:
     data = _document(text, THE_FILE)
-    found: dict[str, Value] = {}
-    if path := data.pop("deepspeed", None):
-        _preset(found, str(path))
+    found: dict[str, Value] = {PLAIN: True}
     kind = data.pop("finetuning_type", "lora")
     if kind not in ("full", "lora"):
         raise InputError(f"{str(kind)[:40]!r} has no price here", where="finetuning_type", hint="known: full, lora")
@@ -268,11 +311,28 @@ def _factory_values(text: str) -> Values:
     return _without_auto(found)
 
 
+_OF_FILES: Final = {**_AXOLOTL, **_FACTORY}
+"""Keys of the files of Axolotl and LLaMA-Factory, which their command lines change."""
+_NAMED: Final = {
+    "config_file": _accelerate_values,
+    "accelerate_config": _accelerate_values,
+    "deepspeed_config_file": _deepspeed_values,
+    "accelerate.deepspeed_config.deepspeed_config_file": _deepspeed_values,
+    "config": _run_values,
+    "deepspeed": _deepspeed_values,
+    "fsdp_config": _fsdp_values,
+}
+"""Keys whose value is the name of a file -> function that reads this file."""
+
+
 def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = ()) -> Reader:
     def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
         return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
 
-    return Reader(name=name, recognises=recognises, values=values, engine=_engine, target=accelerate.TARGET)
+    return _OF_TRAINER(name=name, recognises=recognises, values=values)
+
+
+_OF_TRAINER: Final = partial(Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed)
 
 
 READERS: Final = (
@@ -290,20 +350,16 @@ READERS: Final = (
         either=("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
     ),
     _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size"),
-    Reader(
+    _OF_TRAINER(
         name="a command line of ms-swift",
         recognises=lambda name, text: _SWIFT_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
         values=_swift_options,
-        engine=_engine,
-        target=accelerate.TARGET,
         is_shell=True,
     ),
-    Reader(
+    _OF_TRAINER(
         name="a command line of Trainer or TRL",
         recognises=lambda name, text: _TRAINER_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
         values=_trainer_options,
-        engine=_engine,
-        target=accelerate.TARGET,
         is_shell=True,
     ),
 )

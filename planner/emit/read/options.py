@@ -27,6 +27,8 @@ _PLACE: Final = (
     "wait",
     "kill_on_bad_exit",
 )
+_STARTED: Final = re.compile(r"-m|.*\.py")
+"""Matches the program that a launcher starts; it ends the values of the launcher's last option."""
 _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 
 
@@ -46,6 +48,8 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
         while place < len(words) and not equals and not is_option(words[place]):
+            if values and _STARTED.fullmatch(words[place]):
+                break
             values.append(words[place])
             place += 1
         key = name.replace("-", "_")

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.programs import bridge, swift
-from planner.emit.read import HOSTS, MODEL, RANKS, Reader
+from planner.emit.read import HOSTS, MODEL, OF_RECIPE, RANKS, Reader
 from planner.emit.read.options import options_of, overrides_of
 from planner.emit.read.shell import commands_of, option_words
 
@@ -44,12 +44,22 @@ def _bridge_values(text: str) -> Values:
     return found | ({MODEL: stem} if stem else {})
 
 
+_DEGREES: Final = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "recompute": "recompute_granularity",
+}
+"""Keys of a layout that a recipe sets, and their options."""
+
 BRIDGE: Final = Reader(
     name="overrides of a Megatron-Bridge recipe",
     recognises=lambda name, text: _OF_BRIDGE.search(text) is not None,  # noqa: ARG005 - as the others
     values=_bridge_values,
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
+    assumed=lambda values: {key: OF_RECIPE for key, name in _DEGREES.items() if name not in values},
     is_shell=True,
 )
 

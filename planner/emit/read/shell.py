@@ -2,7 +2,8 @@
 
 Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
 is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
-unchanged: `$(hostname)`, and variables that are not set.
+unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and the
+words of `eval` are read once more, as a shell reads them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS: Final = 2**21
 _MOST_WORDS: Final = 50_000
+_MOST_DEPTH: Final = 50
+"""Deepest nesting of brackets and branches; each level costs time and a frame of Python's stack."""
+_MOST_EVALS: Final = 3
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
 _BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
+_FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\w:-]*\s*\(\s*\))\s*(?=\{)")
 _BEFORE_ASSIGNMENTS: Final = {"export", "local", "declare", "readonly", "-a", "-x", "then", "do", "else", "{"}
 _END: Final = "\n;&|()"
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -41,14 +46,17 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command with the most options; a line that starts with an option continues the previous command."""
+    """Words of the command with the most options; a line that starts with an option continues the previous command.
+
+    What `echo` prints is no command, because scripts print a command before they run it.
+    """
     found: list[list[str]] = []
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
         if found and is_option(words[0]) and any(map(is_option, found[-1])):
             found[-1] += words
         else:
             found.append(words)
-    return max(found, key=lambda words: sum(map(is_option, words)), default=[])
+    return max(found, key=lambda words: sum(map(is_option, words)) * (words[0] != "echo"), default=[])
 
 
 def is_option(word: str) -> bool:
@@ -118,6 +126,8 @@ class _Script:
         self.branches: list[_Branch] = []
         self.is_skipped = False
         self.budget = _MOST_CHARACTERS
+        self.arguments: dict[str, list[str]] = {}
+        self.num_evals = 0
 
     def commands(self) -> list[list[str]]:
         found: list[list[str]] = []
@@ -135,7 +145,7 @@ class _Script:
                 mark = mark if mark in ("&&", "||", ";;") else here
                 self.place += len(mark)
                 if words and self._runs(words, mark):
-                    found.append(words)
+                    found += self._ran(words)
                 words = []
                 if mark == ";;" and self.branches:
                     self.branches[-1].is_taken = False
@@ -143,15 +153,54 @@ class _Script:
                 self._assign(match)
                 self.is_skipped = False
                 words = []
+            elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
+                self.place = match.end()
+                found += self._nested(self._balanced(1, "}", "{"), {})  # a function has arguments of its own
             else:
-                words += self._word()
-                if words and words[0] in ("then", "do", "else", "fi", "esac"):
-                    self._runs([words[0]], ";")
-                    words = words[1:]
+                words = self._after_keyword(words + self._word())
             number += 1
             if number > _MOST_WORDS:
                 self._too_much()
-        return [*found, words] if words and self._runs(words, "\n") else found
+        return [*found, *self._ran(words)] if words and self._runs(words, "\n") else found
+
+    def _after_keyword(self, words: list[str]) -> list[str]:
+        if not words or words[0] not in ("then", "do", "else", "fi", "esac"):
+            return words
+        self._runs([words[0]], ";")
+        return words[1:]
+
+    def _ran(self, words: list[str]) -> list[list[str]]:
+        """The commands that a command is: itself, those of the text of `eval`, or none for `set --`."""
+        if words[:2] == ["set", "--"]:
+            self._set(words[2:])
+            return []
+        if self.arguments and {"shift", "getopts"} & set(words[:2]):
+            hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"
+            raise InputError(f"the script goes through its arguments ({words[0]}), which is not followed", hint=hint)
+        if words[0] != "eval" or len(words) == 1:
+            return [words]
+        if self.num_evals == _MOST_EVALS:
+            self._too_deep("evals", _MOST_EVALS)
+        return self._nested(" ".join(words[1:]), self.arguments, 1)
+
+    def _set(self, words: list[str]) -> None:
+        """Set the arguments; an argument that is its own unset variable stays unset, and with it `$@` and `$#`."""
+        self.arguments = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
+        if len(self.arguments) == len(words):
+            self.arguments |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
+
+    def _nested(self, text: str, arguments: Mapping[str, list[str]], num_evals: int = 0) -> list[list[str]]:
+        inner = self._inner(text)
+        inner.arguments, inner.num_evals = dict(arguments), self.num_evals + num_evals
+        found = inner.commands()
+        self.budget = inner.budget
+        return found
+
+    def _inner(self, text: str) -> _Script:
+        """A script that shares the variables of this one."""
+        inner = _Script(text)
+        inner.values, inner.arguments, inner.budget = self.values, self.arguments, self.budget
+        return inner
 
     @property
     def _is_off(self) -> bool:
@@ -162,6 +211,8 @@ class _Script:
         """Update the branches; returns whether the command runs. A command under an unknown condition counts as run."""
         first, *rest = words
         was_skipped, self.is_skipped = self.is_skipped, False
+        if len(self.branches) > _MOST_DEPTH:
+            self._too_deep("branches", _MOST_DEPTH)
         if first == "case" and rest[1:2] == ["in"]:
             self.branches.append(_Branch(is_taken=False, value=rest[0], was_taken=self._is_off))
             return False
@@ -332,6 +383,8 @@ class _Script:
         while place < len(self.text) and depth:
             if self.text[place] == opening:
                 depth += 1
+                if depth > _MOST_DEPTH:
+                    self._too_deep("brackets", _MOST_DEPTH)
             elif self.text[place] == closing[0]:
                 depth -= 1
             place += 1
@@ -346,11 +399,12 @@ class _Script:
         if match is None:
             return [f"${{{inner}}}"]
         name, kind, other = match[1], match[3] or "", match[4] or ""
-        is_set = name in self.values and (self.values[name] != [""] or not kind.startswith(":"))
+        known = self._known(name)
+        is_set = known is not None and (known != [""] or not kind.startswith(":"))
         if kind.endswith("+"):
             return self._inside(other) if is_set else []
         if is_set or kind[-1:] not in ("-", "="):
-            return self._value(name, whole=bool(match[2]))
+            return self._value(name, whole=bool(match[2]) or name in "@*")
         found = self._inside(other)
         if kind.endswith("="):
             self.values[name] = found
@@ -358,9 +412,7 @@ class _Script:
 
     def _inside(self, text: str) -> list[str]:
         """The words of a default value, which may contain variables itself."""
-        inner = _Script.__new__(_Script)
-        inner.text, inner.place, inner.values, inner.budget = f"{text}\n", 0, self.values, self.budget
-        inner.branches, inner.is_skipped = [], False
+        inner = self._inner(f"{text}\n")
         found: list[str] = []
         while inner.place < len(text):
             if not inner._has_word():  # noqa: SLF001 - of the same class
@@ -371,19 +423,21 @@ class _Script:
         return found
 
     def _value(self, name: str, *, whole: bool = True) -> list[str]:
-        if name in ("@", "*", "#", "?"):
-            return []
-        if name not in self.values:
-            return [f"${name}"]
-        found = self.values[name] if whole else self.values[name][:1]
+        known = self._known(name)
+        if known is None:
+            return [] if name in "@*#?" else [""] if name.isdigit() and "@" in self.arguments else [f"${name}"]
+        found = known if whole else known[:1]
         self.budget -= sum(map(len, found)) + len(found)
         if self.budget < 0:
             self._too_much()
         return list(found)
 
+    def _known(self, name: str) -> list[str] | None:
+        return self.arguments.get(name, self.values.get(name))
+
     def _sum_of(self, text: str) -> str:
         """The result of whole-number arithmetic, or the unchanged text `$((...))` if it cannot be computed."""
-        spread = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: " ".join(self.values.get(m[1], [f"${m[1]}"])), text)
+        spread = _OPERAND.sub(lambda m: " ".join(self._known(m[m.lastindex or 0]) or [m[0]]), text)
         number = whole_number(spread)
         return f"$(({text}))" if number is None else str(number)
 
@@ -395,10 +449,15 @@ class _Script:
         found = self._sum_of(rest.replace("\\*", "*"))
         return "" if found.startswith("$") else found
 
+    def _too_deep(self, what: str, most: int) -> NoReturn:
+        line = self.text.count("\n", 0, self.place) + 1
+        raise InputError(f"line {line}: {what} are nested more than {most} deep", hint="is this a script?")
+
     def _too_much(self) -> NoReturn:
         raise InputError("the script expands to more text than any command line has", hint="is it one?")
 
 
+_OPERAND: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$([0-9#])|\$\{([0-9]+)\}")
 _TOKEN: Final = re.compile(r"\s*([0-9]{1,12}|[-+*/%()])")
 
 

@@ -9,11 +9,14 @@ import ast
 import json
 import re
 import tomllib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import torchtitan
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader
+from planner.emit.read.options import options_of
+from planner.emit.read.shell import option_words
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -212,4 +215,25 @@ READER: Final = Reader(
     values=_values,
     engine=lambda values: "torchtitan",  # noqa: ARG005 - as the others
     target=torchtitan.TARGET,
+)
+
+_FILE: Final = "job.config_file"
+
+
+def _options(text: str) -> Values:
+    """Options of a command line, which replace those of the file that it names."""
+    found = {key: value for key, value in options_of(option_words(text)).items() if "." in key}
+    if _FILE not in found or {"model.name", "model.flavor"} & found.keys():
+        hint = "give the file that torchtitan saves with --debug.save_config_file config.json"
+        raise InputError("the command line names a configuration in torchtitan's own code, which is not run", hint=hint)
+    return found
+
+
+COMMAND: Final = replace(
+    READER,
+    name="a command line of torchtitan",
+    recognises=lambda name, text: re.search(r"--job\.config[_-]file\b|-m torchtitan\.train\b", text) is not None,  # noqa: ARG005
+    values=_options,
+    files={_FILE: _values},
+    is_shell=True,
 )
