@@ -99,7 +99,6 @@ class Plan:
     training: TrainingSpec
     engine: EngineSpec
     layout: Layout
-    fits: bool
     memory: tuple[StageMemory, ...]
     time: tuple[TimeLine, ...]
     step_seconds: float
@@ -130,14 +129,25 @@ class Plan:
         return worst_stage(self.memory)
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether the plan fits, in words: the verdict on its worst stage."""
-        return verdict_of(self.memory)
+    def unknown_because(self) -> tuple[str, ...]:
+        """Keys of a foreign file that decide whether the plan fits and have no price."""
+        return tuple(each.key for each in self.assumed if each.settled_by)
 
     @property
-    def chance_of_fitting(self) -> float:
+    def verdict(self) -> Verdict:
+        """Whether the plan fits, in words: the verdict on its worst stage, if all that decides it has a price."""
+        return "unknown" if self.unknown_because else verdict_of(self.memory)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the plan fits; None if that is unknown."""
+        return None if self.verdict == "unknown" else self.verdict == "fits"
+
+    @property
+    def chance_of_fitting(self) -> float | None:
         """Chance that the plan fits: the chance of its worst stage, because all stages share one forecast error."""
-        return min((stage.chance_of_fitting for stage in self.memory), default=1.0)
+        chances = [stage.chance_of_fitting for stage in self.memory]
+        return None if self.verdict == "unknown" else min(chances, default=1.0)
 
     @property
     def run(self) -> WholeRun | None:
@@ -191,6 +201,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "verdict": plan.verdict,
         "chance_of_fitting": plan.chance_of_fitting,
+        "unknown_because": plan.unknown_because,
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
@@ -207,7 +218,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "run": _run_to_dict(plan.run),
         "goodput": _as_dict(plan.goodput),
         "batch_choice": _as_dict(plan.batch),
-        "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
+        "memory": [_stage_memory_to_dict(stage, is_known=plan.fits is not None) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
         "minimum": plan.minimum and {**asdict(plan.minimum), "layout": layout_to_dict(plan.minimum.layout)},
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
@@ -240,12 +251,12 @@ def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
     return None if run is None else {**asdict(run), "days": run.days}
 
 
-def _stage_memory_to_dict(stage: StageMemory) -> dict[str, Any]:
+def _stage_memory_to_dict(stage: StageMemory, *, is_known: bool) -> dict[str, Any]:
     return {
         "stage": stage.stage,
-        "fits": stage.fits,
-        "verdict": stage.verdict,
-        "chance_of_fitting": stage.chance_of_fitting,
+        "fits": stage.fits if is_known else None,
+        "verdict": stage.verdict if is_known else "unknown",
+        "chance_of_fitting": stage.chance_of_fitting if is_known else None,
         "device_chance": stage.device_chance,
         "most_bytes": stage.most_bytes,
         **_memory_to_dict(stage, stage.stage),
@@ -458,7 +469,6 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         calibration=_corrections(data["calibration"], cluster),
         memory_spread=_strict(Spread, data["memory_spread"]),
         layout=layout,
-        fits=_of(bool, data, "fits"),
         band=_if_any(Band, data["band"]),
         engine_label=_if_any(EngineLabel, data.get("engine_label")),
         deadline_chance=data["deadline_chance"]

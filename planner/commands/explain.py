@@ -37,6 +37,7 @@ def run(
     from_file: Path | None = None,
     from_model: str | None = None,
     define: Sequence[str] = (),
+    ignore: Sequence[str] = (),
     nodes: Nodes | None = None,
     why_not: Sequence[str] = (),
     what_if: Sequence[str] = (),
@@ -74,7 +75,15 @@ def run(
     with console.progress("pricing") as progress:
         if from_file is not None:
             plan = _of_file(
-                from_file, targets, layout, model=from_model, define=define, nodes=nodes, reporter=progress, **workload
+                from_file,
+                targets,
+                layout,
+                model=from_model,
+                define=define,
+                ignore=ignore,
+                nodes=nodes,
+                reporter=progress,
+                **workload,
             )
         else:
             plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
@@ -149,8 +158,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if options["from_file"] is not None:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
             del options["engine"]  # the foreign file decides the engine
-    elif options["from_model"] or options["define"]:
-        raise click.UsageError("--model and --define go with --from FILE")
+    elif options["from_model"] or options["define"] or options["ignore"]:
+        raise click.UsageError("--model, --define and --ignore go with --from FILE")
     elif len(options["targets"]) == 1:
         refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
     return run(console=Console(), **options)

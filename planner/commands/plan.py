@@ -37,6 +37,7 @@ def run(
     console: Console,
     from_file: Path | None = None,
     define: Sequence[str] = (),
+    ignore: Sequence[str] = (),
     nodes: Nodes | None = None,
     sizes: Sizes | None = None,
     pin: Sequence[str] = (),
@@ -81,7 +82,9 @@ def run(
     with console.progress() as progress:
         try:
             ask: Any = (
-                plan_job if from_file is None else partial(plan_file, from_file, model=model or None, define=define)
+                plan_job
+                if from_file is None
+                else partial(plan_file, from_file, model=model or None, define=define, ignore=ignore)
             )
             found = ask(
                 *([model] if from_file is None else []),
@@ -257,7 +260,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
         if isinstance(nodes, dict):
             raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
-        for name in ("cluster", "define", *_OF_ONE_CLUSTER):
+        for name in ("cluster", "define", "ignore", *_OF_ONE_CLUSTER):
             del options[name]
         if options["within"] is None:
             del options["within"]
@@ -282,5 +285,5 @@ def _name_model(ctx: click.Context, options: dict[str, Any]) -> None:
         options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
     elif options["cluster"] is None:
         raise click.UsageError("Missing argument 'CLUSTER'.")
-    elif own_model or options["define"]:
-        raise click.UsageError("--model and --define go with --from FILE")
+    elif own_model or options["define"] or options["ignore"]:
+        raise click.UsageError("--model, --define and --ignore go with --from FILE")

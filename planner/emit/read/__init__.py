@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 HOSTS: Final = "launch.hosts"
 RANKS: Final = "launch.ranks"
 MODEL: Final = "launch.model"
-"""Keys that a reader adds to the program's keys: number of hosts, ranks per host, and name or path of the model."""
+METHOD: Final = "launch.method"
+"""Keys that a reader adds to the program's keys: number of hosts, ranks per host, name or path of the model, and a
+method of training that the file does not name itself; a reader that prices its method adds an empty one."""
 
 THE_FILE: Final = "the file"
 """Placeholder for the file's name in `where` of a mistake; the name that the user gave replaces it."""
@@ -34,6 +36,7 @@ class Reader:
     engine: function that returns the profile that prices a file with these values.
     target: the program whose table reads these values.
     is_shell: whether the file is a shell script, for which the user can define variables.
+    answer: the default number of tokens of a generated answer; 0 if the program has none.
     """
 
     name: str
@@ -42,3 +45,4 @@ class Reader:
     engine: Callable[[Values], str]
     target: Target
     is_shell: bool = False
+    answer: int = 0

@@ -121,8 +121,13 @@ def _trainer_file(text: str) -> Values:
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
-_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt)\b")
-_SWIFT: Final = {"model": "model_name_or_path", "lora_rank": "lora_r", "target_modules": "lora_target_modules"}
+_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt|rlhf)\b")
+_SWIFT: Final = {
+    "model": "model_name_or_path",
+    "lora_rank": "lora_r",
+    "target_modules": "lora_target_modules",
+    "sequence_parallel_size": f"{_PARALLEL}sp_size",
+}
 
 
 def _swift_options(text: str) -> Values:
@@ -136,6 +141,8 @@ def _swift_options(text: str) -> Values:
         if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
             found[key] = match[1]
     found.setdefault("gradient_checkpointing", True)
+    if re.search(r"\bswift rlhf\b", text):
+        found.setdefault("rlhf_type", "dpo")
     kind = found.pop("tuner_type", found.pop("train_type", "lora"))
     if kind == "lora":
         found |= {"use_peft": True, "lora_r": found.get("lora_r", 8)}
@@ -268,11 +275,17 @@ def _factory_values(text: str) -> Values:
     return _without_auto(found)
 
 
-def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = ()) -> Reader:
+_ANSWER: Final = 256
+"""Tokens of an answer without max_completion_length. Source: trl, trainer/grpo_config.py and rloo_config.py."""
+
+
+def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = (), answer: int = 0) -> Reader:
     def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
         return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
 
-    return Reader(name=name, recognises=recognises, values=values, engine=_engine, target=accelerate.TARGET)
+    return Reader(
+        name=name, recognises=recognises, values=values, engine=_engine, target=accelerate.TARGET, answer=answer
+    )
 
 
 READERS: Final = (
@@ -282,6 +295,7 @@ READERS: Final = (
         _factory_values,
         "model_name_or_path",
         either=("cutoff_len", "finetuning_type", "stage", "template"),
+        answer=1024,  # hparams/generating_args.py, max_new_tokens
     ),
     _reader("an Accelerate file", _accelerate_values, "distributed_type"),
     _reader(
@@ -289,7 +303,7 @@ READERS: Final = (
         _deepspeed_values,
         either=("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
     ),
-    _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size"),
+    _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
     Reader(
         name="a command line of ms-swift",
         recognises=lambda name, text: _SWIFT_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
@@ -297,6 +311,7 @@ READERS: Final = (
         engine=_engine,
         target=accelerate.TARGET,
         is_shell=True,
+        answer=512,  # arguments/rlhf_args.py, max_completion_length
     ),
     Reader(
         name="a command line of Trainer or TRL",
@@ -305,6 +320,7 @@ READERS: Final = (
         engine=_engine,
         target=accelerate.TARGET,
         is_shell=True,
+        answer=_ANSWER,
     ),
 )
 
