@@ -28,7 +28,7 @@ from planner.cost.ledger import (
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Assumed, Layout, format_layout, parse_layout
-from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
+from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan, of_another_planner
 from planner.plan_parts import BatchChoice, Certificate, EngineLabel, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
@@ -305,8 +305,7 @@ def parse_plan(text: str, *, name: str) -> tuple[Plan, bool]:
         return _plan_from_dict(data), data["checksum"] != _checksum(data)
     except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
         detail = f"missing key {error}" if isinstance(error, KeyError) else "; ".join(str(error).splitlines()[:3])
-        message = f"{name} is not a valid plan document: {printable(detail)}"
-        raise InputError(message, hint="make the plan again") from None
+        raise of_another_planner(data, name, printable(detail)) from None
 
 
 def edited(name: str, *differences: str) -> InputError:
@@ -470,13 +469,13 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         memory_spread=_strict(Spread, data["memory_spread"]),
         layout=layout,
         band=_if_any(Band, data["band"]),
-        engine_label=_if_any(EngineLabel, data.get("engine_label")),
+        engine_label=_if_any(EngineLabel, data["engine_label"]),
         deadline_chance=data["deadline_chance"]
         if data["deadline_chance"] is None
         else _number(data, "deadline_chance"),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
-        minimum=_minimum(data["minimum"]) if data.get("minimum") else None,
+        minimum=_minimum(data["minimum"]) if data["minimum"] else None,
         runners_up=tuple(map(_runner_up, data["runners_up"])),
         step_seconds=_number(data, "step_seconds", above=0),
         low_step_seconds=data["low_step_seconds"] and _number(data, "low_step_seconds", above=0),
@@ -503,20 +502,6 @@ def plan_from_file(path: Path) -> Plan:
         EnvironmentProblem: the file cannot be read.
     """
     return plan_from_json(plan_text(path), name=printable(str(path)))
-
-
-def job_documents(path: Path) -> tuple[ModelSpec, TrainingSpec]:
-    """Model and training of a plan file of any format, so that a newer planner can continue an older planner's run.
-
-    Raises:
-        InputError: the file holds no model or no training document.
-        EnvironmentProblem: the file cannot be read.
-    """
-    try:
-        data = _json(plan_text(path))
-        return _strict(ModelSpec, data["model"]), _strict(TrainingSpec, data["training"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise InputError(f"{printable(str(path))} is not a plan", hint="choose another --output") from None
 
 
 def plan_text(path: Path) -> str:
