@@ -50,7 +50,7 @@ def no_plan(data: Any, name: str) -> InputError:
 
 def of_another_planner(data: dict[str, Any], name: str, why: str) -> InputError:
     """The error for a plan that this planner does not read, with the command that plans the same job again."""
-    message = f"{name} is no plan of format {PLAN_FORMAT}, which this planner reads: {why}"
+    message = f"{name} is not a valid plan document of format {PLAN_FORMAT}, which this planner reads: {why}"
     return InputError(message, hint=f"plan again:\n{command_again(data)}")
 
 

@@ -13,7 +13,7 @@ from planner.fit import chance_words, check_fits, fit_words
 
 def with_limits(plan, limit, most, chance):
     stages = [replace(stage, limit_bytes=limit, most_bytes=most, device_chance=chance) for stage in plan.memory]
-    return replace(plan, memory=tuple(stages), fits=False)
+    return replace(plan, memory=tuple(stages))
 
 
 def test_what_fits_passes_what_may_not_is_told_and_what_does_not_is_refused(plan):
@@ -37,7 +37,7 @@ def test_what_fits_passes_what_may_not_is_told_and_what_does_not_is_refused(plan
 def test_a_host_that_overflows_is_told_as_the_host_s(plan):
     line = replace(plan.memory[2].lines[0], num_bytes=100 * 2**30)
     stage = replace(plan.memory[2], host=HostMemory(limit_bytes=85 * 2**30, lines=(line,)))
-    full = replace(plan, memory=(*plan.memory[:2], stage, plan.memory[3]), fits=False)
+    full = replace(plan, memory=(*plan.memory[:2], stage, plan.memory[3]))
     assert (full.verdict, full.chance_of_fitting) == ("does not fit", 0.0)
     assert fit_words(full) == "each device of stage 2 keeps 15.0 GiB too much in its host's memory"
 

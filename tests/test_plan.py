@@ -141,7 +141,10 @@ def test_what_is_no_plan_is_refused_without_a_traceback(text):
         ({"traceEvents": []}, "it is a timeline"),
         ({"format": 1, "front": [], "sizes": []}, "it is a comparison of cluster sizes"),
         ({"model_type": "llama"}, "give it as MODEL, with CLUSTER and --layout"),
-        ({"format": 7, "layout": {}}, "no plan of format 3, which this planner reads: it has format 7"),
+        (
+            {"format": 7, "layout": {}},
+            "not a valid plan document of format 3, which this planner reads: it has format 7",
+        ),
         ({"name": "llama", "num_layers": 3}, "its keys are name, num_layers"),
         ({}, "its keys are none"),
         ([], "a JSON list"),

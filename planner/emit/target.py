@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from planner.cost.parameters import num_moe_layers
 from planner.errors import InputError, Mistake
@@ -44,12 +44,16 @@ FIELDS: Final = (
 """All fields that the planner prices or trains with; each table must express or refuse each of these fields."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class Doubt(NamedTuple):
     """Why the verdict on a file is unknown for one of its keys, and the field that settles it, if there is one."""
 
     why: str
     field: str = ""
+
+
+def decisive(*rows: tuple[str, str, str]) -> dict[str, Doubt]:
+    """Pattern of a key -> its doubt, from rows of patterns (blanks between them), reason and field."""
+    return {pattern: Doubt(why, field) for patterns, why, field in rows for pattern in patterns.split()}
 
 
 class Given:
@@ -73,7 +77,7 @@ class Given:
 
         field: the planner's field that holds the key's meaning, such as `layout.offload`, if the user can give it.
         """
-        self.doubts[key] = Doubt(why=why, field=field)
+        self.doubts[key] = Doubt(why, field)
 
     def __contains__(self, key: str) -> bool:
         """Whether the file has a value for the key; the key then counts as understood."""

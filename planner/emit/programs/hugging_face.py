@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Doubt, Refusal, Setting, adapters_of, follows, only
+from planner.emit.target import Refusal, Setting, adapters_of, decisive, follows, only
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
@@ -606,23 +606,16 @@ IGNORED: Final = (
     *("accelerate.deepspeed_config.*", "seed", "ignore_*", "resume*", "log_level*", "include_*"),
 )
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
-_ENGINE: Final = Doubt(why="an engine that generates answers takes memory of the same devices")
-DECISIVE: Final = {
-    "*use_vllm": _ENGINE,
-    "*gpu_memory_utilization": _ENGINE,
-    **dict.fromkeys(
-        ("reward_model*", "ref_model*", "teacher_model*", "value_model*"),
-        Doubt(why="a second model on the same devices has no price"),
-    ),
-    **dict.fromkeys(
-        ("activation_offloading", "offload_model", "offload_optimizer", "*.offload_optimizer.ratio"),
-        Doubt(why="what it keeps on the host has no price", field="layout.offload"),
-    ),
-    "*.mics_shard_size": Doubt(why="shards over a part of the ranks have no price here", field="layout.hsdp"),
-    "*.zero_hpz_partition_size": Doubt(why="a second copy of the weights in each host has no price"),
-    "*modules_to_save": Doubt(why="modules that are trained whole beside adapters have no price"),
-    "fp8": Doubt(why="products in 8 bits have no price here", field="training.precision"),
-}
+DECISIVE: Final = decisive(
+    ("*use_vllm *gpu_memory_utilization", "an engine that generates answers takes memory of the same devices", ""),
+    ("reward_model* ref_model* teacher_model* value_model*", "a second model on the same devices has no price", ""),
+    ("activation_offloading offload_model offload_optimizer", "what it offloads has no price", "layout.offload"),
+    ("*.offload_optimizer.ratio", "a part of the states on the host has no price", "layout.offload"),
+    ("*.mics_shard_size", "shards over a part of the ranks have no price here", "layout.hsdp"),
+    ("*.zero_hpz_partition_size", "a second copy of the weights in each host has no price", ""),
+    ("*modules_to_save", "modules that are trained whole beside adapters have no price", ""),
+    ("fp8", "products in 8 bits have no price here", "training.precision"),
+)
 """Patterns of keys that decide the answer and have no price."""
 
 TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text(encoding="utf-8")

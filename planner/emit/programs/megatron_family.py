@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.hosts import uneven_hosts
 from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import Doubt, Refusal, Setting, follows, only
+from planner.emit.target import Refusal, Setting, decisive, follows, only
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.specs.recipe import NAMED_RECIPES
@@ -527,15 +527,12 @@ IGNORED: Final = (
     ),
 )
 """Options that do not change the priced bytes and seconds of a step."""
-_HOST: Final = Doubt(why="what it keeps on the host has no price", field="layout.offload")
-_DEGREE: Final = Doubt(why="this cut of the model has no price")
-_AGAIN: Final = Doubt(why="what it computes again has no price", field="layout.recompute")
-DECISIVE: Final = {
-    **dict.fromkeys(("cpu_offloading_*", "fine_grained_*offloading", "offload_*", "cpu_optimizer"), _HOST),
-    **dict.fromkeys(("moe_layer_recompute", "distribute_saved_activations", "partition_activations"), _AGAIN),
-    **dict.fromkeys(("encoder_*parallel_size", "*_context_parallel*", "outer_dp_sharding_strategy"), _DEGREE),
-    **dict.fromkeys(("pipeline_model_parallel_split_rank", "standalone_embedding_stage", "use_torch_fsdp2"), _DEGREE),
-    "microbatch_group_size_per_virtual_pipeline_stage": _DEGREE,
-    **dict.fromkeys(("fp4*", "first_last_layers_bf16"), Doubt(why="has no price", field="training.precision")),
-}
+DECISIVE: Final = decisive(
+    ("cpu_offloading_* fine_grained_*offloading offload_* cpu_optimizer", "its offload has no price", "layout.offload"),
+    ("moe_layer_recompute distribute_saved_* partition_activations", "what it keeps has no price", "layout.recompute"),
+    ("encoder_*parallel_size *_context_parallel* outer_dp_sharding_strategy", "this degree has no price", ""),
+    ("pipeline_model_parallel_split_rank standalone_embedding_stage", "these stages have no price", ""),
+    ("microbatch_group_size_per_virtual_pipeline_stage use_torch_fsdp2", "its order or sharding has no price", ""),
+    ("fp4_format first_last_layers_bf16", "this precision has no price", "training.precision"),
+)
 """Options that decide the answer and have no price. Source: Megatron-LM, training/arguments.py."""

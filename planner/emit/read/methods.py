@@ -39,7 +39,7 @@ REFUSED: Final = (
 """Pattern of a key, pattern of its value in lower case, and what would have to be priced."""
 
 _ONLINE: Final = r"(vlm_)?(grpo|gspo|dapo|rloo|ppo|online_dpo|nash_md|xpo|reinforce)\w*"
-GENERATION: Final = Doubt(why="what generates answers on the same devices has no price")
+GENERATION: Final = Doubt("what generates answers on the same devices has no price")
 _NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 _SCRIPT: Final = re.compile(
     rf"^[^#\n]*?(?:\btrl\s+({_NAMES})\b|[\s/_]({_NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE

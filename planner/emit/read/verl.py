@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import overrides_of
 from planner.emit.read.shell import option_words
-from planner.emit.target import Doubt, Setting, Target, adapters_of
+from planner.emit.target import Setting, Target, adapters_of, decisive
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -154,15 +154,12 @@ TABLE: Final = Target(
         *("*.dist_checkpointing_path", "*.use_dist_checkpointing", "*mbridge", "*.name", "*.use_remove_padding"),
         *("actor_rollout_ref.nccl_timeout", "ray_*", "hydra.*"),
     ),
-    decides={
-        f"{_ROLLOUT}.gpu_memory_utilization": Doubt(why="the rollout engine takes memory of the same devices"),
-        **dict.fromkeys(("*.use_kl_loss", "algorithm.use_kl_in_reward"), Doubt(why="a reference model on the devices")),
-        "critic.model.path": Doubt(why="a critic on the same devices has no price"),
-        **dict.fromkeys(("reward_model.enable", "reward_model.model.path"), Doubt(why="a reward model on the devices")),
-        "actor_rollout_ref.model.enable_activation_offload": Doubt(
-            why="activations on the host have no price", field="layout.offload"
-        ),
-    },
+    decides=decisive(
+        (f"{_ROLLOUT}.gpu_memory_utilization", "the rollout engine takes memory of the same devices", ""),
+        ("*.use_kl_loss algorithm.use_kl_in_reward", "a reference model on the same devices has no price", ""),
+        ("critic.model.path reward_model.enable", "a second model on the same devices has no price", ""),
+        ("*.model.enable_activation_offload", "activations on the host have no price", "layout.offload"),
+    ),
 )
 
 READER: Final = Reader(
