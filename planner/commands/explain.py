@@ -153,7 +153,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     either option, the file name - means standard output.
 
     With --from the layout comes from a file of another program, and the options in the file are not changed.
-    Values that the file does not set are listed as assumed, and options that have no price as not priced.
+    Values that the file does not set are listed as assumed, and options that have no price as not priced. If one of
+    these decides whether the plan fits, the verdict is unknown, and --ignore KEY prices the file without it.
     """
     if options["from_file"] is not None:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
