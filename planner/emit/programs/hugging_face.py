@@ -54,15 +54,7 @@ _MODULES: Final = {
     "down": "down_proj",
 }
 _OTHERS_MODULES: Final = {
-    "phi3",
-    "gpt2",
-    "gpt_neox",
-    "bloom",
-    "falcon",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gpt_oss",
-    "mixtral",
+    *("phi3", "gpt2", "gpt_neox", "bloom", "falcon", "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral"),
 }
 _LIGER: Final = ("rope", "rms_norm", "swiglu")
 _DROPOUT: Final = {
