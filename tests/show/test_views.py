@@ -459,7 +459,7 @@ def test_nothing_fits_as_a_document(plan, nothing) -> None:
         ("forbidden zero=3", False),
     ]
     assert document["pins"][0]["remedy"]["change"] == "34 hosts instead of 17"
-    assert document["format"] == 2
+    assert document["format"] == 3
 
 
 def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None:
