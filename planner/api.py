@@ -23,7 +23,7 @@ from planner import reading
 from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
 from planner.errors import InputError, NothingFitsError, PlannerError
-from planner.fit import fit_words
+from planner.fit import fit_words, undecided
 from planner.made_by import made_by
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
@@ -331,6 +331,7 @@ def estimate_file(
     layout: str = "",
     define: Texts = (),
     args: str | None = None,
+    ignore: Texts = (),
     nodes: Nodes | None = None,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
@@ -343,6 +344,8 @@ def estimate_file(
     layout: values that replace values of the file's layout.
     define: `NAME=VALUE` of variables that a script leaves open.
     args: arguments of the script, as a shell reads them.
+    ignore: keys of the file to price it without; `plan.unknown_because` lists keys that decide whether the plan fits
+        and have no price.
 
     `plan_job` explains the other keywords; they override the training and the machines of the file.
 
@@ -352,8 +355,9 @@ def estimate_file(
     """
     from planner.emit.read.front import layout_text, with_layout
 
-    own = {"model": model, "define": _texts(define), "args": args}
+    own = {"model": model, "define": _texts(define), "args": args, "ignore": _texts(ignore)}
     foreign, nodes, workload = _of_file(path, cluster, own, nodes, workload)
+    foreign = with_layout(foreign, layout)
     spec: Any = foreign.model
     job = _load(spec, cluster, training, reporter, nodes=nodes, **workload)
     try:
@@ -362,7 +366,7 @@ def estimate_file(
         plan = _priced(job, layout_text(foreign))
     except InputError as error:
         raise error if layout else error.at("--layout", printable(str(_paths(path)[0]), 1000)) from None
-    return replace(plan, assumed=(*plan.assumed, *foreign.assumed))
+    return replace(plan, assumed=(*foreign.assumed, *plan.assumed))
 
 
 def _check_devices(foreign: Foreign, num_devices: int) -> None:
@@ -384,18 +388,22 @@ def plan_file(
     model: str | None = None,
     define: Texts = (),
     args: str | None = None,
+    ignore: Texts = (),
     nodes: Nodes | None = None,
     reporter: Reporter | None = None,
     **keywords: Any,
 ) -> Plan:
     """Find the best layout for the model and training that a file of another program sets: `planner plan --from`.
 
-    `estimate_file` and `plan_job` explain the keywords and the errors.
+    `estimate_file` and `plan_job` explain the keywords and the errors. Keys without a price that decide whether a plan
+    fits are an error, except keys of the layout, which the search chooses.
     """
     from planner.emit.read.front import layout_text
 
-    own = {"model": model, "define": _texts(define), "args": args}
+    own = {"model": model, "define": _texts(define), "args": args, "ignore": _texts(ignore)}
     foreign, nodes, keywords = _of_file(path, cluster, own, nodes, keywords)
+    if open_keys := [each for each in foreign.assumed if each.settled_by and "--layout" not in each.settled_by]:
+        raise undecided(open_keys, printable(str(_paths(path)[0]), 1000))
     (reporter or Reporter()).noted(f"the file's own layout: {layout_text(foreign)}")
     for each in foreign.assumed:
         (reporter or Reporter()).noted(str(each))
@@ -421,11 +429,13 @@ def _of_file(
     from planner.emit.read.front import read_foreign
 
     settings, engine = _texts(keywords.get("settings") or ()), keywords.get("engine")
+    options = {"sequence_length": keywords.get("seq_len"), "precision": keywords.get("precision")}
+    said = (*settings, *(f"training.{name}={value}" for name, value in options.items() if value is not None))
     num_devices = _num_devices(cluster, nodes, keywords.get("gpus"))
     is_sized = nodes is not None or keywords.get("gpus") is not None
     foreign = read_foreign(
         _paths(path),
-        settings=settings,
+        settings=said,
         engine=engine,
         num_devices=num_devices,
         per_host=_num_devices(cluster, 1, None),

@@ -60,11 +60,15 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """A value that the user did not give: its key, the assumed value, and the rule that chose it."""
+    """A value that the user did not give: its key, the assumed value, and the rule that chose it.
+
+    settled_by: the option that settles a key of a foreign file that leaves the verdict unknown; empty for all others.
+    """
 
     key: str
     value: str
     rule: str
+    settled_by: str = ""
 
     def __str__(self) -> str:
         """The key and value as the command line writes them, followed by the rule in parentheses."""

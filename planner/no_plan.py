@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.errors import InputError
 from planner.specs.by_name import load_model, model_names
 from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, load_cluster
+from planner.specs.job import RISK
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLAN_FORMAT: Final = 2
+PLAN_FORMAT: Final = 3
 HOW_TO_GET_ONE: Final = (
     "write one with `planner plan MODEL CLUSTER ... -o plan.json`; a layout of your own is explained with "
     "`planner explain MODEL CLUSTER --layout tp=8,...`"
@@ -42,15 +43,19 @@ def no_plan(data: Any, name: str) -> InputError:
         what, _, way_out = known.partition("; ")
         return InputError(f"{name} is not a plan: it is {what}", hint=way_out or HOW_TO_GET_ONE)
     if "format" in data and data["format"] != PLAN_FORMAT:
-        found = printable(repr(data["format"]), 40)
-        hint = f"plan again:\n{command_again(data)}" if found == "1" else "make the plan again with this version"
-        return InputError(f"{name} has format {found}, this planner reads format {PLAN_FORMAT}", hint=hint)
+        return of_another_planner(data, name, f"it has format {printable(repr(data['format']), 40)}")
     keys = printable(", ".join(map(str, list(data)[:5])), 80) or "none"
     return InputError(f"{name} is not a plan: its keys are {keys}", hint=HOW_TO_GET_ONE)
 
 
+def of_another_planner(data: dict[str, Any], name: str, why: str) -> InputError:
+    """The error for a plan that this planner does not read, with the command that plans the same job again."""
+    message = f"{name} is not a valid plan document of format {PLAN_FORMAT}, which this planner reads: {why}"
+    return InputError(message, hint=f"plan again:\n{command_again(data)}")
+
+
 def command_again(data: dict[str, Any]) -> str:
-    """The shell command, on one line, that plans the job of a format-1 plan anew; derived from the plan's keys."""
+    """The shell command, on one line, that plans the job of a plan of any format anew; derived from the plan's keys."""
     model, cluster, training, options = (_mapping(data, key) for key in ("model", "cluster", "training", "options"))
     choice, was_searched = _mapping(data, "batch_choice"), bool(data.get("certificate"))
     batch = f"{choice.get('least')}..{choice.get('most')}" if choice else training.get("global_batch_size")
@@ -61,7 +66,8 @@ def command_again(data: dict[str, Any]) -> str:
         ("--precision", training.get("precision")),
         ("--engine", _unless("torch", _mapping(data, "engine").get("name"))),
         ("--objective", _unless("throughput", options.get("objective"))),
-        ("--headroom", _unless(0.05, options.get("headroom"))),
+        ("--headroom", options.get("headroom")),
+        ("--risk", _unless(RISK, options.get("risk")) if options.get("headroom") is None else None),
         *(("--pin", pin) for pin in _list(options, "pins")),
         *(("--forbid", each) for each in _list(options, "forbidden")),
         *(("--set", setting) for setting in _settings(model, cluster, training)),

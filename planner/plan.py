@@ -28,7 +28,7 @@ from planner.cost.ledger import (
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import Assumed, Layout, format_layout, parse_layout
-from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan
+from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan, of_another_planner
 from planner.plan_parts import BatchChoice, Certificate, EngineLabel, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
@@ -99,7 +99,6 @@ class Plan:
     training: TrainingSpec
     engine: EngineSpec
     layout: Layout
-    fits: bool
     memory: tuple[StageMemory, ...]
     time: tuple[TimeLine, ...]
     step_seconds: float
@@ -130,14 +129,25 @@ class Plan:
         return worst_stage(self.memory)
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether the plan fits, in words: the verdict on its worst stage."""
-        return verdict_of(self.memory)
+    def unknown_because(self) -> tuple[str, ...]:
+        """Keys of a foreign file that decide whether the plan fits and have no price."""
+        return tuple(each.key for each in self.assumed if each.settled_by)
 
     @property
-    def chance_of_fitting(self) -> float:
+    def verdict(self) -> Verdict:
+        """Whether the plan fits, in words: the verdict on its worst stage, if all that decides it has a price."""
+        return "unknown" if self.unknown_because else verdict_of(self.memory)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the plan fits; None if that is unknown."""
+        return None if self.verdict == "unknown" else self.verdict == "fits"
+
+    @property
+    def chance_of_fitting(self) -> float | None:
         """Chance that the plan fits: the chance of its worst stage, because all stages share one forecast error."""
-        return min((stage.chance_of_fitting for stage in self.memory), default=1.0)
+        chances = [stage.chance_of_fitting for stage in self.memory]
+        return None if self.verdict == "unknown" else min(chances, default=1.0)
 
     @property
     def run(self) -> WholeRun | None:
@@ -191,6 +201,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "verdict": plan.verdict,
         "chance_of_fitting": plan.chance_of_fitting,
+        "unknown_because": plan.unknown_because,
         "step_seconds": plan.step_seconds,
         "low_step_seconds": plan.low_step_seconds,
         "high_step_seconds": plan.high_step_seconds,
@@ -207,7 +218,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "run": _run_to_dict(plan.run),
         "goodput": _as_dict(plan.goodput),
         "batch_choice": _as_dict(plan.batch),
-        "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
+        "memory": [_stage_memory_to_dict(stage, is_known=plan.fits is not None) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
         "minimum": plan.minimum and {**asdict(plan.minimum), "layout": layout_to_dict(plan.minimum.layout)},
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
@@ -240,12 +251,12 @@ def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
     return None if run is None else {**asdict(run), "days": run.days}
 
 
-def _stage_memory_to_dict(stage: StageMemory) -> dict[str, Any]:
+def _stage_memory_to_dict(stage: StageMemory, *, is_known: bool) -> dict[str, Any]:
     return {
         "stage": stage.stage,
-        "fits": stage.fits,
-        "verdict": stage.verdict,
-        "chance_of_fitting": stage.chance_of_fitting,
+        "fits": stage.fits if is_known else None,
+        "verdict": stage.verdict if is_known else "unknown",
+        "chance_of_fitting": stage.chance_of_fitting if is_known else None,
         "device_chance": stage.device_chance,
         "most_bytes": stage.most_bytes,
         **_memory_to_dict(stage, stage.stage),
@@ -294,8 +305,7 @@ def parse_plan(text: str, *, name: str) -> tuple[Plan, bool]:
         return _plan_from_dict(data), data["checksum"] != _checksum(data)
     except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
         detail = f"missing key {error}" if isinstance(error, KeyError) else "; ".join(str(error).splitlines()[:3])
-        message = f"{name} is not a valid plan document: {printable(detail)}"
-        raise InputError(message, hint="make the plan again") from None
+        raise of_another_planner(data, name, printable(detail)) from None
 
 
 def edited(name: str, *differences: str) -> InputError:
@@ -458,15 +468,14 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         calibration=_corrections(data["calibration"], cluster),
         memory_spread=_strict(Spread, data["memory_spread"]),
         layout=layout,
-        fits=_of(bool, data, "fits"),
         band=_if_any(Band, data["band"]),
-        engine_label=_if_any(EngineLabel, data.get("engine_label")),
+        engine_label=_if_any(EngineLabel, data["engine_label"]),
         deadline_chance=data["deadline_chance"]
         if data["deadline_chance"] is None
         else _number(data, "deadline_chance"),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
-        minimum=_minimum(data["minimum"]) if data.get("minimum") else None,
+        minimum=_minimum(data["minimum"]) if data["minimum"] else None,
         runners_up=tuple(map(_runner_up, data["runners_up"])),
         step_seconds=_number(data, "step_seconds", above=0),
         low_step_seconds=data["low_step_seconds"] and _number(data, "low_step_seconds", above=0),
@@ -493,20 +502,6 @@ def plan_from_file(path: Path) -> Plan:
         EnvironmentProblem: the file cannot be read.
     """
     return plan_from_json(plan_text(path), name=printable(str(path)))
-
-
-def job_documents(path: Path) -> tuple[ModelSpec, TrainingSpec]:
-    """Model and training of a plan file of any format, so that a newer planner can continue an older planner's run.
-
-    Raises:
-        InputError: the file holds no model or no training document.
-        EnvironmentProblem: the file cannot be read.
-    """
-    try:
-        data = _json(plan_text(path))
-        return _strict(ModelSpec, data["model"]), _strict(TrainingSpec, data["training"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise InputError(f"{printable(str(path))} is not a plan", hint="choose another --output") from None
 
 
 def plan_text(path: Path) -> str:

@@ -130,7 +130,6 @@ def make_plan(**changes: Any) -> Plan:
         training=TrainingSpec(sequence_length=2048, global_batch_size=1536, tokens=300e9),
         engine=load_engine("torch"),
         layout=layout,
-        fits=True,
         memory=make_memory(
             [
                 (10.5, 10.5, 15.75, 24.0, 2.5, 1.5),

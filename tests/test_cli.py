@@ -44,7 +44,7 @@ RUN = {
     "--resume", "--checkpoint-every", "--keep-checkpoints", "--async-save", "--async-tp", "--profile", "--tensorboard",
     "--wandb",
 }  # fmt: skip
-FOREIGN = {"--from", "--model", "--define", "--args"}
+FOREIGN = {"--from", "--model", "--define", "--args", "--ignore"}
 CONTRACT = {
     "plan": WORKLOAD
     | {"--pin", "--forbid", "--objective", "--within", "--confidence", "--top", "--solver", "--time-limit", "--check"}

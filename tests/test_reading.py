@@ -393,7 +393,7 @@ def test_the_command_that_plans_again_makes_the_same_plan(words, tmp_path, capsy
     path.write_text(json.dumps(of_format_1(read_plan(path))))
     assert main(["explain", str(path)]) == ExitCode.BAD_INPUT
     said = capsys.readouterr().err
-    assert "has format 1, this planner reads format 2" in said
+    assert "not a valid plan document of format 3, which this planner reads: it has format 1" in said
     (command,) = [line.strip() for line in said.splitlines() if line.strip().startswith("planner ")]
     assert main([*shlex.split(command)[1:], "--json"]) == 0
     again, was = json.loads(capsys.readouterr().out), json.loads(text)

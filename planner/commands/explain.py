@@ -38,6 +38,7 @@ def run(
     from_model: str | None = None,
     define: Sequence[str] = (),
     args: str | None = None,
+    ignore: Sequence[str] = (),
     nodes: Nodes | None = None,
     why_not: Sequence[str] = (),
     what_if: Sequence[str] = (),
@@ -74,7 +75,7 @@ def run(
     read = console.read_plan(targets[0]) if len(targets) == 1 and not from_file else None
     with console.progress("pricing") as progress:
         if from_file:
-            own: Any = {"model": from_model, "define": define, "args": args}
+            own: Any = {"model": from_model, "define": define, "args": args, "ignore": ignore}
             plan = _of_file(from_file, targets, layout, nodes=nodes, reporter=progress, **own, **workload)
         else:
             plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
@@ -144,13 +145,14 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     either option, the file name - means standard output.
 
     With --from the layout comes from a file of another program, and the options in the file are not changed.
-    Values that the file does not set are listed as assumed, and options that have no price as not priced.
+    Values that the file does not set are listed as assumed, and options that have no price as not priced. If one of
+    these decides whether the plan fits, the verdict is unknown, and --ignore KEY prices the file without it.
     """
     if options["from_file"]:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
             del options["engine"]  # the foreign file decides the engine
-    elif options["from_model"] or options["define"] or options["args"]:
-        raise click.UsageError("--model, --define and --args go with --from FILE")
+    elif any(options[name] for name in ("from_model", "define", "args", "ignore")):
+        raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")
     elif len(options["targets"]) == 1:
         refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
     return run(console=Console(), **options)

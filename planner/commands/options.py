@@ -212,6 +212,7 @@ _FOREIGN = (
         "--define", multiple=True, metavar="NAME=VALUE", help="With --from: set a variable that the file does not set."
     ),
     click.option("--args", metavar="'A B ...'", help="With --from: the arguments with which the script is called."),
+    click.option("--ignore", multiple=True, metavar="KEY", help="With --from: price the file without this key."),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
 _PLACE = (

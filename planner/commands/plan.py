@@ -38,6 +38,7 @@ def run(
     from_file: Sequence[Path] = (),
     define: Sequence[str] = (),
     args: str | None = None,
+    ignore: Sequence[str] = (),
     nodes: Nodes | None = None,
     sizes: Sizes | None = None,
     pin: Sequence[str] = (),
@@ -81,7 +82,7 @@ def run(
     found: Plan | NoLayoutFits
     with console.progress() as progress:
         try:
-            own: Any = {"model": model or None, "define": define, "args": args}
+            own: Any = {"model": model or None, "define": define, "args": args, "ignore": ignore}
             ask: Any = partial(plan_file, from_file, **own) if from_file else plan_job
             found = ask(
                 *([] if from_file else [model]),
@@ -257,7 +258,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
         if isinstance(nodes, dict):
             raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
-        for name in ("cluster", "define", "args", *_OF_ONE_CLUSTER):
+        for name in ("cluster", "define", "args", "ignore", *_OF_ONE_CLUSTER):
             del options[name]
         if options["within"] is None:
             del options["within"]
@@ -282,5 +283,5 @@ def _name_model(ctx: click.Context, options: dict[str, Any]) -> None:
         options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
     elif options["cluster"] is None:
         raise click.UsageError("Missing argument 'CLUSTER'.")
-    elif own_model or options["define"] or options["args"]:
-        raise click.UsageError("--model, --define and --args go with --from FILE")
+    elif own_model or options["define"] or options["args"] or options["ignore"]:
+        raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from planner.numbers import Number
 
 
-Verdict = Literal["fits", "may not fit", "does not fit"]
+Verdict = Literal["fits", "may not fit", "does not fit", "unknown"]
 """A plan *fits* if its chance of fitting is at least 1 - risk, and *does not fit* if the chance is below 5 %.
 
-If the user sets the limit as a headroom, *may not fit* does not occur.
+If the user sets the limit as a headroom, *may not fit* does not occur. A plan is *unknown* if a key of a foreign file
+decides it and has no price; a stage never is.
 """
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 

@@ -13,13 +13,15 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from planner.cost.parameters import num_moe_layers
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.units import format_count
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -42,15 +44,40 @@ FIELDS: Final = (
 """All fields that the planner prices or trains with; each table must express or refuse each of these fields."""
 
 
+class Doubt(NamedTuple):
+    """Why the verdict on a file is unknown for one of its keys, and the field that settles it, if there is one."""
+
+    why: str
+    field: str = ""
+
+
+def decisive(*rows: tuple[str, str, str]) -> dict[str, Doubt]:
+    """Pattern of a key -> its doubt, from rows of patterns (blanks between them), reason and field."""
+    return {pattern: Doubt(why, field) for patterns, why, field in rows for pattern in patterns.split()}
+
+
 class Given:
     """Keys and values of a foreign file; a key counts as understood as soon as a setting has read it.
 
     model: the model that the file trains; None while the model itself is being read.
+    num_devices, per_host: devices of the job and of a host; 0 if unknown.
+    known: keys of the program, those included whose value a setting has found to have no price.
     """
 
-    def __init__(self, values: Values, *, model: ModelSpec | None = None, num_devices: int = 0) -> None:
-        self.values, self.model, self.num_devices = dict(values), model, num_devices
+    def __init__(
+        self, values: Values, *, model: ModelSpec | None = None, num_devices: int = 0, per_host: int = 0
+    ) -> None:
+        self.values, self.model, self.num_devices, self.per_host = dict(values), model, num_devices, per_host
         self.understood: set[str] = set()
+        self.known: set[str] = set()
+        self.doubts: dict[str, Doubt] = {}
+
+    def doubt(self, key: str, why: str, field: str = "") -> None:
+        """Note that a key decides the answer and that its value has no price.
+
+        field: the planner's field that holds the key's meaning, such as `layout.offload`, if the user can give it.
+        """
+        self.doubts[key] = Doubt(why, field)
 
     def __contains__(self, key: str) -> bool:
         """Whether the file has a value for the key; the key then counts as understood."""
@@ -59,6 +86,7 @@ class Given:
     def get(self, key: str, default: Any = None) -> Any:
         """The raw value of a key, or the default if the file has no value."""
         self.understood.add(key)
+        self.known.add(key)
         found = self.values.get(key)
         return default if found is None else found
 
@@ -181,6 +209,8 @@ class Target:
     launcher: the command to run on each host; only for a program that finds the other hosts by itself.
     environment: environment variables that the program needs.
     ignores: patterns of keys that change neither bytes nor seconds; a reader does not report such keys.
+    decides: pattern of a key that no setting prices and that decides the answer -> its doubt. A file with such a key
+        has no verdict; these patterns come before those of `ignores`.
     executable: the command that must be installed.
     install: how to install this command.
     """
@@ -197,6 +227,7 @@ class Target:
     launcher: Callable[[Plan, How], str] | None = None
     environment: Callable[[Plan], Mapping[str, str]] = lambda plan: {}  # noqa: ARG005
     ignores: tuple[str, ...] = ()
+    decides: Mapping[str, Doubt] = field(default_factory=dict)
     executable: str = "torchrun"
     install: str = ""
 
@@ -225,12 +256,14 @@ class Facts:
     """The content of another program's file.
 
     fields: `layout.tp` -> value.
+    doubts: key -> why its value leaves the verdict unknown.
     not_priced: keys that no setting has read.
     not_carried: keys that no setting has read and that change neither bytes nor seconds.
     misspelt: keys of `not_priced` that are nearly a key of the program -> that key.
     """
 
     fields: Mapping[str, Any]
+    doubts: Mapping[str, Doubt] = field(default_factory=dict)
     not_priced: tuple[str, ...] = ()
     not_carried: tuple[str, ...] = ()
     misspelt: Mapping[str, str] = field(default_factory=dict)
@@ -242,18 +275,27 @@ class Facts:
 
 
 def facts_of(
-    target: Target, values: Values, *, model: ModelSpec | None = None, num_devices: int = 0, of_model: bool = False
+    target: Target,
+    values: Values,
+    *,
+    model: ModelSpec | None = None,
+    num_devices: int = 0,
+    per_host: int = 0,
+    of_model: bool = False,
+    ignored: Sequence[str] = (),
 ) -> Facts:
     """Read keys and values of a program back into fields; the inverse of `values_of`.
 
     model: the model, if it is known; the file's own model settings are then ignored.
     num_devices: number of devices of the cluster, or 0 if unknown; some programs derive values from this number.
+    per_host: number of devices of a host, or 0 if unknown.
     of_model: whether to read only the model.
+    ignored: patterns of further keys to count as harmless, by their whole name or its last part.
 
     Raises:
-        InputError: all values that a setting could not read.
+        InputError: all values that a setting could not read, and keys of the layout that no table of the program has.
     """
-    given = Given(values, model=model, num_devices=num_devices)
+    given = Given(values, model=model, num_devices=num_devices, per_host=per_host)
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
     for setting in target.settings:
@@ -263,15 +305,35 @@ def facts_of(
             found |= setting.read(given) if setting.read else {}
         except InputError as error:
             mistakes += error.mistakes
+    doubts, rest, ignored_keys = left_over(given, target, ignored)
+    misspelt = {key: near for key in rest if (near := _misspelt(key, given.understood))}
+    if not of_model:
+        strange = [key for key in rest if key not in given.known and _is_layout(key, values[key])]
+        mistakes += [_of_layout(key, misspelt.get(key, "")) for key in strange]
     if mistakes:
         raise InputError(*mistakes)
-    rest, ignored = left_over(given, target.ignores)
     return Facts(
         fields=found,
+        doubts=doubts,
         not_priced=tuple(f"{key}={given.values[key]}" for key in rest),
-        not_carried=ignored,
-        misspelt={key: near for key in rest if (near := _misspelt(key, given.understood))},
+        not_carried=ignored_keys,
+        misspelt=misspelt,
     )
+
+
+_LAYOUT: Final = re.compile("parallel|degree|pipeline|stage|checkpoint_activ|recompute|offload|shard")
+"""Parts of names that programs give to degrees, stages of ZeRO or of a pipeline, recomputation and offload."""
+_PLAIN: Final = {"1", "0", "false", "none", "null"}
+
+
+def _is_layout(key: str, value: Value) -> bool:
+    return _LAYOUT.search(key.lower().replace("-", "_")) is not None and str(value).lower() not in _PLAIN
+
+
+def _of_layout(key: str, near: str) -> Mistake:
+    meant = f"did you mean {near}? " if near else ""
+    hint = f"{meant}--layout tp=...,pp=... says the layout, and --ignore {key} prices the file without this key"
+    return Mistake(message="the layout may depend on this key, which is not known here", where=key, hint=hint)
 
 
 def _misspelt(key: str, known: Collection[str]) -> str:
@@ -289,15 +351,34 @@ _NEAR: Final = 0.85
 _DIGITS: Final = re.compile(r"[0-9]+")
 
 
-def left_over(given: Given, ignores: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys that no setting read: first the keys that may change bytes or seconds, then the keys that match `ignores`.
+def left_over(
+    given: Given, target: Target, ignored: Sequence[str] = ()
+) -> tuple[dict[str, Doubt], tuple[str, ...], tuple[str, ...]]:
+    """Keys without a price: those that decide the answer, those that may change it, and the harmless keys.
 
     Keys of disabled features are omitted.
     """
     off = (None, False, "false", "False")
-    rest = [key for key, value in given.values.items() if key not in given.understood and value not in off]
-    ignored = tuple(key for key in rest if any(fnmatchcase(key, pattern) for pattern in ignores))
-    return tuple(key for key in rest if key not in ignored), ignored
+    doubts: dict[str, Doubt] = {}
+    rest: list[str] = []
+    harmless: list[str] = []
+    for key, value in given.values.items():
+        if value in off or (key in given.understood and key not in given.doubts):
+            continue
+        named = next((doubt for pattern, doubt in target.decides.items() if fnmatchcase(key, pattern)), None)
+        doubt = given.doubts.get(key) or (None if str(value).lower() in _PLAIN else named)
+        if matches(key, ignored) or (doubt is None and matches(key, target.ignores)):
+            harmless.append(key)
+        elif doubt is not None:
+            doubts[key] = doubt
+        else:
+            rest.append(key)
+    return doubts, tuple(rest), tuple(harmless)
+
+
+def matches(key: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern fits a key's whole name."""
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def unsaid(target: Target) -> tuple[str, ...]:
@@ -367,6 +448,26 @@ def _pin(path: str, value: Any) -> str:
     document, _, name = path.partition(".")
     shown = "/".join(map(str, value)) if isinstance(value, tuple) else value
     return f"--pin {name}={shown}" if document == "layout" else f"--set {path}={str(shown).lower()}"
+
+
+def adapters_of(given: Given, key: str, rank: int, parts: Sequence[str]) -> Mapping[str, Any]:
+    """Adapters of this rank beside these matrices; adapters beside experts, without a price, leave a doubt about `key`.
+
+    Raises:
+        InputError: all adapters stand beside experts.
+    """
+    model, of_blocks = given.model, {"gate", "up", "down"}
+    if model is not None and model.activation != "swiglu":
+        parts = [part for part in parts if part != "gate"]
+    beside = of_blocks & set(parts)
+    if model is not None and model.moe is not None and beside:
+        sides = model.moe.num_experts * (model.hidden_size + model.moe.ffn_hidden_size)
+        count = format_count(rank * len(beside) * sides * num_moe_layers(model))
+        parts = [part for part in parts if part not in of_blocks]
+        if not parts:
+            raise InputError("adapters beside experts have no price here", where=key)
+        given.doubt(key, f"adapters beside experts train about {count} more", "training.lora_targets")
+    return {"training.lora_rank": rank, "training.lora_targets": tuple(parts)}
 
 
 def follows(*paths: str) -> Setting:

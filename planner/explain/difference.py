@@ -38,9 +38,9 @@ class PlanFigures(Document):
     """The totals of a plan."""
 
     layout: str
-    fits: bool
+    fits: bool | None
     verdict: Verdict
-    chance_of_fitting: float
+    chance_of_fitting: float | None
     num_devices: int = Field(description="devices that the layout uses")
     step_seconds: float
     tokens_per_second_per_device: float

@@ -87,16 +87,17 @@ def explain(
     """
     job = job_of(plan)
     priced = estimate(job, plan.layout)
-    memory_band = memory_band_of(job, plan)
+    is_known = plan.fits is not None  # without it nothing is said of what fits
+    memory_band = memory_band_of(job, plan) if is_known else None
     known: dict[str, Any] = {"memory_band": memory_band} if memory_band else {}
-    if not plan.fits:
+    if plan.fits is False:
         tell("what would make it fit")
         known["fitting_changes"] = changes_that_fit(job, plan.layout)
     sections = Sections(
         waterfall=waterfall_of(job, plan.layout, priced),
         rates=rates_of(job, plan.layout, priced),
         peaks=peaks_of(job, plan.layout),
-        alternatives=alternatives_of(job, plan.layout),
+        alternatives=alternatives_of(job, plan.layout) if is_known else (),
         **known,
         **_answers(plan, questions or Questions(), reporter, tell),
     )

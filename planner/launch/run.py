@@ -18,7 +18,7 @@ from planner.launch.hosts import find_host
 from planner.launch.others import launch_other
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
-from planner.plan import job_documents, write_plan
+from planner.plan import plan_from_file, write_plan
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
 
@@ -138,7 +138,7 @@ def _claim(plan: Plan, output: Path, resume: str) -> None:
     own_plan = output / "plan.json"
     others = [path.name for path in output.iterdir() if path.name != ".lock"]
     if own_plan.exists():
-        if _without_steps(*job_documents(own_plan)) != _without_steps(plan.model, plan.training):
+        if _of_run(plan_from_file(own_plan)) != _of_run(plan):
             raise InputError(f"{output} holds the run of another plan", hint="choose another --output")
         if resume == "never":
             raise InputError(f"{output} holds a run already", hint="choose another --output, or --resume auto")
@@ -149,8 +149,9 @@ def _claim(plan: Plan, output: Path, resume: str) -> None:
     write_plan(plan, own_plan, replace=True)
 
 
-def _without_steps(model: ModelSpec, training: TrainingSpec) -> tuple[ModelSpec, TrainingSpec]:
-    return model, training.model_copy(update={"steps": 1})
+def _of_run(plan: Plan) -> tuple[ModelSpec, TrainingSpec]:
+    """What has to stay the same while a run resumes: all but the number of steps."""
+    return plan.model, plan.training.model_copy(update={"steps": 1})
 
 
 def _note(news: str) -> None:

@@ -63,7 +63,6 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         training=job.training,
         engine=job.engine,
         layout=layout,
-        fits=priced.fits,
         memory=priced.memory,
         time=priced.time,
         step_seconds=priced.step_seconds,

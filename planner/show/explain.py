@@ -54,7 +54,7 @@ def explanation(found: Explanation) -> Group:
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
         indented(Columns(rows, wrap=(1,))),
-        memory_section(plan.memory, note=limit_words(plan)),
+        memory_section(plan.memory, note=limit_words(plan), is_known=plan.fits is not None),
         peak_section(plan, sections.peaks, sections.memory_band),
         fitting_section(plan, sections.fitting_changes),
         alternatives_section(plan, sections.alternatives),

@@ -60,7 +60,7 @@ def _missing(found: Alternative) -> str:
 
 def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | None:
     """Show the smallest changes that make a layout fit into memory; None if the layout already fits."""
-    if plan.fits:
+    if plan.fits is not False:
         return None
     if not changes:
         return section("What would make it fit", Text("no change of one key, or of two"))

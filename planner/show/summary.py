@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
     from planner.plan import Plan
 
+_MOST_KEYS = 3  # keys without a price that are named; the others are counted
 _MANY = 10  # largest number of rows; a longer table is folded in the middle
 
 
@@ -63,7 +64,7 @@ def summary(plan: Plan, command: str) -> Group:
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
         indented(Columns(_headline_rows(plan), wrap=(1,))),
-        memory_section(plan.memory, note=limit_words(plan)),
+        memory_section(plan.memory, note=limit_words(plan), is_known=plan.fits is not None),
         _time_section(plan),
         _batch_section(plan),
         _runners_up_section(plan),
@@ -108,6 +109,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     layout = plan.layout
     layers = [layout.layers_of_stage(stage) for stage in range(layout.pp)]
     rows: list[tuple[str, RenderableType]] = [
+        *_open_rows(plan),
         ("layout", Group(Text(layout_words(layout), style="bold"), assignments(short_layout(layout)))),
         ("schedule", schedule_words(plan)),
         *([("pools", clean(pools_words(layout)))] if layout.pools else []),
@@ -125,13 +127,24 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     return [*rows, ("idle", f"{idle:,} of {plan.cluster.num_devices:,} devices{why}")] if idle else rows
 
 
+def _open_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """Name the keys of a foreign file that leave the verdict unknown, each with the option that settles it."""
+    keys = [each for each in plan.assumed if each.settled_by]
+    parts = [f"{each.key}={each.value}: {each.rule} ({each.settled_by})" for each in keys]
+    return [("unknown", Text(clean("; ".join(parts)), style="bold red"))] if parts else []
+
+
 def assumed_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     """List the assumed settings, and the settings of a foreign file that change no figure."""
     unknown = [each for each in plan.assumed if each.rule.startswith(UNKNOWN)]
-    filled = [str(each) for each in plan.assumed if each.rule != NOT_PRICED and each not in unknown]
+    filled = [
+        str(each) for each in plan.assumed if each.rule != NOT_PRICED and each not in unknown and not each.settled_by
+    ]
     left_out = [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
     misspelt = [f"{each.key}={each.value} ({each.rule.removeprefix(f'{UNKNOWN}; ')})" for each in unknown]
-    rows = (("assumed", filled), ("unknown", misspelt), ("not priced", left_out))
+    if len(left_out) > _MOST_KEYS:
+        left_out = [f"{len(left_out)} further keys: {', '.join(left_out[:_MOST_KEYS])}, ..."]
+    rows = (("assumed", filled), ("misspelt", misspelt), ("not priced", left_out))
     return [(name, clean("; ".join(parts))) for name, parts in rows if parts]
 
 
@@ -270,8 +283,11 @@ def _minimum_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     return [("minimum", Group(assignments(short_layout(plan.minimum.layout)), words))]
 
 
-def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
-    """Show a bar of each stage's memory against its limit; stages that look alike share a row."""
+def memory_section(memory: Sequence[StageMemory], *, note: str, is_known: bool = True) -> Group:
+    """Show a bar of each stage's memory against its limit; stages that look alike share a row.
+
+    is_known: whether all that the stages need has a price; else no chance is shown.
+    """
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in memory)
     scale = bytes_scale(stage.total_bytes for stage in memory)
     folded = fold_runs(
@@ -283,7 +299,10 @@ def memory_section(memory: Sequence[StageMemory], *, note: str) -> Group:
             MemoryBar(memory=fullest, full_bytes=full),
             scale(fullest.total_bytes),
             _share_of_limit(fullest),
-            Text(chance_words(fullest.chance_of_fitting), style="" if fullest.fits else "bold red"),
+            Text(
+                chance_words(fullest.chance_of_fitting if is_known else None),
+                style="" if fullest.fits and is_known else "bold red",
+            ),
         )
         for group in _fold_middle(folded)
         for fullest in (max(group, key=lambda stage: stage.total_bytes / stage.limit_bytes),)

@@ -27,11 +27,13 @@ class Foreign:
     batch: int | None = None
     training: str = ""  # settings that it must say, by hand too
     files: tuple[tuple[str, str], ...] = ()  # further files of the run, name and text
+    ignore: tuple[str, ...] = ()  # methods that have no price, so that only the rest is read
 
 
 _MLM = "NVIDIA/Megatron-LM d98e8a64"
 _SWIFT = "modelscope/ms-swift 3602360a"
 _VERL = "verl-project/verl"
+_ROLLOUT = "actor_rollout_ref.rollout.gpu_memory_utilization"
 _MOE = "--moe_grouped_gemm true --moe_permute_fusion true --moe_shared_expert_overlap true --moe_aux_loss_coeff 1e-3 "
 _FULL = "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1 "
 _TUNE = "--packing true --finetune true --lr 1e-5 --min_lr 1e-6 --lr_warmup_fraction 0.05 --sequence_parallel true "
@@ -369,7 +371,7 @@ CORPUS = (
         """,
         cluster="dgx-h100",
         layout="tp=8,pp=12,cp=1,ep=8,etp=1,zero=1,mbs=1,recompute=full",
-        open_keys=("actor_rollout_ref.actor.megatron.param_offload",),
+        open_keys=(_ROLLOUT,),
     ),
     Foreign(
         source="verl-project/verl#7519",
@@ -382,7 +384,8 @@ CORPUS = (
           actor_rollout_ref.actor.megatron.param_offload=False trainer.n_gpus_per_node=4
         """,
         cluster="dgx-b200",
-        layout="tp=2,pp=1,cp=1,ep=1,etp=1,zero=1,mbs=4,recompute=none",
+        layout="tp=2,pp=1,cp=1,ep=1,etp=1,zero=1,mbs=4,recompute=none,offload=none",
+        open_keys=(_ROLLOUT,),
     ),
     Foreign(
         source="NVIDIA/Megatron-LM#2254",
@@ -402,10 +405,10 @@ CORPUS = (
         cluster="dgx-h100",
         gpus=1024,
         model="deepseek-v3",
-        # two of its 32 chunks have no layer; here they borrow one each, and the key is listed
+        # two of its 32 chunks have no layer; here they borrow one each, and the key leaves the verdict unknown
         layout="tp=2,pp=16,cp=1,ep=64,etp=1,zero=1,mbs=1,interleave=2,sp=1,recompute=none,"
         "layers_per_stage=3/" + "2/" * 27 + "1/1/1/1",
-        open_keys=("no_rope_fusion", "pipeline_model_parallel_layout"),
+        open_keys=("pipeline_model_parallel_layout", "no_rope_fusion"),
     ),
     Foreign(
         source="NVIDIA-NeMo/Megatron-Bridge 067f987d, docs/recipe-usage.md",
@@ -482,7 +485,6 @@ CORPUS = (
         cluster="p4d",
         model="llama2-7b",
         layout="zero=3,mbs=1,recompute=none,offload=none,tp=1",
-        open_keys=("fsdp_transformer_layer_cls_to_wrap",),
         outcome="ran",
     ),
     Foreign(
@@ -567,10 +569,10 @@ CORPUS = (
         batch=128,
         training="precision=bf16,loss=fused-linear",
         open_keys=(
+            "fp8",
             "liger_layer_norm",
             "flex_attn_compile_kwargs.mode",
             "torch_compile",
-            "fp8",
             "fp8_enable_fsdp_float8_all_gather",
         ),
     ),
@@ -605,7 +607,8 @@ CORPUS = (
         gpus=1,
         batch=8,
         training="precision=bf16,optimizer=adamw-8bit,lora_rank=32",
-        open_keys=("engine", "zero", "load_in_8bit", "lora_modules_to_save"),
+        open_keys=("engine", "zero", "lora_modules_to_save", "load_in_8bit"),
+        ignore=("load_in_8bit",),
     ),
     Foreign(
         source="huggingface/alignment-handbook, recipes/zephyr-7b-beta/sft/config_full.yaml",
@@ -663,7 +666,8 @@ CORPUS = (
         gpus=32,
         batch=32,
         training="optimizer=adamw-8bit,warmup_steps=100",
-        open_keys=("max_prompt_length",),
+        open_keys=("launch.method", "max_prompt_length"),
+        ignore=("launch.method",),
     ),
     Foreign(
         source="huggingface/alignment-handbook, recipes/accelerate_configs/deepspeed_zero3.yaml",
@@ -710,8 +714,9 @@ CORPUS = (
         layout="tp=4,pp=2,cp=1,ep=4,etp=4,zero=1,mbs=4,recompute=none",
         training="sequence_length=3072,global_batch_size=320",
         open_keys=(
+            "actor_rollout_ref.actor.use_kl_loss",
+            _ROLLOUT,
             "actor_rollout_ref.model.enable_gradient_checkpointing",
-            "actor_rollout_ref.rollout.tensor_model_parallel_size",
         ),
     ),
     Foreign(
@@ -729,7 +734,8 @@ CORPUS = (
    actor_rollout_ref.ref.fsdp_config.param_offload=True trainer.n_gpus_per_node=8 trainer.nnodes=1 $@
         """,
         cluster="dgx-h100",
-        layout="tp=1,zero=3,mbs=16,recompute=full",
+        layout="tp=1,zero=3,mbs=16,recompute=full,offload=none",
+        open_keys=(_ROLLOUT,),
         model="qwen2.5-7b",
         training="sequence_length=2048,global_batch_size=1280",
     ),
@@ -941,7 +947,7 @@ CORPUS = (
         gpus=8,
         batch=48,
         training="memory_recipe=pure-bf16,precision=bf16",
-        open_keys=("training.mixed_precision_reduce", "optimizer.early_step_in_backward", "compile.enable"),
+        open_keys=("optimizer.early_step_in_backward", "training.mixed_precision_reduce", "compile.enable"),
     ),
     Foreign(
         source="pytorch/torchtitan, qwen3_30b_a3b_memory_test.toml",
@@ -1067,7 +1073,7 @@ CORPUS = (
         layout="zero=3,mbs=1,recompute=full,offload=none,tp=1",
         model="llama2-13b",
         training="precision=bf16,global_batch_size=32,sequence_length=2048",
-        open_keys=("fsdp_transformer_layer_cls_to_wrap", "lazy_preprocess"),
+        open_keys=("lazy_preprocess",),
     ),
     Foreign(
         source="huggingface/open-r1, recipes/Qwen2.5-1.5B-Instruct/sft/config_demo.yaml",

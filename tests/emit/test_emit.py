@@ -294,7 +294,7 @@ def test_two_settings_that_disagree_about_a_key_are_a_bug_of_the_table(plan):
 
 def test_a_plan_that_does_not_fit_is_written_by_force_only(plan):
     stage = replace(plan.memory[0], device_chance=0.01, limit_bytes=1.0, most_bytes=1.0)
-    large = replace(plan, fits=False, memory=(stage, *plan.memory[1:]))
+    large = replace(plan, memory=(stage, *plan.memory[1:]))
     with pytest.raises(NothingFitsError, match="does not fit"):
         bundle_of(large, how=How())
     assert bundle_of(large, how=How(), force_unfit=True).texts

@@ -38,14 +38,14 @@ def written(tmp_path):
 
 def priced(entry, path):
     size = {"gpus": entry.gpus} if entry.gpus else {}
-    return estimate_file(
-        path, entry.cluster, model=entry.model, settings=entry.settings, global_batch=entry.batch, **size
-    )
+    asked = {"settings": entry.settings, "ignore": entry.ignore, "global_batch": entry.batch, **size}
+    return estimate_file(path, entry.cluster, model=entry.model, **asked)
 
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.source)
 def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
-    found = read_foreign(written(entry.text, entry.files), model=entry.model, settings=entry.settings)
+    files, options = written(entry.text, entry.files), {"settings": entry.settings, "ignore": entry.ignore}
+    found = read_foreign(files, model=entry.model, **options)
     wanted = dict(part.split("=") for part in entry.layout.split(","))
     assert {key: found.layout.get(key) for key in wanted} == wanted
     assert tuple(each.key for each in found.assumed) == entry.open_keys
@@ -55,9 +55,11 @@ def test_a_public_command_line_has_the_layout_written_by_hand(entry, written):
 
 @pytest.mark.slow
 def test_the_verdict_on_memory_is_right_where_the_outcome_is_known(written):
-    known = [entry for entry in CORPUS if entry.outcome != "not said"]
-    wrong = [e.source for e in known if priced(e, written(e.text, e.files)).fits != (e.outcome == "ran")]
-    assert len(wrong) <= len(known) / 5, wrong
+    known = [(e, priced(e, written(e.text, e.files)).fits) for e in CORPUS if e.outcome != "not said"]
+    judged = [(entry, fits) for entry, fits in known if fits is not None]
+    wrong = [entry.source for entry, fits in judged if fits != (entry.outcome == "ran")]
+    assert len(judged) > len(known) / 2
+    assert len(wrong) <= len(judged) / 5, wrong
 
 
 def test_a_file_is_priced_as_its_plan(plan_file_of_megatron):
@@ -432,7 +434,6 @@ TP_2 = f"torchrun --nproc_per_node 8 {RUN.replace('64', '2048')} --tensor-model-
     ("more", "key", "meant"),
     [
         ("--swigluu", "swigluu", "swiglu"),
-        ("--tensor-parallel-size 2", "tensor_parallel_size", "tensor_model_parallel_size"),
         ("--sequence-paralel", "sequence_paralel", "sequence_parallel"),
     ],
 )
@@ -440,7 +441,7 @@ def test_an_option_that_no_program_has_is_no_option_without_a_price(more, key, m
     script = written(f"torchrun --nproc_per_node 8 {RUN} {more} --transformer-impl local")
     assert main(["explain", "--from", str(script), "dgx-h100"]) == ExitCode.OK
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"unknown {key}=" in shown
+    assert f"misspelt {key}=" in shown
     assert f"(did you mean {meant}?) not priced transformer_impl=local" in shown
 
 

@@ -48,10 +48,15 @@ def test_energy_counts_where_a_choice_has_no_price(found) -> None:
     assert first.run.usd == pytest.approx(55.04 / 8 * first.plan.layout.world_size * first.run.seconds / 3600)
 
 
+def with_limit(plan, limit_bytes):
+    """The plan with this limit for every stage."""
+    return replace(plan, memory=tuple(replace(stage, limit_bytes=limit_bytes) for stage in plan.memory))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_front_is_what_no_pair_beats(seed: int, found, monkeypatch: pytest.MonkeyPatch) -> None:
     pick = random.Random(seed)
-    plan = replace(found.choices[0].plan, fits=True)
+    plan = with_limit(found.choices[0].plan, 1e15)
     run = found.choices[0].run
     figures = [(pick.randint(1, 4), pick.randint(1, 4)) for _ in range(6)]
     runs = {n: replace(run, seconds=float(a), usd=float(b)) for n, (a, b) in enumerate(figures)}
@@ -68,7 +73,7 @@ def test_the_front_is_what_no_pair_beats(seed: int, found, monkeypatch: pytest.M
 
 def test_what_does_not_fit_neither_beats_nor_decides_what_counts(found) -> None:
     priced, free = (each.plan for each in found.choices[:2])
-    quick = replace(free, fits=False, step_seconds=priced.step_seconds / 100)
+    quick = replace(with_limit(free, 1.0), step_seconds=priced.step_seconds / 100)
     marked = with_front([Choice(cluster="priced", plan=priced), Choice(cluster="quick", plan=quick)])
     assert marked.measure == "usd"
     assert [each.on_front for each in marked.choices] == [True, False]
@@ -76,7 +81,7 @@ def test_what_does_not_fit_neither_beats_nor_decides_what_counts(found) -> None:
 
 def test_choices_are_drawn_where_their_time_and_cost_are(found, monkeypatch: pytest.MonkeyPatch) -> None:
     """Points fill both axes, and the middle of two figures is drawn in the middle of their two places."""
-    plan, run = replace(found.choices[0].plan, fits=True), found.choices[0].run
+    plan, run = with_limit(found.choices[0].plan, 1e15), found.choices[0].run
     figures = [(4000.0, 10.0), (8000.0, 2.0), (6000.0, 6.0)]
     runs = {n: replace(run, seconds=seconds, usd=usd) for n, (seconds, usd) in enumerate(figures)}
     monkeypatch.setattr(Choice, "run", property(lambda each: runs[each.hosts]))

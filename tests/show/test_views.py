@@ -402,7 +402,7 @@ def test_explain_breaks_many_stages_into_blocks_that_hold_all(make_plan, make_me
 
 
 def test_summary_says_what_does_not_fit_and_what_is_idle(make_plan, make_memory) -> None:
-    over = make_plan(fits=False, memory=make_memory([(30.0, 30.0, 30.0, 1.0, 1.0, 1.0)] * 4))
+    over = make_plan(memory=make_memory([(30.0, 30.0, 30.0, 1.0, 1.0, 1.0)] * 4))
     text = to_text(summary(over, COMMAND), Screen())
     assert "does not fit" in text
     assert "122%" in text  # 93 of 76 GiB
@@ -459,7 +459,7 @@ def test_nothing_fits_as_a_document(plan, nothing) -> None:
         ("forbidden zero=3", False),
     ]
     assert document["pins"][0]["remedy"]["change"] == "34 hosts instead of 17"
-    assert document["format"] == 2
+    assert document["format"] == 3
 
 
 def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None:
@@ -519,9 +519,14 @@ def test_a_long_note_is_folded_beside_its_mark() -> None:
     assert first.split()[0] != "word0", "it stands beside its mark"
 
 
+def with_limit(plan, *, fits):
+    """The plan's memory with limits under which every stage fits, or none does."""
+    return tuple(replace(stage, limit_bytes=stage.total_bytes * (2.0 if fits else 0.5)) for stage in plan.memory)
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_what_would_make_a_layout_fit_is_said_where_it_does_not(fits, plan) -> None:
-    said = to_text(explanation(explained(replace(plan, fits=fits))), Screen())
+    said = to_text(explanation(explained(replace(plan, memory=with_limit(plan, fits=fits)))), Screen())
     assert ("What would make it fit" in said) == (not fits)
 
 
@@ -606,7 +611,7 @@ def test_what_does_not_go_is_red(make_plan, make_memory, nothing) -> None:
     plan = make_plan()
     assert red(summary(plan, COMMAND)) == red(explanation(explained(plan)))[1:] == []
     assert red(explanation(explained(plan)))[0].endswith("too much")
-    full = make_plan(fits=False, memory=make_memory([(40.0, 20.0, 20.0, 1.0, 1.0, 1.0)] + [(10.0,) * 6] * 3))
+    full = make_plan(memory=make_memory([(40.0, 20.0, 20.0, 1.0, 1.0, 1.0)] + [(10.0,) * 6] * 3))
     assert red(summary(full, COMMAND)) == ["does not fit", "does not fit", "109%", "30%"]
     assert "-7.00" in red(explanation(explained(full)))
     said = red(answers(answered(plan, make_plan)))

@@ -131,7 +131,8 @@ def test_certificate_claims_the_optimum_only_when_it_is_proved(make_plan) -> Non
     for objective, words in (("cost", "cost up to 3.10% less"), ("gpus", "need up to 3.10% fewer devices")):
         other = replace(stopped, certificate=replace(stopped.certificate, objective=objective))
         assert words in certificate_sentence(other)
-    assert certificate_sentence(replace(stopped, fits=False)).startswith("None fits. Not proved optimal")
+    none = tuple(replace(stage, limit_bytes=1.0) for stage in plan.memory)
+    assert certificate_sentence(replace(stopped, memory=none)).startswith("None fits. Not proved optimal")
     assert certificate_sentence(replace(plan, certificate=None)) == ""
 
 

@@ -80,7 +80,6 @@ def tiny_plan(layout: str, model: str = "llama", **training: Any) -> Plan:
         training=TrainingSpec(**(workload | training)),
         engine=load_engine("torch"),
         layout=parse_layout(layout, num_layers=spec.num_layers, num_devices=1),
-        fits=True,
         memory=(),
         time=(),
         step_seconds=1.0,

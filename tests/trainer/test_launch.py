@@ -327,7 +327,7 @@ def test_a_folder_of_something_else_is_left_alone(plan_path, make_plan, tmp_path
         launch(plan_path, output=same, arguments=RunArguments(resume="never"))
     before = json.loads((same / "plan.json").read_text()) | {"format": 1}
     (same / "plan.json").write_text(json.dumps({key: before[key] for key in ("format", "model", "training")}))
-    with pytest.raises(InputError, match="holds a run already"):  # that an earlier planner began
+    with pytest.raises(InputError, match="it has format 1"):  # a run that an earlier planner began
         launch(plan_path, output=same, arguments=RunArguments(resume="never"))
     (same / "plan.json").write_text("[]")
     with pytest.raises(InputError, match="is not a plan"):

@@ -103,6 +103,7 @@ TARGET: Final = Target(
     yours=shared.yours,
     takes=shared.takes(),
     ignores=shared.IGNORED,
+    decides=shared.DECISIVE,
     executable="accelerate",
     install="pip install accelerate==1.15.0 transformers datasets, and peft and bitsandbytes for LoRA",
 )

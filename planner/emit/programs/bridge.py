@@ -10,9 +10,9 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs.megatron import shown
-from planner.emit.programs.megatron_family import FAMILY, IGNORED, REFUSALS, connections
+from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target, only
+from planner.emit.target import Refusal, Setting, Target, adapters_of, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -200,9 +200,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     modules = given.get("target_modules", "linear_qkv,linear_proj,linear_fc1,linear_fc2")
     names = modules if isinstance(modules, tuple) else str(modules).strip("[]").split(",")
     parts = [part for name in names for part in _MODULES.get(str(name).strip(" '\""), ())]
-    if given.model is not None and given.model.activation != "swiglu":
-        parts = [part for part in parts if part != "gate"]
-    return {"training.lora_rank": given.whole("dim"), "training.lora_targets": tuple(parts)}
+    return adapters_of(given, "target_modules", given.whole("dim"), parts)
 
 
 def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
@@ -288,15 +286,18 @@ TARGET: Final = Target(
     advice=_advice,
     environment=connections,
     ignores=(
-        *IGNORED,
-        "dataset.*",
-        "checkpoint.*",
-        "logger.*",
-        "validation.*",
-        "dist.*",
-        "tokenizer.*",
-        "rerun_*",
-        "alpha",
+        *(
+            *IGNORED,
+            "dataset.*",
+            "checkpoint.*",
+            "logger.*",
+            "validation.*",
+            "dist.*",
+            "tokenizer.*",
+            "rerun_*",
+            "alpha",
+        ),
     ),
+    decides=DECISIVE,
     install="git clone https://github.com/NVIDIA-NeMo/Megatron-Bridge, or the container nvcr.io/nvidia/nemo",
 )

@@ -141,5 +141,6 @@ TARGET: Final = Target(
     yours=shared.yours,
     takes=shared.takes(),
     ignores=shared.IGNORED,
+    decides=shared.DECISIVE,
     install="pip install deepspeed==0.19.8 transformers accelerate datasets, and peft and bitsandbytes for LoRA",
 )

@@ -8,13 +8,14 @@ Accelerate and DeepSpeed share the functions that read, so the table of one also
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, follows, only
+from planner.emit.target import Refusal, Setting, adapters_of, decisive, follows, only
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
@@ -53,15 +54,7 @@ _MODULES: Final = {
     "down": "down_proj",
 }
 _OTHERS_MODULES: Final = {
-    "phi3",
-    "gpt2",
-    "gpt_neox",
-    "bloom",
-    "falcon",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gpt_oss",
-    "mixtral",
+    *("phi3", "gpt2", "gpt_neox", "bloom", "falcon", "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral"),
 }
 _LIGER: Final = ("rope", "rms_norm", "swiglu")
 _DROPOUT: Final = {
@@ -245,11 +238,11 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         found["layout.sp"] = 0
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
     given.whole(f"{_PARALLEL}dp_shard_size", 1)
-    fsdp, offload = _read_fsdp(given)
+    fsdp, offload, is_hybrid = _read_fsdp(given)
     is_plain = PLAIN in given
     if fsdp is not None:
         found["layout.zero"] = fsdp
-        found["layout.hsdp"] = replicas
+        found["layout.hsdp"] = _num_hosts(given) if is_hybrid else replicas
     elif any(key.startswith("deepspeed.") for key in given.values):
         found["layout.zero"] = given.whole("deepspeed.zero_optimization.stage")
         given.text("accelerate.deepspeed_config.zero3_init_flag")
@@ -267,21 +260,46 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     return found
 
 
-def _read_fsdp(given: Given) -> tuple[int | None, bool]:
-    """The ZeRO stage that the FSDP settings mean (None without FSDP), and whether FSDP offloads."""
+_STRATEGIES: Final = {
+    "full_shard": (3, False),
+    "shard_grad_op": (2, False),
+    "no_shard": (0, False),
+    "hybrid_shard": (3, True),
+    "hybrid_shard_zero2": (2, True),
+}
+"""Strategy of FSDP -> its ZeRO stage, and whether each host shards by itself. Accelerate numbers them from 1 to 5.
+
+Source: torch, distributed/fsdp/api.py, ShardingStrategy; accelerate, utils/constants.py, FSDP_SHARDING_STRATEGY.
+"""
+_STRATEGY: Final = "accelerate.fsdp_config.fsdp_sharding_strategy"
+
+
+def _read_fsdp(given: Given) -> tuple[int | None, bool, bool]:
+    """The ZeRO stage that the FSDP settings mean (None without FSDP), whether FSDP offloads, and whether per host."""
     named = given.text("fsdp")  # Trainer's own option: "full_shard auto_wrap offload"
     given.get("fsdp_config")
     found = given.text("accelerate.distributed_type") == "FSDP"
-    start = "accelerate.fsdp_config.fsdp_"
     if not found and not named:
-        return None, False
-    reshard = given.text(f"{start}reshard_after_forward", "true").lower()
-    strategy = given.text(f"{start}sharding_strategy", named or "FULL_SHARD").lower()
-    offload = given.flag(f"{start}offload_params") or "offload" in named
-    if "no_shard" in strategy:
-        return 0, offload
-    halves = reshard in ("false", "shard_grad_op", "no_shard") or "shard_grad_op" in strategy or strategy == "2"
-    return (2 if halves else 3), offload
+        return None, False, False
+    offload = given.flag("accelerate.fsdp_config.fsdp_offload_params") or "offload" in named
+    reshard = given.text("accelerate.fsdp_config.fsdp_reshard_after_forward", "true").lower()
+    numbered = {str(number): name for number, name in enumerate(_STRATEGIES, 1)}
+    words = re.findall(r"\w+", given.text(_STRATEGY, named or "full_shard").lower())
+    names = [name for word in words if (name := numbered.get(word, word.strip("_"))) in _STRATEGIES]
+    if not names and words != ["true"]:
+        hint = f"known: {', '.join(_STRATEGIES).upper()}"
+        raise InputError(f"{' '.join(words)[:80]!r} is no strategy of FSDP", where=_STRATEGY, hint=hint)
+    zero, is_hybrid = _STRATEGIES[names[0] if names else "full_shard"]
+    keeps = reshard in ("false", "shard_grad_op", "no_shard")
+    return (2 if keeps and zero == 3 else zero), offload, is_hybrid
+
+
+def _num_hosts(given: Given) -> int:
+    """The number of replicas of a model that each host shards by itself."""
+    if not given.per_host or given.num_devices % given.per_host:
+        given.doubt(_STRATEGY, "the number of devices of a host is not known", "layout.hsdp")
+        return 1
+    return given.num_devices // given.per_host
 
 
 def _write_precision(plan: Plan) -> Values:
@@ -414,7 +432,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
         given.get(key)
     if not rank or not given.flag("use_peft", default=True):
         return {}
-    found: dict[str, Any] = {"training.lora_rank": rank}
+    found: dict[str, Any] = {}
     named = given.get("lora_target_modules", "all-linear")
     names = (named,) if isinstance(named, str) else tuple(named)
     if isinstance(named, str) and named not in ("all-linear", "all"):
@@ -426,7 +444,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
         raise InputError(
             f"{str(unknown[0])[:60]!r} has no price here", where="lora_target_modules", hint=", ".join(back)
         )
-    found["training.lora_targets"] = tuple(back[each] for each in names)
+    found |= adapters_of(given, "lora_target_modules", rank, [back[each] for each in names])
     if given.flag("load_in_4bit"):
         found["training.frozen_weights"] = "nf4"
     return found
@@ -565,6 +583,13 @@ IGNORED: Final = (
         "streaming",
         "val_size",
     ),
+    *("*vllm_*", "vllm.*", "offload_folder", "accelerate.parallelism_config.parallelism_config_cp_comm_strategy"),
+    *(
+        "*parallelism_config_sp_*",
+        "deepspeed.checkpoint.*",
+        "deepspeed.autotuning.*",
+        "fsdp_transformer_layer_cls_to_wrap",
+    ),
     *("accelerate.downcast_bf16", "accelerate.dynamo_*", "accelerator_config.*"),
     *("deepspeed.steps_per_print", "deepspeed.wall_clock_breakdown", "deepspeed.zero_allow_untested_optimizer"),
     # all of ZeRO's keys but where the weights lie (offload_param.device), which has no price
@@ -580,6 +605,18 @@ IGNORED: Final = (
     *("accelerate.deepspeed_config.*", "seed", "ignore_*", "resume*", "log_level*", "include_*"),
 )
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
+DECISIVE: Final = decisive(
+    ("*use_vllm *gpu_memory_utilization", "an engine that generates answers takes memory of the same devices", ""),
+    ("reward_model* ref_model* teacher_model* value_model*", "a second model on the same devices has no price", ""),
+    ("activation_offloading offload_model offload_optimizer", "what it offloads has no price", "layout.offload"),
+    ("*.offload_param.device", "weights in the host's memory have no price", "layout.offload"),
+    ("*.offload_optimizer.ratio", "a part of the states on the host has no price", "layout.offload"),
+    ("*.mics_shard_size", "shards over a part of the ranks have no price here", "layout.hsdp"),
+    ("*.zero_hpz_partition_size", "a second copy of the weights in each host has no price", ""),
+    ("*modules_to_save", "modules that are trained whole beside adapters have no price", ""),
+    ("fp8", "products in 8 bits have no price here", "training.precision"),
+)
+"""Patterns of keys that decide the answer and have no price."""
 
 TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text(encoding="utf-8")
 """Source text of the program that Accelerate and DeepSpeed start; only this program imports torch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.programs.megatron_family import FAMILY, IGNORED, LOSS, REFUSALS, WHOLE_LOSS, connections
+from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS, REFUSALS, WHOLE_LOSS, connections
 from planner.emit.starters.torchrun import torchrun_start
 from planner.emit.target import Target, only
 
@@ -76,5 +76,6 @@ TARGET: Final = Target(
     takes=("data", "tokenizer"),
     environment=connections,
     ignores=IGNORED,
+    decides=DECISIVE,
     install="git clone https://github.com/NVIDIA/Megatron-LM, and its requirements",
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.hosts import uneven_hosts
 from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import Refusal, Setting, follows, only
+from planner.emit.target import Refusal, Setting, decisive, follows, only
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.specs.recipe import NAMED_RECIPES
@@ -190,7 +190,7 @@ def _read_offload(given: Given) -> Mapping[str, Any]:
     for key in ("overlap_cpu_optimizer_d2h_h2d", "cpu_offloading"):
         given.get(key)
     if optimizer and given.number("optimizer_offload_fraction", 1.0) < 1:
-        given.understood.discard("optimizer_offload_fraction")
+        given.doubt("optimizer_offload_fraction", "a part of the states on the host has no price", "layout.offload")
     names = {(True, True): "both", (True, False): "optimizer", (False, True): "activations", (False, False): "none"}
     return {"layout.offload": names[optimizer, layers > 0]}
 
@@ -262,7 +262,7 @@ def _read_recipe(given: Given) -> Mapping[str, Any]:
     main, second = given.text("main_grads_dtype", "fp32"), given.text("exp_avg_sq_dtype", "fp32").rpartition(".")[2]
     in_16, in_32 = given.flag("grad_reduce_in_bf16"), given.flag("accumulate_allreduce_grads_in_fp32")
     if aware and moment != second:
-        given.understood.discard("exp_avg_sq_dtype")
+        given.doubt("exp_avg_sq_dtype", "moments of two precisions have no price", "training.memory_recipe")
     if aware and moment in ("fp8", "float8", "uint8"):
         return {"training.memory_recipe": "fp8-moments"}
     if aware and moment in ("bf16", "bfloat16", "fp16", "float16"):
@@ -481,7 +481,7 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
     """
     given.get("cross_entropy_loss_fusion")
     if given.text("cross_entropy_fusion_impl", "native") != "native":
-        given.understood.discard("cross_entropy_fusion_impl")
+        given.doubt("cross_entropy_fusion_impl", "this kernel of the loss has no price", "training.loss")
     return {}
 
 
@@ -502,6 +502,7 @@ def connections(plan: Plan) -> Mapping[str, str]:
 IGNORED: Final = (
     *("data_*", "*_data_path", "train_data_path", "split", "mock_data", "tokenizer*", "vocab_file", "merge_file"),
     *("make_vocab_size_divisible_by", "padded_vocab_size", "save*", "load*", "no_save_*", "no_load_*", "eval_*"),
+    *("no_ckpt_*", "no_pipeline_parallel", "data_parallel_random_init", "*_parallel_comm_backend"),
     *("log_*", "tensorboard*", "wandb*", "timing_*", "exit_*", "distributed_*", "num_workers", "init_method*"),
     *("use_mcore_models", "initial_loss_scale", "loss_scale*"),
     *("min_loss_scale", "hysteresis", "lr_*", "decoupled_*", "train_samples", "start_weight_decay", "end_weight_decay"),
@@ -526,3 +527,12 @@ IGNORED: Final = (
     ),
 )
 """Options that do not change the priced bytes and seconds of a step."""
+DECISIVE: Final = decisive(
+    ("cpu_offloading_* fine_grained_*offloading offload_* cpu_optimizer", "its offload has no price", "layout.offload"),
+    ("moe_layer_recompute distribute_saved_* partition_activations", "what it keeps has no price", "layout.recompute"),
+    ("encoder_*parallel_size *_context_parallel* outer_dp_sharding_strategy", "this degree has no price", ""),
+    ("pipeline_model_parallel_split_rank standalone_embedding_stage", "these stages have no price", ""),
+    ("microbatch_group_size_per_virtual_pipeline_stage use_torch_fsdp2", "its order or sharding has no price", ""),
+    ("fp4_format first_last_layers_bf16", "this precision has no price", "training.precision"),
+)
+"""Options that decide the answer and have no price. Source: Megatron-LM, training/arguments.py."""

@@ -106,7 +106,7 @@ def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...]]:
     if rest:
         raise InputError(f"{len(layers)} chunks on {stages} stages", where=LETTERS_KEY)
     if 0 in layers:
-        given.understood.discard(LETTERS_KEY)  # a chunk without layers cannot be priced
+        given.doubt(LETTERS_KEY, "a chunk without layers has no price", "layout.layers_per_stage")
         layers = _filled(layers)
     return interleave, layers
 

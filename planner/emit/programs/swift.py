@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
-from planner.emit.programs.megatron_family import FAMILY, IGNORED, LOSS
+from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Setting, Target, only
+from planner.emit.target import Setting, Target, adapters_of, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,12 +96,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
         return {}
     names = [str(each) for each in (targets if isinstance(targets, tuple) else (targets,))]
     parts = _EVERY if "all-linear" in names else tuple(_TARGETS[each] for each in names if each in _TARGETS)
-    if given.model is not None and given.model.moe is not None and {"gate", "up", "down"} & set(parts):
-        given.understood.discard("target_modules")  # adapters of experts are not priced
-        parts = tuple(each for each in parts if each not in ("gate", "up", "down"))
-    if given.model is not None and given.model.activation != "swiglu":
-        parts = tuple(each for each in parts if each != "gate")
-    return {"training.lora_rank": rank, "training.lora_targets": parts}
+    return adapters_of(given, "target_modules", rank, parts)
 
 
 TARGET: Final = Target(
@@ -133,24 +128,21 @@ TARGET: Final = Target(
     takes=("data",),
     environment=MEGATRON.environment,
     ignores=(
-        *IGNORED,
-        "dataset*",
-        "output_dir",
-        "*_steps",
-        "num_train_epochs",
-        "packing",
-        "padding_free",
-        "train_type",
-        "tuner_type",
-        "attn_impl",
-        "cached_*",
-        "columns",
-        "sys*",
-        "save_*",
-        "template",
-        "use_hf",
-        "*_format",
+        *(*IGNORED, "dataset*", "output_dir", "*_steps", "num_train_epochs", "packing", "padding_free", "train_type"),
+        *(
+            "tuner_type",
+            "attn_impl",
+            "cached_*",
+            "columns",
+            "sys*",
+            "save_*",
+            "template",
+            "use_hf",
+            "*_format",
+            "vllm_*",
+        ),
     ),
+    decides=DECISIVE,
     executable="megatron",
     install="pip install ms-swift",
 )

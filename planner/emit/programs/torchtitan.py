@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, only, same
+from planner.emit.target import FIELDS, Refusal, Setting, Target, decisive, follows, only, same
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split, offloads_optimizer
 from planner.specs.by_name import load_model
@@ -501,6 +501,7 @@ _PLAIN: Final = {
 
 
 def _read_rest(given: Given) -> Mapping[str, Any]:
+    given.known |= set(_PLAIN)
     for key, value in _PLAIN.items():
         if given.values.get(key) == value:
             given.understood.add(key)
@@ -604,6 +605,14 @@ IGNORED: Final = (
     *("activation_checkpoint.*", "fault_tolerance.*", "float8.*", "mx.*", "parallelism.context_parallel_ptrr*"),
 )
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
+DECISIVE: Final = decisive(
+    ("experimental.*_degree", "a degree of an older release has no price", ""),
+    ("parallelism.disable_loss_parallel", "a loss on whole logits has no price", "training.loss"),
+    ("optimizer.early_step_in_backward", "steps inside the backward pass have no price", ""),
+    ("optimizer.state_dtype", "states in this precision have no price", "training.memory_recipe"),
+    ("parallelism.*_schedule_csv parallelism.*_split_points", "these stages have no price", "layout.layers_per_stage"),
+)
+"""Patterns of keys that decide the answer and have no price."""
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the file says them
@@ -629,6 +638,7 @@ def _target(name: str, program: str, install: str) -> Target:
         yours=_yours,
         takes=("data", "tokenizer"),
         ignores=IGNORED,
+        decides=DECISIVE,
         install=f"{install}, and torchao for fp8",
     )
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 HOSTS: Final = "launch.hosts"
 RANKS: Final = "launch.ranks"
 MODEL: Final = "launch.model"
-"""Keys that a reader adds to the program's keys: number of hosts, ranks per host, and name or path of the model."""
+METHOD: Final = "launch.method"
+"""Keys that a reader adds to the program's keys: number of hosts, ranks per host, name or path of the model, and a
+method of training that the file does not name itself; a reader that prices its method adds an empty one."""
 
 OF_RECIPE: Final = "the recipe's value is not known"
 """Rule for a key that a file leaves to a recipe, which is the program's own code and is never run."""
@@ -40,6 +42,7 @@ class Reader:
     assumed: function that returns keys of the layout (or `engine`) that the values leave open -> the rule that fills
     them; the rule `OF_RECIPE` means that only the program itself knows the value.
     is_shell: whether the file is a shell script, for which the user can define variables.
+    answer: the default number of tokens of a generated answer; 0 if the program has none.
     """
 
     name: str
@@ -50,3 +53,4 @@ class Reader:
     files: Mapping[str, Callable[[str], Values]] = field(default_factory=dict)
     assumed: Callable[[Values], Mapping[str, str]] = lambda values: {}  # noqa: ARG005
     is_shell: bool = False
+    answer: int = 0

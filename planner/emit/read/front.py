@@ -10,17 +10,17 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from os.path import isfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from planner.emit.read import HOSTS, MODEL, OF_RECIPE, RANKS, THE_FILE
+from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS, THE_FILE
 from planner.emit.read.all import READERS
+from planner.emit.read.methods import GENERATION, check_method, length_of, online_key, with_method
 from planner.emit.read.shell import UNSET
 from planner.emit.read.slurm import variables_of, with_srun
-from planner.emit.target import facts_of
+from planner.emit.target import facts_of, matches
 from planner.errors import InputError, Mistake
 from planner.layout import NOT_PRICED, UNKNOWN, Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from planner.emit.read import Reader
-    from planner.emit.target import Facts, Value, Values
+    from planner.emit.target import Doubt, Value, Values
 
+Read = TypeVar("Read")
 _LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_train_epochs", "num_epochs", "total_epochs")
 """Keys without a field in a plan: the scaling of adapters, and epochs over data whose size no file states."""
 _OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
@@ -71,6 +72,7 @@ def read_foreign(
     define: Sequence[str] = (),
     args: str | None = None,
     settings: Sequence[str] = (),
+    ignore: Sequence[str] = (),
     engine: str | None = None,
     num_devices: int = 0,
     per_host: int = 0,
@@ -81,7 +83,9 @@ def read_foreign(
     model: replaces the model that the files describe.
     define: `NAME=VALUE` for variables that a script does not set.
     args: arguments of a script, as shell words.
-    settings: `model.KEY=VALUE` for model fields that the options in the files do not give.
+    settings: `model.KEY=VALUE` for model fields that the options in the files do not give; those of other documents
+        settle keys that have no price.
+    ignore: keys, or patterns of keys, to price the files without.
     engine: replaces the program's own profile.
     num_devices: number of the job's devices, for files without a number of devices.
     per_host: number of devices of a host, for files that give their launcher only a number of hosts.
@@ -95,7 +99,11 @@ def read_foreign(
     place = _Run([_opened(each) for each in ([paths] if isinstance(paths, Path) else paths)])
     reader, values = place.read(lambda text: _with_variables(text, define, args, sized))
     shown = place.shown
-    hosts, ranks, name = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
+    ignored = [pattern for each in ignore for pattern in (each, f"*.{each}")]
+    values = dict(with_method("\n".join(each.text for each in place.files), values))
+    place.of(partial(check_method, values, ignored))
+    online = online_key(values, ignored)
+    hosts, ranks, name, method = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL, METHOD))
     if reader.is_shell and not is_sized:
         _check_size({"hosts": hosts, "ranks of a host": ranks}, shown)
     _check_set(reader, values, shown)
@@ -103,7 +111,8 @@ def read_foreign(
     spec = _model(reader, values, model, name, settings, place)
     told_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
     in_use = num_devices if is_sized else told_devices or _count(hosts) * per_host or num_devices
-    facts: Facts = place.of(partial(facts_of, reader.target, values, model=spec, num_devices=in_use))
+    read = partial(facts_of, reader.target, values, model=spec, num_devices=in_use, per_host=per_host)
+    facts = place.of(partial(read, ignored=ignored))
     training, assumed = dict(facts.of("training")), []
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
@@ -111,7 +120,18 @@ def read_foreign(
     layout = {key: _text(value) for key, value in facts.of("layout").items()}
     filled = {"engine": profile.name, **dict.fromkeys(_DEGREES, "1"), **layout}
     rules = {key: rule for key, rule in reader.assumed(values).items() if key != "ep" or spec.moe}
-    assumed += [Assumed(key=key, value=filled[key], rule=rule) for key, rule in rules.items() if key in filled]
+    assumed += [_filled(key, filled[key], rule) for key, rule in rules.items() if key in filled]
+    given = {each.partition("=")[0] for each in settings}
+    doubts = facts.doubts
+    if online:
+        length = length_of(values, int(training.get("sequence_length", 0)), reader.answer)
+        if not length and "training.sequence_length" not in given:
+            hint = "--seq-len N says it: the tokens of a prompt and its answer"
+            raise InputError("the file does not say the length of a sequence", where=shown, hint=hint)
+        training |= {"sequence_length": length} if length else {}
+        doubts = {online: GENERATION} | dict(doubts)
+    assumed += [_open(key, values.get(key, method), why) for key, why in doubts.items() if why.field not in given]
+    assumed += _left_out(ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}))
     assumed += [_assumed(each, facts.misspelt) for each in facts.not_priced if not _is_off(each)]
     assumed += _of_another_model(reader, values, spec) if model else []
     if not is_sized and _count(hosts) > 1 and _count(ranks) not in (0, per_host) and per_host:
@@ -229,7 +249,7 @@ class _Run:
         """The name of the first file."""
         return self.files[0].shown
 
-    def of(self, read: Callable[[], Any]) -> Any:
+    def of(self, read: Callable[[], Read]) -> Read:
         """The result of `read`; mistakes about a key name the key, the file and the line."""
         try:
             return read()
@@ -311,7 +331,7 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
     for key, value in values.items():
         texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
         unset = next((match for each in texts if (match := UNSET.search(each))), None)
-        if unset is None or any(fnmatchcase(key, pattern) for pattern in reader.target.ignores):
+        if unset is None or matches(key, reader.target.ignores):
             continue
         name = printable(" ".join(texts), 60)
         hint = "--define NAME=VALUE sets a variable of the file, and --args 'A B' its arguments"
@@ -403,6 +423,35 @@ def _is_off(text: str) -> bool:
     return text.rpartition("=")[2].lower() in _OFF
 
 
+def _filled(key: str, value: str, rule: str) -> Assumed:
+    """A key that the file leaves open; what a recipe holds leaves the verdict unknown."""
+    return Assumed(key=key, value=value, rule=rule, settled_by=f"--layout {key}=..." if rule == OF_RECIPE else "")
+
+
+def _open(key: str, value: Value, doubt: Doubt) -> Assumed:
+    """A key that leaves the verdict unknown, with the option that settles it."""
+    document, _, name = doubt.field.partition(".")
+    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=..."}.get(document, f"--set {doubt.field}=...")
+    return Assumed(
+        key=printable(key, 80), value=printable(_text(value), 80), rule=doubt.why, settled_by=printable(settles, 100)
+    )
+
+
+def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[Assumed]:
+    """The keys that `--ignore` leaves out of the price.
+
+    Raises:
+        InputError: a pattern fits no key without a price.
+    """
+    for each in ignore:
+        found = [key for key in harmless if matches(key, (each, f"*.{each}"))]
+        if not found:
+            hint = "a key with a price is changed by --layout or --set"
+            raise InputError(f"the file has no key {printable(each, 60)} without a price", where="--ignore", hint=hint)
+        for key in found:
+            yield Assumed(key=printable(key, 80), value=printable(_text(harmless[key]), 80), rule="--ignore")
+
+
 def _assumed(text: str, misspelt: Mapping[str, str]) -> Assumed:
     key, _, value = text.partition("=")
     rule = f"{UNKNOWN}; did you mean {misspelt[key]}?" if key in misspelt else NOT_PRICED
@@ -432,7 +481,8 @@ def with_layout(foreign: Foreign, text: str) -> Foreign:
     from planner.layout import parse_assignments
 
     given = parse_assignments(text, "--layout")
-    assumed = tuple(each for each in foreign.assumed if each.key not in given)
+    settled = {f"--layout {key}=..." for key in given}
+    assumed = tuple(each for each in foreign.assumed if each.key not in given and each.settled_by not in settled)
     if {"tp", "pp", "cp"} <= {each.key for each in assumed if each.rule == OF_RECIPE}:
         hint = "--layout tp=N,pp=N,cp=N says it; `planner plan --from` finds one"
         raise InputError("the layout is that of a recipe, which only the program knows", where="--layout", hint=hint)

@@ -154,8 +154,13 @@ def _trainer_file(text: str) -> Values:
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
-_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt)\b")
-_SWIFT: Final = {"model": "model_name_or_path", "lora_rank": "lora_r", "target_modules": "lora_target_modules"}
+_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt|rlhf)\b")
+_SWIFT: Final = {
+    "model": "model_name_or_path",
+    "lora_rank": "lora_r",
+    "target_modules": "lora_target_modules",
+    "sequence_parallel_size": f"{_PARALLEL}sp_size",
+}
 
 
 _STAGE: Final = "deepspeed.zero_optimization.stage"
@@ -181,6 +186,8 @@ def _swift_options(text: str) -> Values:
             found[key] = match[1]
     found[PLAIN] = True
     found.setdefault("gradient_checkpointing", True)
+    if re.search(r"\bswift rlhf\b", text):
+        found.setdefault("rlhf_type", "dpo")
     kind = found.pop("tuner_type", found.pop("train_type", "lora"))
     if kind == "lora":
         found |= {"use_peft": True, "lora_r": found.get("lora_r", 8)}
@@ -323,13 +330,15 @@ _NAMED: Final = {
     "fsdp_config": _fsdp_values,
 }
 """Keys whose value is the name of a file -> function that reads this file."""
+_ANSWER: Final = 256
+"""Tokens of an answer without max_completion_length. Source: trl, trainer/grpo_config.py and rloo_config.py."""
 
 
-def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = ()) -> Reader:
+def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = (), answer: int = 0) -> Reader:
     def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
         return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
 
-    return _OF_TRAINER(name=name, recognises=recognises, values=values)
+    return _OF_TRAINER(name=name, recognises=recognises, values=values, answer=answer)
 
 
 _OF_TRAINER: Final = partial(Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed)
@@ -342,6 +351,7 @@ READERS: Final = (
         _factory_values,
         "model_name_or_path",
         either=("cutoff_len", "finetuning_type", "stage", "template"),
+        answer=1024,  # hparams/generating_args.py, max_new_tokens
     ),
     _reader("an Accelerate file", _accelerate_values, "distributed_type"),
     _reader(
@@ -349,18 +359,20 @@ READERS: Final = (
         _deepspeed_values,
         either=("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
     ),
-    _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size"),
+    _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
     _OF_TRAINER(
         name="a command line of ms-swift",
         recognises=lambda name, text: _SWIFT_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
         values=_swift_options,
         is_shell=True,
+        answer=512,  # arguments/rlhf_args.py, max_completion_length
     ),
     _OF_TRAINER(
         name="a command line of Trainer or TRL",
         recognises=lambda name, text: _TRAINER_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
         values=_trainer_options,
         is_shell=True,
+        answer=_ANSWER,
     ),
 )
 

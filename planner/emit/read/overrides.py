@@ -79,6 +79,8 @@ def _swift_values(text: str) -> Values:
     sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{NPROC_PER_NODE:-}}")[-1])
     found |= {key: sizes[key] for key in (HOSTS, RANKS) if sizes.get(key)}
     model = found.pop("model", None)
+    if re.search(r"\bmegatron\s+rlhf\b", text):
+        found.setdefault("rlhf_type", "dpo")
     return found | ({MODEL: model} if model else {})
 
 
@@ -89,4 +91,5 @@ SWIFT: Final = Reader(
     engine=lambda values: "megatron",  # noqa: ARG005 - as the others
     target=swift.TARGET,
     is_shell=True,
+    answer=512,  # ms-swift, megatron/arguments/megatron_args.py, max_completion_length
 )

@@ -1,17 +1,17 @@
 """Reader for verl command lines: reinforcement learning, where FSDP or Megatron-Core runs the actor's training step.
 
 Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst. The rollout
-engine shares the devices but is not priced; its memory keys are reported as not priced.
+engine and other models share the devices and have no price, so that there is no verdict on the actor's memory.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.read import HOSTS, MODEL, RANKS, Reader
+from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import overrides_of
 from planner.emit.read.shell import option_words
-from planner.emit.target import Setting, Target
+from planner.emit.target import Setting, Target, adapters_of, decisive
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Given, Value, Values
 
 _ACTOR: Final = "actor_rollout_ref.actor"
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
 
 
 def _values(text: str) -> Values:
@@ -28,6 +29,8 @@ def _values(text: str) -> Values:
     moved = {"trainer.nnodes": HOSTS, "trainer.n_gpus_per_node": RANKS, "actor_rollout_ref.model.path": MODEL}
     found.setdefault("trainer.nnodes", "1")
     found.setdefault("trainer.n_gpus_per_node", "8")
+    found.setdefault(f"{_ROLLOUT}.gpu_memory_utilization", "0.5")
+    found[METHOD] = None  # the table has the lengths and the engine
     return {moved.get(key, key): value for key, value in found.items()}
 
 
@@ -110,23 +113,21 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
 
 
 def _read_offload(given: Given) -> Mapping[str, Any]:
-    """Report offload keys as not priced: offloaded states are back on the device at the peak of the actor's step."""
+    """Offload of the actor's step. What the other keys offload while answers are generated is back for this step.
+
+    Source: verl, workers/fsdp_workers.py and megatron_workers.py (update_actor); engine/fsdp.yaml (offload_policy).
+    """
     for engine in ("fsdp_config", "megatron"):
         for what in ("param_offload", "optimizer_offload", "grad_offload"):
-            if given.flag(f"{_ACTOR}.{engine}.{what}"):
-                given.understood.discard(f"{_ACTOR}.{engine}.{what}")
-    return {}
+            given.get(f"{_ACTOR}.{engine}.{what}")
+    return {"layout.offload": "optimizer" if given.flag(f"{_ACTOR}.fsdp_config.offload_policy") else "none"}
 
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
-    rank, targets = (
-        given.whole("actor_rollout_ref.model.lora_rank"),
-        given.text("actor_rollout_ref.model.target_modules"),
-    )
-    if not rank:
-        return {}
-    every = ("query", "key", "value", "output", "gate", "up", "down")
-    return {"training.lora_rank": rank} | ({"training.lora_targets": every} if "all-linear" in targets else {})
+    key, rank = "actor_rollout_ref.model.target_modules", given.whole("actor_rollout_ref.model.lora_rank")
+    given.text(key)
+    every = ("query", "key", "value", "output", "gate", "up", "down")  # all-linear, the default
+    return adapters_of(given, key, rank, every) if rank else {}
 
 
 def _reading(*says: str, read: Callable[[Given], Mapping[str, Any]]) -> Setting:
@@ -147,17 +148,17 @@ TABLE: Final = Target(
     command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
     ignores=(
         *("data.*", "algorithm.*", "trainer.*", "critic.*", "reward_model.*", "custom_reward_function.*", "config_*"),
-        *("actor_rollout_ref.rollout.temperature", "actor_rollout_ref.rollout.top_*", "actor_rollout_ref.ref.*"),
-        *(f"{_ACTOR}.{name}" for name in ("optim.*", "kl_*", "use_kl_loss", "entropy_coeff", "clip_*", "grad_clip")),
+        *(f"{_ROLLOUT}.*", "actor_rollout_ref.ref.*"),
+        *(f"{_ACTOR}.{name}" for name in ("optim.*", "kl_*", "entropy_coeff", "clip_*", "grad_clip")),
         *(f"{_ACTOR}.{name}" for name in ("checkpoint.*", "loss_*", "ppo_epochs", "shuffle", "strategy")),
         *("*.dist_checkpointing_path", "*.use_dist_checkpointing", "*mbridge", "*.name", "*.use_remove_padding"),
-        *(
-            "actor_rollout_ref.rollout.log_prob_*",
-            "actor_rollout_ref.nccl_timeout",
-            "actor_rollout_ref.rollout.val_*",
-            "ray_*",
-            "hydra.*",
-        ),
+        *("actor_rollout_ref.nccl_timeout", "ray_*", "hydra.*"),
+    ),
+    decides=decisive(
+        (f"{_ROLLOUT}.gpu_memory_utilization", "the rollout engine takes memory of the same devices", ""),
+        ("*.use_kl_loss algorithm.use_kl_in_reward", "a reference model on the same devices has no price", ""),
+        ("critic.model.path reward_model.enable", "a second model on the same devices has no price", ""),
+        ("*.model.enable_activation_offload", "activations on the host have no price", "layout.offload"),
     ),
 )
 

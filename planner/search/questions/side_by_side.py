@@ -40,7 +40,7 @@ class Choice:
     @property
     def fits(self) -> bool:
         """Whether the choice has a plan and the plan fits."""
-        return self.plan is not None and self.plan.fits
+        return self.plan is not None and self.plan.fits is True
 
     @property
     def run(self) -> WholeRun | None:

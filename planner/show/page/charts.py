@@ -150,7 +150,9 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
     """Chart step time against memory for the plan, its runners-up and its neighbours, with their Pareto front."""
     peak = max(stage.total_bytes for stage in plan.memory)
     limit = plan.memory[0].limit_bytes
-    rows: list[_Row] = [_Row("plan", short_layout(plan.layout), plan.step_seconds, peak, "the plan", plan.fits)]
+    rows: list[_Row] = [
+        _Row("plan", short_layout(plan.layout), plan.step_seconds, peak, "the plan", plan.fits is not False)
+    ]
     rows += [
         _Row("runner-up", short_layout(r.layout), r.step_seconds, r.peak_bytes, r.reason, r.peak_bytes <= limit)
         for r in plan.runners_up

@@ -50,6 +50,7 @@ def headline(plan: Plan) -> dict[str, Any]:
         "cluster": cluster_words(plan.cluster),
         "fits": plan.fits,
         "verdict": plan.verdict,
+        "unknown": "; ".join(f"{each.key}={each.value}, {each.rule}" for each in plan.assumed if each.settled_by),
         "figures": [
             ("step", format_seconds(plan.step_seconds), band),
             ("speed", f"{format_count(plan.tokens_per_second_per_device)} tokens/s", "per device"),

@@ -1,0 +1,386 @@
+"""Keys of foreign files that decide the answer: unpriced values, other models and engines, and methods without a price.
+
+Meanings of keys are from the programs' own documents: verl, trainer/config; trl, trainer/grpo_config.py; ms-swift,
+arguments/rlhf_args.py; torch, distributed/fsdp/api.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from planner.api import estimate_file, plan_file
+from planner.cli import main
+from planner.emit.read.front import read_foreign, with_layout
+from planner.errors import ExitCode, InputError
+from planner.reading import read_plan
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A file with this text."""
+
+    def write(text, name="train.sh"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+NEOX = """
+pipe_parallel_size: 4
+model_parallel_size: 2
+num_layers: 44
+hidden_size: 6144
+train_micro_batch_size_per_gpu: 4
+gradient_accumulation_steps: 32
+checkpoint_activations: true
+zero_optimization: {stage: 1}
+"""
+FACTORY_MEGATRON = """
+model_name_or_path: Qwen/Qwen2.5-7B
+stage: sft
+finetuning_type: full
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+tensor_model_parallel_size: 4
+pipeline_model_parallel_size: 2
+sequence_parallel: true
+recompute_granularity: full
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (NEOX, {"pipe_parallel_size", "model_parallel_size", "checkpoint_activations"}),
+        (
+            FACTORY_MEGATRON,
+            {
+                "tensor_model_parallel_size",
+                "pipeline_model_parallel_size",
+                "sequence_parallel",
+                "recompute_granularity",
+            },
+        ),
+    ],
+    ids=["GPT-NeoX", "LLaMA-Factory with Megatron"],
+)
+def test_keys_that_look_like_a_layout_stop_the_reading_and_are_named(text, keys, written):
+    path = written(text, "run.yaml")
+    with pytest.raises(InputError) as error:
+        read_foreign(path, model="qwen2.5-7b")
+    lines = text.split("\n")
+    named = {each.message.partition(":")[0].rpartition(".")[2]: each for each in error.value.mistakes}
+    assert set(named) == keys
+    for key, mistake in named.items():
+        assert lines[int(mistake.where.rpartition(":")[2]) - 1].startswith(key)
+        assert "--layout" in mistake.hint
+        assert "--ignore" in mistake.hint
+    assert read_foreign(path, model="qwen2.5-7b", ignore=tuple(keys)).layout["zero"] in ("0", "1")
+
+
+@pytest.mark.parametrize("value", ["1", "0", "false", "null"])
+def test_a_degree_of_one_stops_nothing(value, written):
+    path = written(FACTORY_MEGATRON.partition("tensor_model")[0] + f"pipeline_model_parallel_size: {value}\n", "a.yaml")
+    assert read_foreign(path, model="qwen2.5-7b").layout["zero"] == "0"
+
+
+RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("more", "meant"),
+    [("--tensor-parallel-size 2", "tensor_model_parallel_size"), ("--pipeline-model-parallel-siz 2", "pipeline")],
+)
+def test_a_misspelt_degree_stops_the_reading_and_is_corrected(more, meant, written):
+    with pytest.raises(InputError, match="layout may depend") as error:
+        read_foreign(written(f"torchrun pretrain_gpt.py {RUN} {more}"))
+    assert f"did you mean {meant}" in error.value.mistakes[0].hint
+
+
+VERL = """
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=1024 \\
+  data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 \\
+  actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \\
+  actor_rollout_ref.ref.fsdp_config.param_offload=True actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+  trainer.n_gpus_per_node=8 trainer.nnodes=1 """
+UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
+
+
+def test_a_rollout_engine_leaves_the_verdict_unknown_everywhere(written, capsys, tmp_path):
+    path = written(VERL + f"{UTILIZATION}=0.6")
+    assert main(["explain", "--from", str(path), "dgx-h100", "--json"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    data = json.loads(text)
+    assert (data["fits"], data["chance_of_fitting"], data["verdict"]) == (None, None, "unknown")
+    assert data["unknown_because"] == [UTILIZATION]
+    assert {(each["fits"], each["verdict"], each["chance_of_fitting"]) for each in data["memory"]} == {
+        (None, "unknown", None)
+    }
+    assert main(["explain", "--from", str(path), "dgx-h100"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    first = next(line for line in shown.splitlines() if line.strip().startswith(("unknown", "layout")))
+    assert UTILIZATION in first
+    memory = shown.partition("Memory of a device")[2].partition("\n\n")[0]
+    assert "unknown" in memory
+    assert "99%" not in memory
+    assert main(["explain", "--from", str(path), "dgx-h100", "--html", str(tmp_path / "page.html")]) == ExitCode.OK
+    assert f"is unknown: {UTILIZATION}=0.6" in (tmp_path / "page.html").read_text()
+    capsys.readouterr()
+    plan = tmp_path / "plan.json"
+    plan.write_text(text)
+    for command in (["emit", str(plan)], ["launch", str(plan), "--dry-run"], ["plan", "--from", str(path), "dgx-h100"]):
+        assert main(command) == ExitCode.BAD_INPUT
+        said = capsys.readouterr().err
+        assert f"{UTILIZATION}=0.6" in said
+        assert f"--ignore {UTILIZATION}" in said
+    assert main(["emit", str(plan), "--force-unfit"]) == ExitCode.OK
+    assert UTILIZATION in capsys.readouterr().err
+    assert main(["explain", "--from", str(path), "dgx-h100", "--ignore", UTILIZATION, "--json"]) == ExitCode.OK
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["verdict"] == "fits"
+    assert {(each["key"], each["rule"]) for each in alone["assumed"]} >= {(UTILIZATION, "--ignore")}
+    assert alone["memory"][0]["total_bytes"] == data["memory"][0]["total_bytes"]
+
+
+def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(written):
+    """verl, engine/fsdp.yaml: param_offload differs from offload_policy, which offloads during training."""
+    plain = read_foreign(written(VERL))
+    assert plain.layout["offload"] == "none"
+    assert [each.key for each in plain.assumed] == [UTILIZATION]
+    policy = read_foreign(written(f"{VERL} actor_rollout_ref.actor.fsdp_config.offload_policy=True"))
+    assert policy.layout["offload"] == "optimizer"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "algorithm.use_kl_in_reward=True",
+        "critic.model.path=Qwen/Qwen2.5-7B",
+        "reward_model.enable=True",
+        "actor_rollout_ref.model.enable_activation_offload=True",
+    ],
+)
+def test_other_models_of_verl_are_named(more, written):
+    keys = {each.key for each in read_foreign(written(f"{VERL} {more}")).assumed if each.settled_by}
+    assert keys == {UTILIZATION, more.partition("=")[0]}
+
+
+TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nbf16: true\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "length"),
+    [
+        (f"{TRL}max_prompt_length: 512\nmax_completion_length: 768\nuse_vllm: true\n", "grpo.yaml", 1280),
+        (f"{TRL}max_prompt_length: 512\nnum_generations: 8\n", "grpo.yaml", 512 + 256),
+        (
+            (
+                "accelerate launch grpo.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 4 "
+                "--max_prompt_length 512 --max_completion_length 768 --vllm_gpu_memory_utilization 0.3"
+            ),
+            "run.sh",
+            1280,
+        ),
+        (
+            (
+                "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B --train_type full --per_device_train_batch_size 1 "
+                "--max_length 1024 --offload_model true --vllm_tensor_parallel_size 2"
+            ),
+            "run.sh",
+            1024 + 512,
+        ),
+        (
+            "megatron rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B --max_length 1024 --max_completion_length 2048",
+            "run.sh",
+            3072,
+        ),
+        (
+            f"{TRL}stage: ppo\ncutoff_len: 1024\nmax_new_tokens: 512\nreward_model: a/b\nfinetuning_type: full\n",
+            "a.yaml",
+            1536,
+        ),
+        (
+            (
+                "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 1\nrl: grpo\nmax_prompt_len: 512\n"
+                "trl: {use_vllm: true, max_completion_length: 256, vllm_tensor_parallel_size: 2}\n"
+            ),
+            "a.yaml",
+            768,
+        ),
+    ],
+)
+def test_training_on_generated_answers_has_a_length_and_no_verdict(text, name, length, written):
+    path = written(text, name)
+    found = read_foreign(path, model="qwen2.5-7b")
+    assert f"training.sequence_length={length}" in found.settings
+    plan = estimate_file(path, "dgx-h100", model="qwen2.5-7b", global_batch=64, gpus=8)
+    assert plan.verdict == "unknown"
+    assert plan.training.sequence_length == length
+
+
+def test_a_length_that_is_not_known_is_asked_for(written):
+    """trl, trainer/grpo_config.py: a prompt has no largest length."""
+    path = written(f"{TRL}max_completion_length: 768\nnum_generations: 8\n", "grpo.yaml")
+    with pytest.raises(InputError, match="does not say the length") as error:
+        estimate_file(path, "dgx-h100", model="llama3-8b")
+    assert "--seq-len" in error.value.mistakes[0].hint
+    assert estimate_file(path, "dgx-h100", model="llama3-8b", seq_len=2048).training.sequence_length == 2048
+
+
+FACTORY = "model_name_or_path: Qwen/Qwen2.5-7B\ncutoff_len: 1024\nper_device_train_batch_size: 1\n"
+AXOLOTL = "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 1\nsequence_len: 1024\n"
+SCRIPT = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 1024"
+SWIFT = "--model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 1024 --train_type full"
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        *((f"{FACTORY}stage: {name}\nfinetuning_type: full\n", name) for name in ("dpo", "kto", "rm")),
+        *((f"{AXOLOTL}rl: {name}\n", name) for name in ("dpo", "orpo", "ipo", "kto", "simpo")),
+        *((f"accelerate launch {name}.py {SCRIPT}", name) for name in ("dpo", "kto", "orpo", "cpo", "run_orpo")),
+        (f"trl dpo {SCRIPT}", "dpo"),
+        (f"python examples/scripts/reward_modeling.py {SCRIPT}", "reward"),
+        (f"accelerate launch train.py {SCRIPT} --loss_type sigmoid_norm", "sigmoid_norm"),
+        (f"swift rlhf {SWIFT}", "dpo"),
+        (f"swift rlhf --rlhf_type kto {SWIFT}", "kto"),
+        ("megatron rlhf --model Qwen/Qwen2.5-7B --max_length 1024", "dpo"),
+        ("megatron rlhf --rlhf_type rm --model Qwen/Qwen2.5-7B --max_length 1024", "rm"),
+        (f"{FACTORY}use_galore: true\nfinetuning_type: full\n", "True"),
+        (f"{FACTORY}use_badam: true\nfinetuning_type: full\n", "True"),
+        (f"{AXOLOTL}lisa_n_layers: 4\n", "4"),
+        (f"swift sft {SWIFT} --quant_bits 2", "2"),
+        (f"swift sft {SWIFT} --freeze_parameters_ratio 0.5", "0.5"),
+        (f"{AXOLOTL}adapter: lora\nlora_r: 8\nload_in_8bit: true\n", "True"),
+    ],
+)
+def test_methods_without_a_price_are_refused_by_name(text, method, written):
+    with pytest.raises(InputError, match="no price here; it needs") as error:
+        read_foreign(written(text), model="qwen2.5-7b")
+    (mistake,) = error.value.mistakes
+    assert method.removeprefix("run_") in mistake.message
+    key = mistake.hint.split()[1]
+    assert read_foreign(written(text), model="qwen2.5-7b", ignore=(key,)).layout["mbs"] == "1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{FACTORY}stage: sft\nfinetuning_type: full\nuse_galore: false\n",
+        f"accelerate launch sft.py {SCRIPT} --loss_type nll # not dpo.py",
+        f"swift sft {SWIFT} --freeze_vit true --freeze_parameters_ratio 0",
+        f"{AXOLOTL}adapter: qlora\nlora_r: 8\nload_in_8bit: false\n",
+    ],
+)
+def test_plain_training_is_not_refused(text, written):
+    assert not [each for each in read_foreign(written(text), model="qwen2.5-7b").assumed if each.settled_by]
+
+
+FSDP = """
+distributed_type: FSDP
+fsdp_config:
+  fsdp_sharding_strategy: {strategy}
+mixed_precision: bf16
+num_machines: 4
+num_processes: 32
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "zero", "hsdp"),
+    [
+        ("FULL_SHARD", "3", "1"), ("SHARD_GRAD_OP", "2", "1"), ("NO_SHARD", "0", "1"),
+        ("HYBRID_SHARD", "3", "4"), ("_HYBRID_SHARD_ZERO2", "2", "4"), ("HYBRID_SHARD_ZERO2", "2", "4"),
+        ("1", "3", "1"), ("2", "2", "1"), ("3", "0", "1"), ("4", "3", "4"), ("5", "2", "4"),
+    ],
+)  # fmt: skip
+def test_a_strategy_of_fsdp_shards_over_all_ranks_or_in_each_host(strategy, zero, hsdp, written):
+    path = written(FSDP.format(strategy=strategy), "fsdp.yaml")
+    found = read_foreign(path, model="llama3-8b", num_devices=32, per_host=8)
+    assert (found.layout["zero"], found.layout["hsdp"]) == (zero, hsdp)
+    options = f"--model_name_or_path x --per_device_train_batch_size 1 --fsdp '{strategy.lower()} auto_wrap'"
+    if strategy.startswith(("FULL", "HYBRID")):
+        found = read_foreign(
+            written(f"torchrun --nproc_per_node 8 --nnodes 4 t.py {options}"), model="llama3-8b", per_host=8
+        )
+        assert (found.layout["zero"], found.layout["hsdp"]) == (zero, hsdp)
+
+
+def test_the_numbers_of_strategies_are_those_of_torch():
+    api = pytest.importorskip("torch.distributed.fsdp.api")
+    from planner.emit.programs.hugging_face import _STRATEGIES
+
+    named = {each.value: each.name.strip("_").lower() for each in api.ShardingStrategy}
+    assert dict(enumerate(_STRATEGIES, 1)) == named
+
+
+def test_a_strategy_that_fsdp_does_not_have_is_refused(written):
+    with pytest.raises(InputError, match="no strategy of FSDP"):
+        read_foreign(written(FSDP.format(strategy="SOMETHING"), "fsdp.yaml"), model="llama3-8b")
+
+
+def test_a_hybrid_strategy_on_hosts_of_unknown_size_leaves_the_verdict_unknown(written):
+    path = written(FSDP.format(strategy="HYBRID_SHARD"), "fsdp.yaml")
+    (only,) = read_foreign(path, model="llama3-8b", num_devices=32).assumed
+    assert (only.settled_by, only.value) == ("--layout hsdp=...", "HYBRID_SHARD")
+    assert with_layout(read_foreign(path, model="llama3-8b", num_devices=32), "hsdp=4").assumed == ()
+
+
+def test_adapters_beside_experts_leave_the_verdict_unknown_and_have_a_size(written):
+    """By hand: rank 64, 3 matrices of 4096 x 1536 in each of 128 experts, in 94 layers."""
+    options = "--target_modules all-linear --micro_batch_size 1 --global_batch_size 16 --max_length 1024"
+    path = written(f"megatron sft --model Qwen/Qwen3-235B-A22B --tuner_type lora --lora_rank 64 {options}")
+    (only,) = read_foreign(path).assumed
+    count = 64 * 3 * (4096 + 1536) * 128 * 94
+    assert math.isclose(float(only.rule.split()[-3]), count / 1e9, rel_tol=0.01)
+    assert only.settled_by == "--set training.lora_targets=..."
+    said = read_foreign(path, settings=("training.lora_targets=[query,value]",))
+    assert said.assumed == ()
+    text = "base_model: mistralai/Mixtral-8x7B-v0.1\nmicro_batch_size: 1\nsequence_len: 512\nadapter: lora\nlora_r: 8\n"
+    (only,) = read_foreign(written(f"{text}lora_target_linear: true\n", "a.yaml"), model="mixtral-8x7b").assumed
+    assert only.key == "lora_target_modules"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_doubt_about_the_layout_does_not_stop_the_search_for_one(written):
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {RUN} --micro-batch-size 1 --global-batch-size 8 "
+    path = written(
+        f"{text} --max-position-embeddings 64 --use-distributed-optimizer "
+        "--optimizer-cpu-offload --optimizer-offload-fraction 0.5"
+    )
+    assert estimate_file(path, "dgx-h100").unknown_because == ("optimizer_offload_fraction",)
+    assert estimate_file(path, "dgx-h100", layout="offload=optimizer").verdict == "fits"
+    assert plan_file(path, "dgx-h100").verdict == "fits"
+
+
+def test_a_key_to_ignore_that_is_not_there_is_refused(written):
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {RUN} --micro-batch-size 1"
+    with pytest.raises(InputError, match="no key nonsense without a price"):
+        read_foreign(written(text), ignore=("nonsense",))
+    with pytest.raises(InputError, match="no key num_layers without a price"):
+        read_foreign(written(text), ignore=("num_layers",))
+
+
+def test_many_keys_without_a_price_are_counted_in_one_line(written, capsys):
+    text = "base_model: x/y\nmicro_batch_size: 1\nsequence_len: 512\n"
+    text += "".join(f"strange_{letter}: 7\n" for letter in "abcdefghijkl")
+    path = written(text, "a.yaml")
+    assert main(["explain", "--from", str(path), "dgx-h100", "--model", "llama3-8b", "--gpus", "8"]) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not priced 12 further keys: strange_a=7, strange_b=7, strange_c=7, ..." in shown
+
+
+def test_a_plan_without_a_verdict_stays_without_one_when_it_is_read_again(written, tmp_path, capsys):
+    assert main(["explain", "--from", str(written(VERL)), "dgx-h100", "--json"]) == ExitCode.OK
+    path = Path(tmp_path / "plan.json")
+    path.write_text(capsys.readouterr().out)
+    assert read_plan(path).unknown_because == (UTILIZATION,)
