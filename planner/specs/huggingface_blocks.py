@@ -39,7 +39,8 @@ def layers_by(key: str, kinds: Mapping[str, Callable[[Config], Fields]]) -> Call
 
 def _put_kinds(config: Config, key: str, names: list[Any], kinds: Mapping[str, Callable[[Config], Fields]]) -> None:
     if len(names) != config.filled("num_layers"):
-        config.refuse(key, f"`{key}` has {len(names)} entries for {config.filled('num_layers')} layers")
+        layers = f"`{config.origin('num_layers')}` is {config.filled('num_layers')}"
+        config.refuse(key, f"`{key}` has {len(names)} entries, and {layers}")
     for name in dict.fromkeys(map(str, names)):
         if name in kinds:
             config.add_kind(names.count(name), key, **kinds[name](config))
@@ -59,7 +60,7 @@ def window(key: str = "sliding_window", **fields: str) -> Callable[[Config], Fie
     """A kind of layers with a window; `fields` maps their own keys in the file to the fields that they replace."""
 
     def kind(config: Config) -> Fields:
-        own = {target: value for name, target in fields.items() if (value := config.get(name)) is not None}
+        own = {target: config.size(name) for name, target in fields.items() if config.get(name) is not None}
         return {"sliding_window": config.count(key), **own}
 
     return kind
@@ -74,7 +75,7 @@ def windows(config: Config) -> None:
         pattern = (
             value if key in ("sliding_window_pattern", "global_attn_every_n_layers") and type(value) is int else pattern
         )
-    used = config.get("use_sliding_window", True)
+    used = config.flag("use_sliding_window", True)
     kinds = config.entries("layer_types")
     if any(kind not in _FULL for kind in kinds):
         own = {"sliding_attention": window(), "chunked_attention": window("attention_chunk_size")}
@@ -123,7 +124,7 @@ def _leading_dense_layers(config: Config) -> int:
             config.refuse("mlp_layer_types", "only the first layers of `mlp_layer_types` may be dense")
     elif only:
         number = len(only)
-        if sorted(only) != list(range(number)):
+        if set(only) != set(range(number)):
             config.refuse("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
     for key in ("decoder_sparse_step", "moe_layer_interval", "moe_layer_freq"):
         step = config.get(key, 1)
@@ -167,16 +168,11 @@ def both_biases(key: str) -> Callable[[Config], None]:
 
 def sparse(config: Config) -> None:
     """Every layer has an indexer, unless `layer_types` says which layers have one (`indexed_attention`)."""
-    indexer = {
-        "num_heads": config.count("index_n_heads"),
-        "head_size": config.count("index_head_dim"),
-        "top_k": config.count("index_topk"),
-    }
-    for key in ("indexer_rope_interleave", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"):
+    for key in ("indexer_rope_interleave", *_OF_INDEXERS):
         config.get(key)
     modes = _indexer_modes(config)
     if "shared" in modes:
-        config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer | {"shared": True})
+        config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer(config) | {"shared": True})
     kinds = config.entries("layer_types")
     indexed = kinds.count("indexed_attention")
     other = [kind for kind in kinds if kind not in (*_FULL, "indexed_attention")]
@@ -184,7 +180,19 @@ def sparse(config: Config) -> None:
         config.refuse("layer_types", f"layers of kind {quoted(other[0])} are a block that is not supported")
     if kinds and not indexed:
         return
-    config.put("sparse", indexer, "index_topk")
+    config.put("sparse", indexer(config), "index_topk")
+
+
+_OF_INDEXERS: Final = (
+    *("index_n_heads", "index_head_dim", "index_topk"),
+    *("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
+)
+
+
+def indexer(config: Config) -> Fields:
+    """The indexer that chooses keys."""
+    sizes = {"num_heads": "index_n_heads", "head_size": "index_head_dim", "top_k": "index_topk"}
+    return {target: config.size(key) for target, key in sizes.items()}
 
 
 def _indexer_modes(config: Config) -> list[str]:
@@ -194,7 +202,7 @@ def _indexer_modes(config: Config) -> list[str]:
         return [str(each) for each in listed]
     if isinstance(letters, str):
         return ["shared" if letter == "S" else "full" for letter in letters]
-    every_nth, offset = max(1, config.count("index_topk_freq", 1)), config.count("index_skip_topk_offset", 2)
+    every_nth, offset = config.size("index_topk_freq", 1), config.count("index_skip_topk_offset", 2)
     layers = range(config.filled("num_layers"))
     return ["shared" if max(number - offset + 1, 0) % every_nth else "full" for number in layers]
 
@@ -213,8 +221,8 @@ def mamba2(prefix: str = "mamba_", *, beside: bool = False) -> Callable[[Config]
         heads, size, state, groups, kernel, conv_bias, bias = (f"{prefix}{name}" for name in names)
         mixer: Fields = {
             "kind": "mamba2",
-            "num_heads": config.count(heads),
-            "value_size": _mamba_head_size(config, size, config.count(heads)),
+            "num_heads": config.size(heads),
+            "value_size": _mamba_head_size(config, size, config.size(heads)),
             "key_size": config.count(state),
             "num_key_heads": config.count(groups),
             "kernel": config.count(kernel),
@@ -238,9 +246,8 @@ def _mamba_head_size(config: Config, key: str, heads: int) -> int:
     config.get(key)
     if width := config.count("mamba_d_ssm"):
         return width // max(1, heads)
-    size = config.get(key)
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
+    if config.get(key, "auto") != "auto":
+        return config.size(key)
     return config.count("mamba_expand", 2) * config.filled("hidden_size") // max(1, heads)
 
 
@@ -269,10 +276,10 @@ def gated_deltanet(config: Config) -> Fields:
     """Gated DeltaNet as in Qwen3-Next."""
     mixer = {
         "kind": "gated-deltanet",
-        "num_heads": config.count("linear_num_value_heads"),
+        "num_heads": config.size("linear_num_value_heads"),
         "num_key_heads": config.count("linear_num_key_heads"),
         "key_size": config.count("linear_key_head_dim"),
-        "value_size": config.count("linear_value_head_dim"),
+        "value_size": config.size("linear_value_head_dim"),
         "kernel": config.count("linear_conv_kernel_dim"),
     }
     return {"mixer": mixer, "attends": False, "attention_gate": "none", "layer_vector_params": 0}
@@ -282,10 +289,10 @@ def kda(*, low_rank: bool) -> Callable[[Config], Fields]:
     """Kimi delta attention, whose gates are low-rank or full matrices."""
 
     def kind(config: Config) -> Fields:
-        size = config.count("linear_head_dim")
+        size = config.size("linear_head_dim")
         mixer = {
             "kind": "kda",
-            "num_heads": config.count("linear_num_heads"),
+            "num_heads": config.size("linear_num_heads"),
             "key_size": size,
             "value_size": size,
             "rank": size if low_rank else 0,
@@ -380,8 +387,8 @@ def zamba2(config: Config) -> None:
     """Zamba with Mamba-2, several shared blocks in turn, and adapters in each layer that uses one."""
     mixer = {
         "kind": "mamba2",
-        "num_heads": config.count("n_mamba_heads"),
-        "value_size": config.count("mamba_headdim"),
+        "num_heads": config.size("n_mamba_heads"),
+        "value_size": config.size("mamba_headdim"),
         "key_size": config.count("mamba_d_state"),
         "num_key_heads": config.count("mamba_ngroups"),
         "kernel": config.count("mamba_d_conv"),
@@ -457,7 +464,7 @@ def nemotron_h(config: Config) -> None:
     block = {"experts": False, "norms_per_layer": 1}
 
     def mamba(config: Config) -> Fields:
-        size, heads = config.count("mamba_head_dim"), config.count("mamba_num_heads")
+        size, heads = config.size("mamba_head_dim"), config.size("mamba_num_heads")
         mixer = {
             "kind": "mamba2",
             "num_heads": heads,
@@ -542,18 +549,15 @@ def xlstm(config: Config) -> None:
     config.put("tied_embeddings", False, "model_type")  # the library ties nothing here
     for key in ("add_out_norm", "norm_reduction_force_float32", "chunkwise_kernel", "sequence_kernel", "step_kernel"):
         config.get(key)
-    hidden, heads, multiple = config.filled("hidden_size"), config.count("num_heads"), 64
+    hidden, heads = config.filled("hidden_size"), config.size("num_heads")
 
     def rounded(factor: float, to: int) -> int:
         return int(-(-(hidden * factor) // to) * to)
 
-    keys, values = (
-        rounded(float(config.get("qk_dim_factor", 0.5)), 64),
-        rounded(float(config.get("v_dim_factor", 1.0)), 64),
-    )
+    keys, values = rounded(config.number("qk_dim_factor", 0.5), 64), rounded(config.number("v_dim_factor", 1.0), 64)
     mixer = {"kind": "mlstm", "num_heads": heads, "key_size": keys // heads, "value_size": values // heads}
     mixer["bias"] = config.flag("use_bias")
-    multiple = config.count("ffn_round_up_to_multiple_of", 64)
+    multiple = config.size("ffn_round_up_to_multiple_of", 64)
     config.put("mixer", mixer, "model_type")
     config.put("attends", False, "model_type")
-    config.put("ffn_hidden_size", rounded(float(config.get("ffn_proj_factor", 2.667)), multiple), "ffn_proj_factor")
+    config.put("ffn_hidden_size", rounded(config.number("ffn_proj_factor", 2.667), multiple), "ffn_proj_factor")

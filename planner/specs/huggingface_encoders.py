@@ -77,7 +77,7 @@ def xmod(config: Config) -> None:
     """One adapter per layer and language; a token passes through one of a layer's adapters."""
     hidden = config.filled("hidden_size")
     languages = max(1, len(config.entries("languages")))
-    middle = int(hidden // config.get("adapter_reduction_factor", 2))
+    middle = int(hidden // config.number("adapter_reduction_factor", 2))
     norms = 2 * hidden if config.flag("adapter_layer_norm") else 0
     config.add("layer_matrix_params", languages * 2 * hidden * middle)
     config.add("layer_vector_params", languages * (hidden + middle) + norms)

@@ -5,9 +5,18 @@ The source of all rules is the code in transformers 5.23: configuration_*.py and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from planner.specs.huggingface_blocks import Fields, gated_deltanet, layers_by, mamba2, mixture, window, windows
+from planner.specs.huggingface_blocks import (
+    Fields,
+    gated_deltanet,
+    indexer,
+    layers_by,
+    mamba2,
+    mixture,
+    window,
+    windows,
+)
 from planner.specs.text import quoted
 
 if TYPE_CHECKING:
@@ -27,9 +36,8 @@ def latent_heads(config: Config) -> None:
 def latent_bias(config: Config) -> None:
     """Biases of the projections to the latents and of the output projection."""
     if config.flag("attention_bias"):
-        mla = config.document["mla"]
-        outputs = mla.get("q_lora_rank", 0) + mla["kv_lora_rank"] + mla["rope_head_size"] + config.filled("hidden_size")
-        config.add("layer_vector_params", outputs)
+        of = ("mla.q_lora_rank", "mla.kv_lora_rank", "mla.rope_head_size", "hidden_size")
+        config.add("layer_vector_params", sum(map(config.filled, of)))
 
 
 def sub_norms(config: Config) -> None:
@@ -66,7 +74,7 @@ def shared_bias(key: str) -> Callable[[Config], None]:
     """Biases of the shared experts."""
 
     def rule(config: Config) -> None:
-        shared = config.document["moe"].get("shared_ffn_hidden_size", 0)
+        shared = config.filled("moe.shared_ffn_hidden_size")
         if config.flag(key) and shared:
             config.put("moe.vector_params", 2 * shared + config.filled("hidden_size"), key)
 
@@ -118,7 +126,11 @@ def gpt_neo(config: Config) -> None:
     config.add("layer_vector_params", config.filled("hidden_size"))
     names = config.entries("attention_layers")
     for entry in config.entries("attention_types") if not names else ():
-        names = names + list(entry[0]) * int(entry[1]) if isinstance(entry, list) and len(entry) == 2 else names
+        match entry:
+            case [list() as kinds, int() as times] if times <= config.filled("num_layers"):
+                names = [*names, *kinds * times]
+            case _:
+                config.refuse("attention_types", "`attention_types` must hold pairs of kinds and a number of times")
     config.get("attention_types")
     width = config.count("window_size", 256)
     if (local := names.count("local")) and width < config.filled("max_sequence_length"):
@@ -150,7 +162,7 @@ def phi(config: Config) -> None:
 
 def mpt(config: Config) -> None:
     """MPT: ALiBi positions, no biases in norms and matrices, and a width that is a multiple of the hidden size."""
-    ratio = config.get("expansion_ratio", 4)
+    ratio = config.number("expansion_ratio", 4)
     config.put("ffn_hidden_size", int(ratio * config.filled("hidden_size")), "expansion_ratio")
     for key in (
         "embedding_fraction",
@@ -162,12 +174,11 @@ def mpt(config: Config) -> None:
         "use_norm_bias",
     ):
         config.get(key)
-    attention = config.get("attn_config", {})
-    if isinstance(attention, dict):
-        if attention.get("attn_type", "multihead_attention") != "multihead_attention":
-            config.refuse("attn_config", "only `attn_type` multihead_attention is supported")
-        if attention.get("qk_ln"):
-            config.refuse("attn_config", "`qk_ln` is a block that is not supported")
+    attention = config.part("attn_config")
+    if attention.word("attn_type", "multihead_attention") != "multihead_attention":
+        attention.refuse("attn_type", "only `attn_type` multihead_attention is supported")
+    if attention.flag("qk_ln"):
+        attention.refuse("qk_ln", "`qk_ln` is a block that is not supported")
 
 
 def cpmant(config: Config) -> None:
@@ -251,51 +262,43 @@ def xlm(config: Config) -> None:
 
 def dbrx(config: Config) -> None:
     """DBRX: nested documents describe attention and experts."""
-    attention, block = config.get("attn_config", {}), config.get("ffn_config", {})
-    if not isinstance(attention, dict) or not isinstance(block, dict):
-        config.refuse("attn_config", "`attn_config` and `ffn_config` must hold keys and values")
-    config.put("num_kv_heads", attention.get("kv_n_heads", 1), "attn_config")
-    config.put("moe.num_experts", block.get("moe_num_experts", 4), "ffn_config")
-    config.put("moe.experts_per_token", block.get("moe_top_k", 1), "ffn_config")
+    attention, block = config.part("attn_config"), config.part("ffn_config")
+    config.put("num_kv_heads", attention.size("kv_n_heads", 1), "attn_config")
+    config.put("moe.num_experts", block.size("moe_num_experts", 4), "ffn_config")
+    config.put("moe.experts_per_token", block.size("moe_top_k", 1), "ffn_config")
     for target in ("moe.ffn_hidden_size", "ffn_hidden_size"):
-        config.put(target, block.get("ffn_hidden_size", 3584), "ffn_config")
+        config.put(target, block.size("ffn_hidden_size", 3584), "ffn_config")
 
 
 def gated_norms(config: Config) -> None:
     """A.X-K2: one product computes the latent queries and the output gates, and norms have low-rank gates."""
-    mla = config.document["mla"]
     h, rank = config.filled("hidden_size"), config.count("gated_norm_rank")
-    heads = config.filled("num_heads")
-    config.add("layer_matrix_params", mla["q_lora_rank"] * heads * (mla["nope_head_size"] + mla["rope_head_size"]))
-    config.add("layer_matrix_params", 2 * mla["q_lora_rank"] * heads * mla["value_head_size"] + 2 * h * rank)
+    latents = config.filled("mla.q_lora_rank") * config.filled("num_heads")
+    keys = config.filled("mla.nope_head_size") + config.filled("mla.rope_head_size")
+    config.add("layer_matrix_params", latents * keys)
+    config.add("layer_matrix_params", 2 * latents * config.filled("mla.value_head_size") + 2 * h * rank)
     config.put("moe.vector_params", 2 * h * rank, "gated_norm_rank")
 
 
 def dots3(config: Config) -> None:
     """Layers with windows have other latents, a norm of the rotary key, and a gate for each head."""
-    indexer = {
-        "num_heads": config.count("index_n_heads"),
-        "head_size": config.count("index_head_dim"),
-        "top_k": config.count("index_topk"),
-    }
-    mla = config.document["mla"]
     targets = {"kv_lora_rank": "kv_lora_rank", "q_lora_rank": "q_lora_rank", "qk_nope_head_dim": "nope_head_size",
                "qk_rope_head_dim": "rope_head_size", "v_head_dim": "value_head_size"}  # fmt: skip
-    listed: Any = config.get("per_layer_config", {})
+    listed, latents = config.part("per_layer_config"), {each: config.filled(f"mla.{each}") for each in targets.values()}
     if config.flag("attention_bias"):
         config.refuse("attention_bias", "`attention_bias` beside layers of different latents is not supported")
     for number, name in enumerate(map(str, config.entries("layer_types"))):
-        changed: Any = listed.get(f"{number:02d}", listed.get(str(number), {})) if isinstance(listed, dict) else {}
-        own = mla | {target: changed[key] for key, target in targets.items() if key in changed}
-        fields: Fields = {"mla": own} if own != mla else {}
-        if "num_attention_heads" in changed:
-            fields |= {"num_heads": changed["num_attention_heads"], "num_kv_heads": changed["num_attention_heads"]}
+        key = f"{number:02d}"
+        changed = listed.part(key if key in listed.values else str(number))
+        own = {target: changed.count(key, latents[target]) for key, target in targets.items()}
+        fields: Fields = {"mla": own} if own != latents else {}
+        if heads := changed.count("num_attention_heads"):
+            fields |= {"num_heads": heads, "num_kv_heads": heads}
         fields["layer_vector_params"] = own["rope_head_size"]
         if "mla" in fields or "num_heads" in fields:
             fields["head_size"] = own["nope_head_size"] + own["rope_head_size"]
-        fields |= (
-            {"sliding_window": config.count("sliding_window")} if name == "sliding_attention" else {"sparse": indexer}
-        )
+        local = name == "sliding_attention"
+        fields |= {"sliding_window": config.count("sliding_window")} if local else {"sparse": indexer(config)}
         config.add_kind(1, "layer_types", **fields)
 
 
@@ -342,12 +345,10 @@ def hunyuan_experts(config: Config) -> None:
     """Numbers and width of chosen and shared experts; a list with one entry per layer must repeat one number."""
 
     def one(key: str, default: int) -> int:
-        value = config.get(key, default)
-        if isinstance(value, list):
-            if len(set(value)) > 1:
-                config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
-            value = value[0]
-        return value if isinstance(value, int) else config.count(key)
+        value, *others = set(config.counts(key, default)) or {default}
+        if others:
+            config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
+        return value
 
     for key in ("attention_head_dim", "norm_type", "use_mixed_mlp_moe"):  # of older files, as the class builds it
         config.get(key)
@@ -365,17 +366,16 @@ def hunyuan_experts(config: Config) -> None:
 
 def per_layer(config: Config, names: dict[str, str]) -> dict[int, Fields]:
     """The fields that `per_layer_config` changes, by layer number. Keys that are not in `names` are refused."""
-    listed = config.get("per_layer_config", {})
-    if not isinstance(listed, dict):
-        config.refuse("per_layer_config", "`per_layer_config` must have a number of a layer for each entry")
+    listed = config.part("per_layer_config")
     found: dict[int, Fields] = {}
-    for number, changed in listed.items():
-        strange = set(changed) - set(names) if isinstance(changed, dict) else {str(changed)}
-        if strange or not str(number).isdigit():
+    for number in listed.values:
+        changed = listed.part(number)
+        strange = set(changed.values) - set(names)
+        if strange or not number.isdecimal():
             config.refuse(
-                "per_layer_config", f"{quoted(next(iter(strange), number))} for a single layer is not supported"
+                "per_layer_config", f"{quoted(min(strange, default=number))} for a single layer is not supported"
             )
-        found[int(number)] = {names[key]: value for key, value in changed.items()}
+        found[int(number)] = {names[key]: changed.size(key) for key in changed.values}
     return found
 
 
@@ -407,7 +407,7 @@ def mimo(config: Config) -> None:
 
 def laguna(config: Config) -> None:
     """Heads of each layer from one list, windows from another."""
-    heads = config.entries("num_attention_heads_per_layer")
+    heads = config.counts("num_attention_heads_per_layer")
     own = {"sliding_window": config.count("sliding_window")}
     usual = config.filled("num_heads")
 
@@ -433,26 +433,23 @@ def minimax_m2(config: Config) -> None:
 def minimax_m3(config: Config) -> None:
     """MiniMax-M3: dense layers are wider than experts, and in some layers an indexer chooses blocks of keys."""
     config.put("ffn_hidden_size", config.count("dense_intermediate_size"), "dense_intermediate_size")
-    indexer = {
-        "num_heads": config.count("index_n_heads"),
-        "head_size": config.count("index_head_dim"),
-        "top_k": config.count("index_topk_blocks") * config.count("index_block_size"),
-    }
+    for key in ("index_n_heads", "index_head_dim", "index_topk_blocks", "index_block_size"):
+        config.get(key)
     for key in ("index_local_blocks", "rotary_dim"):
         config.get(key)
     if any("sparse" in str(kind) or "index" in str(kind) for kind in config.entries("layer_types")):
-        config.refuse("layer_types", f"an indexer of blocks ({indexer['top_k']} keys) is a block that is not supported")
+        keys = config.count("index_topk_blocks") * config.count("index_block_size")
+        config.refuse("layer_types", f"an indexer of blocks ({keys} keys) is a block that is not supported")
 
 
 def lfm2_width(config: Config) -> None:
     """LFM2: two thirds of the width, times a factor, rounded up to a multiple."""
     config.get("conv_bias")
-    width, multiple = config.filled("ffn_hidden_size"), config.count("block_multiple_of", 256)
+    width, multiple = config.filled("ffn_hidden_size"), config.size("block_multiple_of", 256)
     if config.flag("block_auto_adjust_ff_dim", True):
-        factor = config.get("block_ffn_dim_multiplier")
-        width = int(2 * width / 3)
-        if factor is not None:
-            width = int(factor * width)
+        width = 2 * width // 3
+        if config.get("block_ffn_dim_multiplier") is not None:
+            width = int(config.number("block_ffn_dim_multiplier", 1) * width)
             width = multiple * -(-width // multiple)
     config.put("ffn_hidden_size", width, "intermediate_size")
     config.read.update(("full_attn_idxs", "num_heads"))  # repeat which layers have attention, and the number of heads
@@ -521,8 +518,7 @@ def gemma3n(config: Config) -> None:
     """Gemma 3n: additional streams (AltUp), a low-rank residual (Laurel), embeddings in each layer, and shared K/V."""
     h, layers, streams = config.filled("hidden_size"), config.filled("num_layers"), config.count("altup_num_inputs")
     size, rank = config.count("hidden_size_per_layer_input"), config.count("laurel_rank")
-    width: Any = config.get("intermediate_size")
-    widths = set(width) if isinstance(width, list) else {width}
+    widths = set(config.counts("intermediate_size"))
     if len(widths) != 1:
         config.refuse("intermediate_size", "widths that differ from layer to layer are not supported")
     config.put("ffn_hidden_size", next(iter(widths)), "intermediate_size")

@@ -115,7 +115,9 @@ from planner.specs.huggingface_rules import (
     sparse_steps,
     two_stacks,
 )
+from planner.specs.model import ModelSpec
 from planner.specs.text import quoted
+from planner.specs.validate import fields_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,6 +163,9 @@ class ModelType:
         config.raise_if_missing()
         for rule in self.rules:
             rule(config)
+        for key, target in self.keys.items():
+            if config.lacks(target) and _is_required(target):  # the key is null
+                config.missing.append(key)
         config.raise_if_missing()
 
     def _take(self, config: Config, key: str, target: str) -> None:
@@ -176,6 +181,13 @@ class ModelType:
             return
         if value is not None:
             config.put(target, value, found or "model_type")
+
+
+def _is_required(target: str) -> bool:
+    """Whether our field is a number that nothing but the file can give."""
+    *path, last = target.split(".")
+    field = fields_at(ModelSpec, tuple(path))[last]
+    return field.is_required() and field.annotation is int
 
 
 _SHAPE: Final = {
