@@ -248,7 +248,7 @@ def _mamba_head_size(config: Config, key: str, heads: int) -> int:
         return width // max(1, heads)
     if config.get(key, "auto") != "auto":
         return config.size(key)
-    return config.count("mamba_expand", 2) * config.filled("hidden_size") // max(1, heads)
+    return config.size("mamba_expand", 2) * config.filled("hidden_size") // max(1, heads)
 
 
 def mamba1(config: Config) -> Fields:
@@ -256,7 +256,7 @@ def mamba1(config: Config) -> Fields:
     mixer = {
         "kind": "mamba",
         "num_heads": 1,
-        "value_size": config.count("mamba_expand", 2) * config.filled("hidden_size"),
+        "value_size": config.size("mamba_expand", 2) * config.filled("hidden_size"),
         "key_size": config.count("mamba_d_state"),
         "rank": _time_step_rank(config, "mamba_dt_rank"),
         "kernel": config.count("mamba_d_conv"),

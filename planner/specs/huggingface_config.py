@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -14,7 +15,8 @@ T = TypeVar("T")
 
 MOST: Final = 10**9
 """Largest number that a key may have, like the largest one that a field of our document may have."""
-_MOST_LAYERS: Final = 10_000
+LIMITS: Final = {"num_layers": (1, 10_000), "hidden_size": (1, MOST), "num_heads": (1, MOST)}
+"""Limits of our fields that rules divide by or count to; they are within those of our document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Config:
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     inside: tuple[str, ...] = ()
-    _origins: dict[str, str] = field(default_factory=dict)
+    _origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def get(self, key: str, default: object = None) -> object:
         """The value of a key, or `default` if it is missing or null; rules compute with the typed functions below."""
@@ -66,7 +68,7 @@ class Config:
     def size(self, key: str, default: int = 0) -> int:
         """A count that must be positive; without a value and a default, the key is reported as missing."""
         if self.get(key, default) == 0 and self.values.get(key) is None:
-            self.missing.append(key)
+            self.missing.append(".".join((*self.inside, key)))
             return 1
         return self.count(key, default, least=1)
 
@@ -150,14 +152,15 @@ class Config:
             return 0
         if type(value) is not int:
             self.refuse(key, f"`{key}` must be a whole number, not {quoted(value)}")
-        if value < 0 or (target == "num_layers" and value > _MOST_LAYERS):
-            limit = f"at most {_MOST_LAYERS}" if value > 0 else "at least 0"
+        least, most = LIMITS.get(target, (0, math.inf))
+        if not least <= value <= most:
+            limit = f"at least {least}" if value < least else f"at most {most}"
             self.refuse(key, f"`{key}` must be {limit}, not {quoted(value)}")
         return value
 
     def origin(self, target: str) -> str:
         """The key that our field `target` is made from."""
-        return self._origins.get(target, target)
+        return self._origins.get(target, (target,))[-1]
 
     def lacks(self, target: str) -> bool:
         """Whether our field `target` has no value, though the document that it is a part of is there."""
@@ -176,7 +179,7 @@ class Config:
         for parent in parents:
             document = document.setdefault(parent, {})
         document[last] = value
-        self._origins[target] = origin
+        self._origins[target] = (*self.inside, origin)
 
     def adopt(self, prefix: str, other: Config) -> None:
         """Copy the fields of another part of the file to our document `prefix`, and add that part's notes."""
@@ -184,7 +187,8 @@ class Config:
             value: Any = other.document
             for part in target.split("."):
                 value = value[part]
-            self.put(f"{prefix}.{target}", value, origin)
+            self.put(f"{prefix}.{target}", value, "")
+            self._origins[f"{prefix}.{target}"] = origin
         self.notes.extend(other.notes)
 
     def refuse(self, key: str, message: str, hint: str = "") -> NoReturn:
@@ -199,7 +203,7 @@ class Config:
 
     def mistake(self, key: str, message: str, hint: str = "") -> Mistake:
         """A mistake at the first line that contains `key`."""
-        where, line = self._place(key)
+        where, line = self._place(tuple(key.split(".")) if "." in key else (*self.inside, key))
         return Mistake(message=printable(message, 300), where=where, hint=printable(hint, 400), source_line=line)
 
     def tree(self) -> Node:
@@ -216,10 +220,13 @@ class Config:
             data[key] = _as_node(value, where, line)
         return Node(data=data, where=self.name)
 
-    def _place(self, key: str) -> tuple[str, str]:
-        """Position of the first `"key":` as file:line:column, and its line; only the file if the key is not found."""
+    def _place(self, path: tuple[str, ...]) -> tuple[str, str]:
+        """Position of a key as file:line:column, and its line; only the file if the key is not found.
+
+        path: the keys inside of which the key is, and the key; the first `"key":` behind each of them counts.
+        """
         place = -1
-        for each in (*self.inside, key):
+        for each in path:
             found = re.compile(rf'"{re.escape(each)}"\s*:').search(self.text, place + 1)
             if not found:
                 return self.name, ""

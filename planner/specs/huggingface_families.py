@@ -273,7 +273,7 @@ def dbrx(config: Config) -> None:
 def gated_norms(config: Config) -> None:
     """A.X-K2: one product computes the latent queries and the output gates, and norms have low-rank gates."""
     h, rank = config.filled("hidden_size"), config.count("gated_norm_rank")
-    latents = config.filled("mla.q_lora_rank") * config.filled("num_heads")
+    latents = config.size("q_lora_rank") * config.filled("num_heads")
     keys = config.filled("mla.nope_head_size") + config.filled("mla.rope_head_size")
     config.add("layer_matrix_params", latents * keys)
     config.add("layer_matrix_params", 2 * latents * config.filled("mla.value_head_size") + 2 * h * rank)
@@ -290,10 +290,10 @@ def dots3(config: Config) -> None:
     for number, name in enumerate(map(str, config.entries("layer_types"))):
         key = f"{number:02d}"
         changed = listed.part(key if key in listed.values else str(number))
-        own = {target: changed.count(key, latents[target]) for key, target in targets.items()}
+        own = latents | {targets[key]: changed.size(key) for key in targets if changed.get(key) is not None}
         fields: Fields = {"mla": own} if own != latents else {}
-        if heads := changed.count("num_attention_heads"):
-            fields |= {"num_heads": heads, "num_kv_heads": heads}
+        if changed.get("num_attention_heads") is not None:
+            fields |= dict.fromkeys(("num_heads", "num_kv_heads"), changed.size("num_attention_heads"))
         fields["layer_vector_params"] = own["rope_head_size"]
         if "mla" in fields or "num_heads" in fields:
             fields["head_size"] = own["nope_head_size"] + own["rope_head_size"]
@@ -400,14 +400,14 @@ def mimo(config: Config) -> None:
         config.refuse("add_full_attention_sink_bias", "sinks elsewhere than in layers with windows are not supported")
     old = {"swa_num_key_value_heads": "num_kv_heads", "swa_num_attention_heads": "num_heads"}
     old |= {"swa_head_dim": "head_size", "swa_v_head_dim": "value_head_size"}
-    twice = {"num_kv_heads": 2 * config.filled("num_kv_heads"), "attention_sinks": True}
+    twice = {"num_kv_heads": 2 * config.size("num_key_value_heads"), "attention_sinks": True}
     local = twice | window(**old)(config)
     single_layers(config, lambda _, name: dict(local) if name == "sliding_attention" else {}, _ATTENTION_SHAPE)
 
 
 def laguna(config: Config) -> None:
     """Heads of each layer from one list, windows from another."""
-    heads = config.counts("num_attention_heads_per_layer")
+    heads = config.counts("num_attention_heads_per_layer", least=1)
     own = {"sliding_window": config.count("sliding_window")}
     usual = config.filled("num_heads")
 
@@ -433,13 +433,12 @@ def minimax_m2(config: Config) -> None:
 def minimax_m3(config: Config) -> None:
     """MiniMax-M3: dense layers are wider than experts, and in some layers an indexer chooses blocks of keys."""
     config.put("ffn_hidden_size", config.count("dense_intermediate_size"), "dense_intermediate_size")
-    for key in ("index_n_heads", "index_head_dim", "index_topk_blocks", "index_block_size"):
-        config.get(key)
+    of_indexer = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
+    *_, block, blocks = (config.count(key) for key in of_indexer)
     for key in ("index_local_blocks", "rotary_dim"):
         config.get(key)
     if any("sparse" in str(kind) or "index" in str(kind) for kind in config.entries("layer_types")):
-        keys = config.count("index_topk_blocks") * config.count("index_block_size")
-        config.refuse("layer_types", f"an indexer of blocks ({keys} keys) is a block that is not supported")
+        config.refuse("layer_types", f"an indexer of blocks ({blocks * block} keys) is a block that is not supported")
 
 
 def lfm2_width(config: Config) -> None:
@@ -574,7 +573,7 @@ def jetmoe(config: Config) -> None:
 
 def hrm(config: Config) -> None:
     """Two stacks that a token passes several times: in each cycle the fast one several times, then the slow one."""
-    each, slow, fast = config.count("num_layers_per_stack"), config.count("H_cycles", 2), config.count("L_cycles", 3)
+    each, slow, fast = config.size("num_layers_per_stack"), config.size("H_cycles", 2), config.size("L_cycles", 3)
     config.get("num_hidden_layers")
     for key in ("L_bp_cycles", "embedding_scale", "prefix_lm"):
         config.get(key)

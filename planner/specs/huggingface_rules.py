@@ -165,8 +165,10 @@ def falcon(config: Config) -> None:
 
 def opt_embeddings(config: Config) -> None:
     """Refuse OPT-350m, which projects its embeddings; no field of ours describes this."""
-    if config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size"):
-        config.refuse("word_embed_proj_dim", "embeddings that are not as wide as the model are not supported")
+    width = config.filled("hidden_size")
+    if (narrow := config.count("word_embed_proj_dim", width)) != width:
+        words = f"embeddings of {narrow}, not as wide as the model (`hidden_size` is {width}), are not supported"
+        config.refuse("word_embed_proj_dim", words)
 
 
 def two_stacks(config: Config) -> None:

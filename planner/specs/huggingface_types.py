@@ -35,6 +35,7 @@ from planner.specs.huggingface_blocks import (
     zamba,
     zamba2,
 )
+from planner.specs.huggingface_config import LIMITS
 from planner.specs.huggingface_encoders import (
     bart,
     big_bird_bias,
@@ -165,7 +166,7 @@ class ModelType:
             rule(config)
         for key, target in self.keys.items():
             if config.lacks(target) and _is_required(target):  # the key is null
-                config.missing.append(key)
+                config.missing.append(next((each for each in key.split("|") if each in config.values), key))
         config.raise_if_missing()
 
     def _take(self, config: Config, key: str, target: str) -> None:
@@ -174,6 +175,8 @@ class ModelType:
         found = next((each for each in spellings if each in config.values), "")
         if found:
             value = config.values[found]
+            if value is None and target in LIMITS:
+                config.missing.append(found)
         elif key in self.defaults:
             value = self.defaults[key]
         else:

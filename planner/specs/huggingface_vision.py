@@ -31,9 +31,9 @@ def _side(config: Config, key: str, default: int = 0) -> int:
 
 
 def _first(config: Config, *keys: str, default: int = 0) -> int:
-    """The value of the first of these config keys that the file contains."""
+    """The positive value of the first of these config keys that the file contains."""
     found = next((key for key in keys if config.values.get(key) is not None), keys[0])
-    return config.count(found, default)
+    return config.size(found, default)
 
 
 def _patches(*, bias: bool = True, class_tokens: int = 0, rows: str = "", learned: bool = True) -> Callable[..., None]:
@@ -121,7 +121,7 @@ def _attention_bias(config: Config) -> None:
 
 def _muse(config: Config) -> None:
     """Muse: a special key says how many frames a patch spans, and the table of positions has a size of its own."""
-    config.values["temporal_patch_size"] = config.count("patch_temporal", 1)
+    config.values["temporal_patch_size"] = config.size("patch_temporal", 1)
     rows = config.count("pos_emb_height") * config.count("pos_emb_width")
     config.add("table_params", rows * config.filled("hidden_size"))
 
@@ -254,7 +254,7 @@ def _janus(config: Config) -> None:
 def _ovis(config: Config) -> None:
     """Ovis2: a head that distributes each patch over a visual vocabulary."""
     h = config.filled("hidden_size")
-    words = config.count("vocab_size") - config.count("num_visual_indicator_tokens")
+    words = config.size("vocab_size") - config.count("num_visual_indicator_tokens")
     stride = config.count("hidden_stride", 1) ** 2
     config.put("qkv_bias", config.flag("qkv_bias"), "qkv_bias")
     config.put("attention_bias", config.flag("qkv_bias"), "qkv_bias")
@@ -491,7 +491,7 @@ def _cohere(*, norm: bool) -> Callable[[Join], int]:
     """Two layers with a gate between them; patches are first moved to channels."""
 
     def params(join: Join) -> int:
-        width = join.hidden * join.outer.count("downsample_factor", 2) ** 2
+        width = join.hidden * join.outer.size("downsample_factor", 2) ** 2
         middle = join.outer.count("alignment_intermediate_size") or join.wide
         return 2 * width * norm + _linear(width, middle) + _linear(middle // 2, join.wide)
 
@@ -545,7 +545,7 @@ def _llama4(join: Join) -> int:
 
 
 def _lfm2(join: Join) -> int:
-    width = join.hidden * join.outer.count("downsample_factor", 2) ** 2
+    width = join.hidden * join.outer.size("downsample_factor", 2) ** 2
     middle, bias = join.outer.count("projector_hidden_size"), join.outer.flag("projector_bias", True)
     norm = 2 * width if join.outer.flag("projector_use_layernorm", True) else 0
     return norm + _two(width, middle, join.wide, bias=bias)
@@ -588,6 +588,8 @@ def _molmo2(join: Join) -> int:
     own = join.outer.part("adapter_config")
     h, size, bias = own.size("hidden_size"), own.size("head_dim"), own.flag("attention_bias")
     read = len(own.counts("vision_feature_layer", least=-MOST)) * h
+    if not read:
+        own.refuse("vision_feature_layer", "`adapter_config` names no `vision_feature_layer`")
     queries, keys = own.size("num_attention_heads") * size, own.size("num_key_value_heads") * size
     pooling = _linear(read, queries, bias=bias) + 2 * _linear(read, keys, bias=bias) + _linear(queries, h)
     return pooling + own.size("intermediate_size") * (2 * h + own.size("text_hidden_size"))
@@ -633,7 +635,9 @@ def _idefics(join: Join) -> int:
     """Gated blocks that attend to the patches, between the layers of the text; counted as part of these layers."""
     if join.outer.flag("use_resampler") or join.outer.flag("qk_layer_norms"):
         join.outer.refuse("use_resampler", "a resampler, or norms of queries and keys, are not supported here")
-    if join.outer.count("cross_layer_interval", 1) != 1 or join.outer.get("alpha_type", "float") != "float":
+    if join.outer.word("alpha_type", "float") != "float":
+        join.outer.refuse("alpha_type", "an `alpha_type` other than float is not supported here")
+    if join.outer.count("cross_layer_interval", 1) != 1:
         join.outer.refuse("cross_layer_interval", "blocks that attend to images only in some layers are not supported")
     t = join.wide
     join.text.add("layer_matrix_params", 2 * t * t + 2 * join.hidden * t + 3 * t * join.text.filled("ffn_hidden_size"))
@@ -700,7 +704,7 @@ def _janus_join(join: Join) -> int:
     """Layers after the tower. The parts that generate images need memory, but no time if images are only read."""
     join.tower.add("table_params", _drawn(join.outer.part("vq_config"), join.wide))
     p = join.tower.count("projection_dim", 2048)
-    return _linear(join.hidden, p) + (join.tower.count("depth", 2) - 1) * _linear(p, p)
+    return _linear(join.hidden, p) + (join.tower.size("depth", 2) - 1) * _linear(p, p)
 
 
 def _drawn(own: Config, wide: int) -> int:
@@ -766,7 +770,7 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "hyperclovax_vision_v2": lambda join: _qwen2(join) + _linear(join.out, join.wide),
     "idefics": _idefics,
     "idefics2": _perceiver,
-    "idefics3": lambda join: join.hidden * join.outer.count("scale_factor", 2) ** 2 * join.wide,
+    "idefics3": lambda join: join.hidden * join.outer.size("scale_factor", 2) ** 2 * join.wide,
     "instructblip": _q_former(instructed=True),
     "instructblipvideo": _q_former(instructed=True),
     "internvl": _internvl_join,
@@ -822,7 +826,7 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "qwen3_vl_moe": _qwen3,
     "shieldgemma2": lambda join: join.hidden * join.wide + join.hidden,
     "step3p7": lambda join: 4 * join.hidden * join.wide,
-    "smolvlm": lambda join: join.hidden * join.outer.count("scale_factor", 2) ** 2 * join.wide,
+    "smolvlm": lambda join: join.hidden * join.outer.size("scale_factor", 2) ** 2 * join.wide,
     "video_llava": _video_llava,
     "video_llama_3": lambda join: _two(join.hidden, join.wide, join.wide),
     "vipllava": _vipllava,
@@ -893,11 +897,11 @@ def _tokens(join: Join) -> int:
         return join.outer.part("perceiver_config").size("resampler_n_latents", 64)
     side = max(join.tower.count("spatial_merge_size"), join.outer.count("spatial_merge_size"), 1)
     side *= max(1, join.tower.count("pooling_kernel_size"))
-    side *= join.outer.count("scale_factor", 1) * join.outer.count("downsample_factor", 1)
+    side *= join.outer.size("scale_factor", 1) * join.outer.size("downsample_factor", 1)
     for config, key in ((join.outer, "downsample_ratio"), (join.tower, "pixel_shuffle_ratio")):
         side *= round(1 / config.number(key, 1))
     patches = join.tower.filled("max_sequence_length") - join.tower.document["patches"]["class_tokens"]
-    return max(1, int(patches) // max(1, side**2))
+    return max(1, int(patches) // side**2)
 
 
 def add_vision(join: Join, model_type: str) -> None:
@@ -909,6 +913,8 @@ def add_vision(join: Join, model_type: str) -> None:
     TOWERS[str(join.tower.values["model_type"])].translate(join.tower)
     join.tower.put("name", "vision", "model_type")
     params, tokens = PROJECTORS[model_type](join), _tokens(join)
+    for part in (join.outer, join.tower, join.text):
+        part.raise_if_missing()
     join.text.adopt("vision.encoder", join.tower)
     join.text.put("vision.projector_params", params, "vision_config")
     join.text.put("vision.tokens_per_image", tokens, "vision_config")
