@@ -51,6 +51,15 @@ def _put_kinds(config: Config, key: str, names: list[Any], kinds: Mapping[str, C
             )
 
 
+def kinds_in(config: Config, key: str, *known: str) -> list[str]:
+    """The kinds of the layers in a list of names, each of which is `known`."""
+    names = list(map(str, config.entries(key)))
+    for name in names:
+        if name not in known:
+            config.refuse(key, f"layers of kind {quoted(name)} are a block that is not supported", any_of(known))
+    return names
+
+
 def every(period: int, offset: int, total: int) -> int:
     """How many of `total` layers are at position `offset` of their period."""
     return sum(1 for number in range(total) if number % period == offset) if period else 0
@@ -115,7 +124,7 @@ def mixture(
 def _leading_dense_layers(config: Config) -> int:
     """The number of leading layers without experts, from a list of names, a list of numbers, or a number."""
     kinds = ["dense" if kind == "dense" else "sparse" for kind in config.entries("mlp_layer_types")]
-    only, number = config.entries("mlp_only_layers"), 0
+    only, number = config.counts("mlp_only_layers"), 0
     for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_dense_layers"):
         number = config.count(key) or number
     if kinds:
@@ -124,7 +133,7 @@ def _leading_dense_layers(config: Config) -> int:
             config.refuse("mlp_layer_types", "only the first layers of `mlp_layer_types` may be dense")
     elif only:
         number = len(only)
-        if set(only) != set(range(number)):
+        if sorted(only) != list(range(number)):
             config.refuse("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
     for key in ("decoder_sparse_step", "moe_layer_interval", "moe_layer_freq"):
         step = config.get(key, 1)
@@ -173,12 +182,8 @@ def sparse(config: Config) -> None:
     modes = _indexer_modes(config)
     if "shared" in modes:
         config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer(config) | {"shared": True})
-    kinds = config.entries("layer_types")
-    indexed = kinds.count("indexed_attention")
-    other = [kind for kind in kinds if kind not in (*_FULL, "indexed_attention")]
-    if other:
-        config.refuse("layer_types", f"layers of kind {quoted(other[0])} are a block that is not supported")
-    if kinds and not indexed:
+    kinds = kinds_in(config, "layer_types", *_FULL, "indexed_attention")
+    if kinds and "indexed_attention" not in kinds:
         return
     config.put("sparse", indexer(config), "index_topk")
 
@@ -414,9 +419,7 @@ def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adap
     Attention reads the layer's input together with the embedding. Source: Zamba (arXiv 2405.16712), section 2.
     """
     layers, h, wide = config.filled("num_layers"), config.filled("hidden_size"), config.count("attention_hidden_size")
-    names = set(map(str, config.entries("layers_block_type"))) - {"hybrid", "mamba", "linear_attention"}
-    if names:
-        config.refuse("layers_block_type", f"layers of kind {quoted(min(names))} are a block that is not supported")
+    kinds_in(config, "layers_block_type", "hybrid", "mamba", "linear_attention")
     for key in ("attn_layer_period", "attn_layer_offset"):
         config.get(key)
     queries = config.filled("num_heads")

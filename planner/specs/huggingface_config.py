@@ -58,11 +58,14 @@ class Config:
         """The whole number of a key, or `default` if it is missing or null.
 
         Raises:
-            InputError: the value is no whole number, or less than `least`.
+            InputError: the value is no whole number from `least` to `MOST`.
         """
-        value = self._typed(key, default, "a whole number", int)
-        if value < least:
-            self.refuse(key, f"`{key}` must be at least {least}, not {quoted(value)}")
+        return self._within(key, self._typed(key, default, "a whole number", int), least, MOST)
+
+    def _within(self, key: str, value: int, least: int, most: float) -> int:
+        if not least <= value <= most:
+            limit = f"at least {least}" if value < least else f"at most {most}"
+            self.refuse(key, f"`{key}` must be {limit}, not {quoted(value)}")
         return value
 
     def size(self, key: str, default: int = 0) -> int:
@@ -72,17 +75,19 @@ class Config:
             return 1
         return self.count(key, default, least=1)
 
-    def counts(self, key: str, *default: int, least: int = 0) -> list[int]:
-        """The whole numbers of a key that has one of them or a list of them; `default` if it is missing or null.
+    def counts(self, key: str, *default: int, least: int = 0, alone: bool = False) -> list[int]:
+        """The list of whole numbers of a key, or `default` if it is missing or null.
+
+        alone: whether the file may have a single number in place of a list of one.
 
         Raises:
-            InputError: the value is neither a whole number nor a list of them, or one is less than `least`.
+            InputError: the value is no list of whole numbers from `least` to `MOST`.
         """
-        value = self.get(key, list(default))
-        numbers: list[Any] = value if isinstance(value, list) else [value]
-        if any(type(each) is not int or each < least for each in numbers):
-            expected = f"a whole number of at least {least}, or a list of them"
-            self.refuse(key, f"`{key}` must be {expected}, not {quoted(value)}")
+        value = self.get(key)
+        is_one = alone and type(value) is int
+        numbers: list[Any] = [value] if is_one else self.entries(key) or list(default)
+        if any(type(each) is not int or not least <= each <= MOST for each in numbers):
+            self.refuse(key, f"`{key}` must be whole numbers from {least} to {MOST}, not {quoted(value)}")
         return numbers
 
     def number(self, key: str, default: float) -> float:
@@ -152,11 +157,7 @@ class Config:
             return 0
         if type(value) is not int:
             self.refuse(key, f"`{key}` must be a whole number, not {quoted(value)}")
-        least, most = LIMITS.get(target, (0, math.inf))
-        if not least <= value <= most:
-            limit = f"at least {least}" if value < least else f"at most {most}"
-            self.refuse(key, f"`{key}` must be {limit}, not {quoted(value)}")
-        return value
+        return self._within(key, value, *LIMITS.get(target, (0, math.inf)))
 
     def origin(self, target: str) -> str:
         """The key that our field `target` is made from."""

@@ -11,6 +11,7 @@ from planner.specs.huggingface_blocks import (
     Fields,
     gated_deltanet,
     indexer,
+    kinds_in,
     layers_by,
     mamba2,
     mixture,
@@ -205,7 +206,7 @@ def modernbert(config: Config) -> None:
     config.put("head_bias", config.flag("decoder_bias", True), "decoder_bias")
     config.get("norm_eps")
     layers = config.filled("num_layers")
-    names = config.entries("layer_types")
+    names = kinds_in(config, "layer_types", "sliding_attention", "full_attention")
     local = names.count("sliding_attention")
     first = {"norms_per_layer": 1}
     if names and names[0] == "sliding_attention":
@@ -287,7 +288,7 @@ def dots3(config: Config) -> None:
     listed, latents = config.part("per_layer_config"), {each: config.filled(f"mla.{each}") for each in targets.values()}
     if config.flag("attention_bias"):
         config.refuse("attention_bias", "`attention_bias` beside layers of different latents is not supported")
-    for number, name in enumerate(map(str, config.entries("layer_types"))):
+    for number, name in enumerate(kinds_in(config, "layer_types", "sliding_attention", "indexed_attention")):
         key = f"{number:02d}"
         changed = listed.part(key if key in listed.values else str(number))
         own = latents | {targets[key]: changed.size(key) for key in targets if changed.get(key) is not None}
@@ -345,7 +346,7 @@ def hunyuan_experts(config: Config) -> None:
     """Numbers and width of chosen and shared experts; a list with one entry per layer must repeat one number."""
 
     def one(key: str, default: int) -> int:
-        value, *others = set(config.counts(key, default)) or {default}
+        value, *others = set(config.counts(key, default, alone=True))
         if others:
             config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
         return value
@@ -517,7 +518,7 @@ def gemma3n(config: Config) -> None:
     """Gemma 3n: additional streams (AltUp), a low-rank residual (Laurel), embeddings in each layer, and shared K/V."""
     h, layers, streams = config.filled("hidden_size"), config.filled("num_layers"), config.count("altup_num_inputs")
     size, rank = config.count("hidden_size_per_layer_input"), config.count("laurel_rank")
-    widths = set(config.counts("intermediate_size"))
+    widths = set(config.counts("intermediate_size", alone=True))
     if len(widths) != 1:
         config.refuse("intermediate_size", "widths that differ from layer to layer are not supported")
     config.put("ffn_hidden_size", next(iter(widths)), "intermediate_size")

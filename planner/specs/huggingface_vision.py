@@ -27,7 +27,7 @@ _ASSUMED_SIDE: Final = 448
 
 def _side(config: Config, key: str, default: int = 0) -> int:
     """A number of pixels, or the first number of a list."""
-    return (config.counts(key, default) or [default])[0]
+    return config.counts(key, default, alone=True)[0]
 
 
 def _first(config: Config, *keys: str, default: int = 0) -> int:
@@ -436,8 +436,8 @@ def _two(inputs: int, middle: int, outputs: int, *, bias: bool = True) -> int:
 
 def _layers_read(join: Join) -> int:
     """Number of tower layers whose outputs the projector reads together."""
-    read = join.outer.counts("vision_feature_layer", -2, least=-MOST)  # -1 is the last layer
-    return len(join.outer.counts("vision_feature_layers", *read, least=-MOST))
+    read = join.outer.counts("vision_feature_layer", -2, least=-MOST, alone=True)  # -1 is the last layer
+    return len(join.outer.counts("vision_feature_layers", *read, least=-MOST, alone=True))
 
 
 def _llava(*, newline: bool = False) -> Callable[[Join], int]:
@@ -633,8 +633,9 @@ def _git(join: Join) -> int:
 
 def _idefics(join: Join) -> int:
     """Gated blocks that attend to the patches, between the layers of the text; counted as part of these layers."""
-    if join.outer.flag("use_resampler") or join.outer.flag("qk_layer_norms"):
-        join.outer.refuse("use_resampler", "a resampler, or norms of queries and keys, are not supported here")
+    for key in ("use_resampler", "qk_layer_norms"):
+        if join.outer.flag(key):
+            join.outer.refuse(key, f"`{key}` is a block that is not supported here")
     if join.outer.word("alpha_type", "float") != "float":
         join.outer.refuse("alpha_type", "an `alpha_type` other than float is not supported here")
     if join.outer.count("cross_layer_interval", 1) != 1:
