@@ -17,7 +17,7 @@ from planner.errors import EnvironmentProblem, InputError
 from planner.specs.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 HUGGING_FACE: Final = "hf:"
 """Prefix of a data set of the Hugging Face hub; other sources are files."""
@@ -44,7 +44,7 @@ class DataFile:
     name: str
     num_bytes: int
     sha256: str
-    seen: tuple[int, int, int]
+    seen: list[int]
 
 
 def data_files(names: Iterable[str], folder: Path | None) -> list[DataFile]:
@@ -55,7 +55,7 @@ def data_files(names: Iterable[str], folder: Path | None) -> list[DataFile]:
     Raises:
         OSError: a file cannot be read.
     """
-    known = (folder and read_record(folder)) or []
+    known = (folder and _read_record(folder)) or []
     return [_data_file(name, known) for name in names if not name.startswith(HUGGING_FACE)]
 
 
@@ -70,11 +70,10 @@ def confirmed(names: Iterable[str], folder: Path) -> list[DataFile]:
         files = data_files(names, folder)
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {printable(str(error.filename))}: {error.strerror}") from None
-    before = read_record(folder)
-    words = None if before is None else next(_differences(before, files), None)
-    if words:
+    before = _read_record(folder)
+    if before is not None and (change := _change(before, files)):
         hint = "bring the data back as they were, or train on these in a run of their own, with another --output"
-        raise InputError(words, hint=hint)
+        raise InputError(change, hint=hint)
     return files
 
 
@@ -92,25 +91,21 @@ def write_record(files: Sequence[DataFile], folder: Path) -> None:
         raise EnvironmentProblem(f"cannot write {folder / RECORD}: {error.strerror}") from None
 
 
-def read_record(folder: Path) -> list[DataFile] | None:
+def _read_record(folder: Path) -> list[DataFile] | None:
     """The data files that a run began with; None if the folder has no record, as before a run's first start."""
     try:
-        entries = json.loads((folder / RECORD).read_text())
-        return [DataFile(**{**each, "seen": tuple(each["seen"])}) for each in entries]
-    except (OSError, ValueError, TypeError, KeyError):
+        return [DataFile(**each) for each in json.loads((folder / RECORD).read_text())]
+    except (OSError, ValueError, TypeError):
         return None
 
 
 def _data_file(name: str, known: Iterable[DataFile]) -> DataFile:
-    path = Path(name)
-    status = path.stat()
+    status = Path(name).stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe would wait for its writer
         raise OSError(errno.EINVAL, "it is no regular file", name)
-    seen = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    for each in known:
-        if (each.name, each.num_bytes, each.seen) == (name, status.st_size, seen):
-            return each
-    return DataFile(name=name, num_bytes=status.st_size, sha256=_digest(path, status.st_size), seen=seen)
+    size, seen = status.st_size, [status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    same = (each for each in known if (each.name, each.num_bytes, each.seen) == (name, size, seen))
+    return next(same, None) or DataFile(name=name, num_bytes=size, sha256=_digest(Path(name), size), seen=seen)
 
 
 def _digest(path: Path, num_bytes: int) -> str:
@@ -126,13 +121,15 @@ def _digest(path: Path, num_bytes: int) -> str:
         return total.hexdigest()
 
 
-def _differences(before: Sequence[DataFile], now: Sequence[DataFile]) -> Iterator[str]:
+def _change(before: Sequence[DataFile], now: Sequence[DataFile]) -> str:
+    """What has changed between two records, in words; empty if the bytes are the same."""
     if len(before) != len(now):
-        yield f"the run began with {len(before)} data files, and {len(now)} are given"
-    for old, new in zip(before, now, strict=False):
-        name = printable(new.name)
-        if new.num_bytes != old.num_bytes:
-            how = "cut" if new.num_bytes < old.num_bytes else "extended"
-            yield f"{name} was {how} since the run began: from {old.num_bytes:,} to {new.num_bytes:,} bytes"
-        elif new.sha256 != old.sha256:
-            yield f"{name} holds other bytes than when the run began, though as many: {new.num_bytes:,}"
+        return f"the run began with {len(before)} data files, and {len(now)} are given"
+    for old, new in zip(before, now, strict=True):
+        name, size = printable(new.name), new.num_bytes
+        if size != old.num_bytes:
+            how = "cut" if size < old.num_bytes else "extended"
+            return f"{name} was {how} since the run began: from {old.num_bytes:,} to {size:,} bytes"
+        if new.sha256 != old.sha256:
+            return f"{name} holds other bytes than when the run began, though as many: {size:,}"
+    return ""

@@ -148,8 +148,7 @@ def _claim(plan: Plan, output: Path, arguments: RunArguments) -> None:
         raise InputError(f"{output} is not empty and holds no run", hint="choose another --output")
     if not _has_trained(output):  # what an earlier start was given does not matter
         (output / RECORD).unlink(missing_ok=True)
-    files = confirmed(arguments.data, output)
-    write_record(files, output)
+    write_record(confirmed(arguments.data, output), output)
     for leftover in ("stop", "status.json"):
         (output / leftover).unlink(missing_ok=True)
     write_plan(plan, own_plan, replace=True)

@@ -39,8 +39,7 @@ def layers_by(key: str, kinds: Mapping[str, Callable[[Config], Fields]]) -> Call
 
 def _put_kinds(config: Config, key: str, names: list[Any], kinds: Mapping[str, Callable[[Config], Fields]]) -> None:
     if len(names) != config.filled("num_layers"):
-        layers = f"`{config.origin('num_layers')}` is {config.filled('num_layers')}"
-        config.refuse(key, f"`{key}` has {len(names)} entries, and {layers}")
+        config.refuse(key, f"`{key}` has {len(names)} entries for {config.filled('num_layers')} layers")
     for name in dict.fromkeys(map(str, names)):
         if name in kinds:
             config.add_kind(names.count(name), key, **kinds[name](config))
@@ -177,8 +176,7 @@ def both_biases(key: str) -> Callable[[Config], None]:
 
 def sparse(config: Config) -> None:
     """Every layer has an indexer, unless `layer_types` says which layers have one (`indexed_attention`)."""
-    for key in ("indexer_rope_interleave", *_OF_INDEXERS):
-        config.get(key)
+    config.read.update(("indexer_rope_interleave", *_OF_INDEXERS))
     modes = _indexer_modes(config)
     if "shared" in modes:
         config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer(config) | {"shared": True})
@@ -400,8 +398,7 @@ def zamba2(config: Config) -> None:
         "conv_bias": True,
         "bias": config.flag("add_bias_linear"),
     }
-    for key in ("kv_channels", "num_query_groups", "hybrid_layer_ids", "mamba_expand", "use_conv_bias"):
-        config.get(key)
+    config.read.update(("kv_channels", "num_query_groups", "hybrid_layer_ids", "mamba_expand", "use_conv_bias"))
     config.put("mlp_bias", config.flag("add_bias_linear"), "add_bias_linear")
     width = config.count("attention_hidden_size")
     adapters = config.filled("hidden_size") + 2 * config.filled("ffn_hidden_size")
@@ -420,8 +417,7 @@ def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adap
     """
     layers, h, wide = config.filled("num_layers"), config.filled("hidden_size"), config.count("attention_hidden_size")
     kinds_in(config, "layers_block_type", "hybrid", "mamba", "linear_attention")
-    for key in ("attn_layer_period", "attn_layer_offset"):
-        config.get(key)
+    config.read.update(("attn_layer_period", "attn_layer_offset"))
     queries = config.filled("num_heads")
     size, heads = config.filled("head_size"), queries + 2 * (config.filled("num_kv_heads") or queries)
     own: Fields = {"attends": False, "mixer": mixer, "ffn_hidden_size": 0, "norms_per_layer": 1}
@@ -502,8 +498,7 @@ def nemotron_h(config: Config) -> None:
         elif name != "moe":
             config.refuse(key, f"layers of kind {quoted(name)} are a block that is not supported")
     # the library gives attention no biases here
-    for key in ("expand", "chunk_size", "attention_bias", "layers_block_type", "time_step_rank", *_OF_EXPERTS):
-        config.get(key)
+    config.read.update(("expand", "chunk_size", "attention_bias", "layers_block_type", "time_step_rank", *_OF_EXPERTS))
     if config.flag("mlp_bias") and experts:
         config.put("moe.expert_bias", False, "mlp_bias")
         shared = config.count("moe_shared_expert_intermediate_size")
@@ -550,8 +545,9 @@ def xlstm(config: Config) -> None:
     if config.flag("use_bias"):
         config.refuse("use_bias", "biases of xLSTM are not supported")
     config.put("tied_embeddings", False, "model_type")  # the library ties nothing here
-    for key in ("add_out_norm", "norm_reduction_force_float32", "chunkwise_kernel", "sequence_kernel", "step_kernel"):
-        config.get(key)
+    config.read.update(
+        ("add_out_norm", "norm_reduction_force_float32", "chunkwise_kernel", "sequence_kernel", "step_kernel")
+    )
     hidden, heads = config.filled("hidden_size"), config.size("num_heads")
 
     def rounded(factor: float, to: int) -> int:

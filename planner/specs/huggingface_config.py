@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 MOST: Final = 10**9
 """Largest number that a key may have, like the largest one that a field of our document may have."""
-LIMITS: Final = {"num_layers": (1, 10_000), "hidden_size": (1, MOST), "num_heads": (1, MOST)}
+_LIMITS: Final = {"num_layers": (1, 10_000), "hidden_size": (1, MOST), "num_heads": (1, MOST)}
 """Limits of our fields that rules divide by or count to; they are within those of our document."""
 
 
@@ -152,26 +152,13 @@ class Config:
         Raises:
             InputError: the value is no whole number that can be one of our document.
         """
-        value, key = self._found(target), self.origin(target)
-        if value is None:
-            return 0
+        document: Any = self.document
+        for part in target.split("."):
+            document = document.get(part, 0) if document else 0
+        value, key = document, self._origins.get(target, (target,))[-1]
         if type(value) is not int:
             self.refuse(key, f"`{key}` must be a whole number, not {quoted(value)}")
-        return self._within(key, value, *LIMITS.get(target, (0, math.inf)))
-
-    def origin(self, target: str) -> str:
-        """The key that our field `target` is made from."""
-        return self._origins.get(target, (target,))[-1]
-
-    def lacks(self, target: str) -> bool:
-        """Whether our field `target` has no value, though the document that it is a part of is there."""
-        return self._found(target.rpartition(".")[0]) is not None and self._found(target) is None
-
-    def _found(self, target: str) -> Any:
-        value: Any = self.document
-        for each in filter(None, target.split(".")):
-            value = value.get(each) if isinstance(value, dict) else None
-        return value
+        return self._within(key, value, *_LIMITS.get(target, (0, math.inf)))
 
     def put(self, target: str, value: Any, origin: str) -> None:
         """Set our field `target` (`moe.num_experts` for a nested field) from the key `origin`."""

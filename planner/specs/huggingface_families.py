@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 def latent_heads(config: Config) -> None:
     """Ignore plain attention's keys for heads, which newer files repeat; latent attention has its own keys for them."""
-    for key in ("head_dim", "qk_head_dim", "rope_interleave"):
-        config.get(key)
+    config.read.update(("head_dim", "qk_head_dim", "rope_interleave"))
     config.get("num_key_value_heads")
     config.document.pop("num_kv_heads", None)
 
@@ -56,8 +55,7 @@ def doge(config: Config) -> None:
     """Doge: values produce a decay for each key-value head, and residual connections have learned weights."""
     if config.flag("is_moe"):
         config.refuse("is_moe", "cross-domain experts of Doge are a block that is not supported")
-    for key in ("num_experts", "num_experts_per_tok", "keep_window_size"):
-        config.get(key)
+    config.read.update(("num_experts", "num_experts_per_tok", "keep_window_size"))
     hidden, heads = config.filled("hidden_size"), max(1, config.filled("num_heads"))
     kv_heads = config.filled("num_kv_heads") or heads
     size = config.filled("head_size") or hidden // heads
@@ -165,16 +163,17 @@ def mpt(config: Config) -> None:
     """MPT: ALiBi positions, no biases in norms and matrices, and a width that is a multiple of the hidden size."""
     ratio = config.number("expansion_ratio", 4)
     config.put("ffn_hidden_size", int(ratio * config.filled("hidden_size")), "expansion_ratio")
-    for key in (
-        "embedding_fraction",
-        "init_device",
-        "learned_pos_emb",
-        "norm_type",
-        "no_bias",
-        "resid_pdrop",
-        "use_norm_bias",
-    ):
-        config.get(key)
+    config.read.update(
+        (
+            "embedding_fraction",
+            "init_device",
+            "learned_pos_emb",
+            "norm_type",
+            "no_bias",
+            "resid_pdrop",
+            "use_norm_bias",
+        )
+    )
     attention = config.part("attn_config")
     if attention.word("attn_type", "multihead_attention") != "multihead_attention":
         attention.refuse("attn_type", "only `attn_type` multihead_attention is supported")
@@ -194,8 +193,7 @@ def cpmant(config: Config) -> None:
 def modernbert(config: Config) -> None:
     """ModernBERT: no norm before the first block, and a square matrix and a norm before the head."""
     h, bias = config.filled("hidden_size"), config.flag("attention_bias")
-    for key in ("local_attention", "classifier_bias", "classifier_activation"):
-        config.get(key)
+    config.read.update(("local_attention", "classifier_bias", "classifier_activation"))
     norm = (2 if config.flag("norm_bias") else 1) * h
     config.put("norm", "layernorm", "norm_bias")
     config.put("norm_bias", config.flag("norm_bias"), "norm_bias")
@@ -247,8 +245,7 @@ def xlnet(config: Config) -> None:
     config.add("layer_matrix_params", h * h)
     config.add("layer_vector_params", 5 * h)
     config.put("table_params", h, "model_type")
-    for key in ("layer_norm_eps", "d_head", "attn_type", "mem_len", "clamp_len", "same_length", "bi_data"):
-        config.get(key)
+    config.read.update(("layer_norm_eps", "d_head", "attn_type", "mem_len", "clamp_len", "same_length", "bi_data"))
 
 
 def xlm(config: Config) -> None:
@@ -257,8 +254,7 @@ def xlm(config: Config) -> None:
     config.put("ffn_hidden_size", 4 * h, "emb_dim")
     if languages > 1 and config.flag("use_lang_emb", True):
         config.put("table_params", languages * h, "n_langs")
-    for key in ("layer_norm_eps", "sinusoidal_embeddings", "asm", "causal", "is_encoder", "gelu_activation"):
-        config.get(key)
+    config.read.update(("layer_norm_eps", "sinusoidal_embeddings", "asm", "causal", "is_encoder", "gelu_activation"))
 
 
 def dbrx(config: Config) -> None:
@@ -351,8 +347,9 @@ def hunyuan_experts(config: Config) -> None:
             config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
         return value
 
-    for key in ("attention_head_dim", "norm_type", "use_mixed_mlp_moe"):  # of older files, as the class builds it
-        config.get(key)
+    config.read.update(
+        ("attention_head_dim", "norm_type", "use_mixed_mlp_moe")
+    )  # of older files, as the class builds it
     width = one("moe_intermediate_size", 0) or config.filled("ffn_hidden_size")
     if not config.filled("ffn_hidden_size"):
         config.missing.append("intermediate_size")
@@ -427,8 +424,7 @@ def minimax_m2(config: Config) -> None:
         config.refuse("attn_type_list", "layers with linear attention are a block that is not supported here")
     if config.count("shared_intermediate_size"):
         config.refuse("shared_intermediate_size", "shared experts are a block that is not supported here")
-    for key in ("use_routing_bias", "use_mtp", "mtp_transformer_layers"):
-        config.get(key)
+    config.read.update(("use_routing_bias", "use_mtp", "mtp_transformer_layers"))
 
 
 def minimax_m3(config: Config) -> None:
@@ -436,8 +432,7 @@ def minimax_m3(config: Config) -> None:
     config.put("ffn_hidden_size", config.count("dense_intermediate_size"), "dense_intermediate_size")
     of_indexer = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
     *_, block, blocks = (config.count(key) for key in of_indexer)
-    for key in ("index_local_blocks", "rotary_dim"):
-        config.get(key)
+    config.read.update(("index_local_blocks", "rotary_dim"))
     if any("sparse" in str(kind) or "index" in str(kind) for kind in config.entries("layer_types")):
         config.refuse("layer_types", f"an indexer of blocks ({blocks * block} keys) is a block that is not supported")
 
@@ -459,8 +454,7 @@ def qwen3_5(config: Config) -> None:
     """Qwen3.5: attention's output always has a gate, and the list of layers makes the key for every n-th redundant."""
     if not config.flag("attn_output_gate", True):
         config.refuse("attn_output_gate", "attention without a gate of its output is not supported here")
-    for key in ("full_attention_interval", "mtp_use_dedicated_embeddings"):
-        config.get(key)
+    config.read.update(("full_attention_interval", "mtp_use_dedicated_embeddings"))
 
 
 def qwen3_next(config: Config) -> None:
@@ -485,8 +479,7 @@ def gemma4(config: Config) -> None:
     if config.flag("enable_moe_block"):
         _gemma4_experts(config)
     else:
-        for key in ("moe_intermediate_size", "num_experts", "top_k_experts"):
-            config.get(key)
+        config.read.update(("moe_intermediate_size", "num_experts", "top_k_experts"))
     shared, wide = config.count("num_kv_shared_layers"), config.flag("use_double_wide_mlp")
     local = {"sliding_window": config.count("sliding_window")}
     whole: Fields = {"keys_are_values": True} if config.flag("attention_k_eq_v") else {}
@@ -576,8 +569,7 @@ def hrm(config: Config) -> None:
     """Two stacks that a token passes several times: in each cycle the fast one several times, then the slow one."""
     each, slow, fast = config.size("num_layers_per_stack"), config.size("H_cycles", 2), config.size("L_cycles", 3)
     config.get("num_hidden_layers")
-    for key in ("L_bp_cycles", "embedding_scale", "prefix_lm"):
-        config.get(key)
+    config.read.update(("L_bp_cycles", "embedding_scale", "prefix_lm"))
     config.put("num_layers", each * slow * (fast + 1), "num_layers_per_stack")
     config.put("table_params", config.filled("hidden_size"), "model_type")
     config.add_kind(each * slow * fast, "L_cycles", shared_by=slow * fast)

@@ -135,8 +135,7 @@ def llama4(config: Config) -> None:
     regular = list(range(step - 1, config.filled("num_layers"), step))
     if config.entries("moe_layers") not in ([], regular):
         config.refuse("moe_layers", "`moe_layers` is not every `interleave_moe_layer_step`-th layer")
-    for key in ("no_rope_layers", "no_rope_layer_interval", "layer_types"):
-        config.get(key)
+    config.read.update(("no_rope_layers", "no_rope_layer_interval", "layer_types"))
     chunk = config.count("attention_chunk_size", 8192)
     if chunk and chunk < config.filled("max_sequence_length"):
         config.put("sliding_window", chunk, "attention_chunk_size")

@@ -35,7 +35,6 @@ from planner.specs.huggingface_blocks import (
     zamba,
     zamba2,
 )
-from planner.specs.huggingface_config import LIMITS
 from planner.specs.huggingface_encoders import (
     bart,
     big_bird_bias,
@@ -116,9 +115,7 @@ from planner.specs.huggingface_rules import (
     sparse_steps,
     two_stacks,
 )
-from planner.specs.model import ModelSpec
 from planner.specs.text import quoted
-from planner.specs.validate import fields_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,9 +161,6 @@ class ModelType:
         config.raise_if_missing()
         for rule in self.rules:
             rule(config)
-        for key, target in self.keys.items():
-            if config.lacks(target) and _is_required(target):  # the key is null
-                config.missing.append(next((each for each in key.split("|") if each in config.values), key))
         config.raise_if_missing()
 
     def _take(self, config: Config, key: str, target: str) -> None:
@@ -175,22 +169,21 @@ class ModelType:
         found = next((each for each in spellings if each in config.values), "")
         if found:
             value = config.values[found]
-            if value is None and target in LIMITS:
-                config.missing.append(found)
         elif key in self.defaults:
             value = self.defaults[key]
         else:
             config.missing.append(key)
             return
-        if value is not None:
+        if value is not None or target in _NEVER_NULL:
             config.put(target, value, found or "model_type")
 
 
-def _is_required(target: str) -> bool:
-    """Whether our field is a number that nothing but the file can give."""
-    *path, last = target.split(".")
-    field = fields_at(ModelSpec, tuple(path))[last]
-    return field.is_required() and field.annotation is int
+_NEVER_NULL: Final = (
+    *("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"),
+    *("moe.num_experts", "moe.experts_per_token", "mla.kv_lora_rank"),
+    *("mla.nope_head_size", "mla.rope_head_size", "mla.value_head_size"),
+)
+"""Our fields that have no default and that no rule fills; a null of the file is refused at its key."""
 
 
 _SHAPE: Final = {

@@ -247,8 +247,7 @@ def _janus(config: Config) -> None:
     if config.flag("use_qk_norm"):
         config.put("qk_norm", "width", "use_qk_norm")
         config.add("layer_vector_params", 2 * h)
-    for key in ("depth", "num_image_tokens", "projection_dim"):
-        config.get(key)
+    config.read.update(("depth", "num_image_tokens", "projection_dim"))
 
 
 def _ovis(config: Config) -> None:
