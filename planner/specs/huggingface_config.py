@@ -156,6 +156,8 @@ class Config:
         for part in target.split("."):
             document = document.get(part, 0) if document else 0
         value, key = document, self._origins.get(target, (target,))[-1]
+        if value is None and target not in _LIMITS:  # a rule may fill it; otherwise our document refuses it
+            return 0
         if type(value) is not int:
             self.refuse(key, f"`{key}` must be a whole number, not {quoted(value)}")
         return self._within(key, value, *_LIMITS.get(target, (0, math.inf)))
