@@ -504,6 +504,20 @@ def plan_from_file(path: Path) -> Plan:
     return plan_from_json(plan_text(path), name=printable(str(path)))
 
 
+def job_documents(path: Path) -> tuple[ModelSpec, TrainingSpec]:
+    """Model and training of a plan file of any format, so that a newer planner can continue an older planner's run.
+
+    Raises:
+        InputError: the file holds no model or no training document.
+        EnvironmentProblem: the file cannot be read.
+    """
+    try:
+        data = _json(plan_text(path))
+        return _strict(ModelSpec, data["model"]), _strict(TrainingSpec, data["training"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise InputError(f"{printable(str(path))} is not a plan", hint="choose another --output") from None
+
+
 def plan_text(path: Path) -> str:
     """The text of a plan file.
 

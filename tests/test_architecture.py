@@ -32,7 +32,7 @@ PACKAGE = Path(planner.__file__).parent
 LAYERS = (
     ("", "elementary", "errors", "numbers", "sums", "units"),  # "" is planner/__init__.py: the version
     ("specs", "engines"),
-    ("layout", "run_arguments"),
+    ("data_files", "layout", "run_arguments"),
     ("cost",),
     ("plan", "plan_parts", "made_by", "no_plan", "fit"),
     ("search",),
@@ -42,7 +42,7 @@ LAYERS = (
     ("cli", "commands", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-TRAINER_MAY_IMPORT = ("", "errors", "units", "specs", "layout", "plan", "run_arguments", "cost.ledger")
+TRAINER_MAY_IMPORT = ("", "errors", "units", "specs", "layout", "plan", "data_files", "run_arguments", "cost.ledger")
 MAY_PRINT = ("cli", "commands", "launch", "show", "trainer", "__main__")  # launch passes on what the ranks print
 
 

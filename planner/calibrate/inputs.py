@@ -164,7 +164,7 @@ def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: C
 def _metrics(shown: str, file: TextIO) -> list[Step]:
     """The steps in the metrics file of the planner's trainer, which has a JSON object on each line."""
     steps = []
-    for line in lines_of(file):
+    for line in lines_of(file, shown):
         try:
             record: Any = json.loads(line.text)
             step, seconds, loss = int(record["step"]), float(record["step_seconds"]), record.get("loss")

@@ -1,4 +1,4 @@
-"""Read log files line by line: text, or text in gzip, of any length."""
+"""Read log files line by line: text, or text in gzip."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 LONGEST: Final = 4096
 """Longest line in characters; the rest of a longer line is not read."""
+
+MOST: Final = 2**29
+"""Characters of a log, packed or not, in which each line counts as at least `_LEAST`; reading them takes seconds."""
+
+_LEAST: Final = 128
 
 _HEAD: Final = 2**17
 """Bytes in which a plan or a binary file can be recognised."""
@@ -70,13 +75,20 @@ def opened(path: Path) -> Iterator[TextIO]:
         raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
 
 
-def lines_of(file: TextIO) -> Iterator[Line]:
+def lines_of(file: TextIO, name: str = "the log") -> Iterator[Line]:
     """The lines of a stream that keeps its line ends (`newline=""`), without control sequences.
 
     A progress bar returns to the start of its line, so a carriage return ends a line, but not its number.
+
+    Raises:
+        InputError: the log, which messages call `name`, is longer than `MOST`, as a small file in gzip can be.
     """
-    number, start, begins = 1, 0, True
+    number, start, begins, left = 1, 0, True, MOST
     while piece := file.readline(LONGEST):
+        left -= max(len(piece), _LEAST)
+        if left < 0:
+            hint = "give the part with the times of steps, as `grep` or `tail` cut it out"
+            raise InputError(f"{name} is longer than {MOST:,} characters, or has too many lines", hint=hint)
         ends = piece.endswith(("\r", "\n"))
         if begins:  # a number may be cut at the end of a long line
             text = piece if ends or len(piece) < LONGEST else piece.rpartition(" ")[0]

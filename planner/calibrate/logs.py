@@ -158,7 +158,7 @@ def read_log(name: str, file: TextIO, plan: Plan, tell: Callable[[str], None] = 
         InputError: a line shows that another model, batch, layout or program ran, or no line is of a known program.
     """
     lines, last = [], 1
-    for line in lines_of(file):
+    for line in lines_of(file, name):
         last = line.number
         if any(word in line.text for word in _WORDS):
             lines.append(line)

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from planner.data_files import RECORD, confirmed, write_record
 from planner.emit.hosts import num_hosts
 from planner.emit.programs.torch import PLACEHOLDERS, Host, torchrun_command, torchrun_commands
 from planner.errors import EnvironmentProblem, ExitCode, InputError
@@ -18,7 +19,7 @@ from planner.launch.hosts import find_host
 from planner.launch.others import launch_other
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
-from planner.plan import plan_from_file, write_plan
+from planner.plan import job_documents, write_plan
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
 
@@ -88,7 +89,7 @@ def launch(
     if host is not None and host.number > 0:
         return follow(_command_of(plan, plan_path, output, arguments, host), output, host=host.number)
     with _locked(output):
-        _claim(plan, output, arguments.resume)
+        _claim(plan, output, arguments)
         resume = "auto" if arguments.resume == "never" else arguments.resume  # `_claim` has cleared the folder
         command_of = _command_of(plan, output / "plan.json", output, arguments, host)
         port = int(host.port) if host else 0
@@ -98,13 +99,14 @@ def launch(
 def _command_of(
     plan: Plan, plan_path: Path, output: Path, arguments: RunArguments, host: Host | None
 ) -> Callable[[Attempt], tuple[str, ...]]:
-    """Return a function from an attempt to the torchrun command.
+    """Return a function from an attempt to the torchrun command; it raises if the data have changed meanwhile.
 
     The rendezvous has the attempt's name, so that a late host cannot join the rendezvous of the next attempt. The
     command sets the launchers' timeout for the rendezvous, because torchrun's own timeout of 15 minutes is longer.
     """
 
     def command(attempt: Attempt) -> tuple[str, ...]:
+        confirmed(arguments.data, output)
         place = host and replace(host, port=attempt.port)
         chosen = replace(arguments, resume=attempt.resume)
         words = torchrun_command(plan, plan_path, output=output, arguments=chosen, host=place)
@@ -130,28 +132,35 @@ def _locked(output: Path) -> Iterator[None]:
         yield
 
 
-def _claim(plan: Plan, output: Path, resume: str) -> None:
-    """Make `output` the folder of this plan's run, without overwriting another run.
+def _claim(plan: Plan, output: Path, arguments: RunArguments) -> None:
+    """Make `output` the folder of this plan's run, without overwriting another run, and record its data files.
 
     A run may resume under another layout or on another cluster, but model and training must be the same.
     """
     own_plan = output / "plan.json"
     others = [path.name for path in output.iterdir() if path.name != ".lock"]
     if own_plan.exists():
-        if _of_run(plan_from_file(own_plan)) != _of_run(plan):
+        if _without_steps(*job_documents(own_plan)) != _without_steps(plan.model, plan.training):
             raise InputError(f"{output} holds the run of another plan", hint="choose another --output")
-        if resume == "never":
+        if arguments.resume == "never":
             raise InputError(f"{output} holds a run already", hint="choose another --output, or --resume auto")
     elif others:
         raise InputError(f"{output} is not empty and holds no run", hint="choose another --output")
+    if not _has_trained(output):  # what an earlier start was given does not matter
+        (output / RECORD).unlink(missing_ok=True)
+    write_record(confirmed(arguments.data, output), output)
     for leftover in ("stop", "status.json"):
         (output / leftover).unlink(missing_ok=True)
     write_plan(plan, own_plan, replace=True)
 
 
-def _of_run(plan: Plan) -> tuple[ModelSpec, TrainingSpec]:
-    """What has to stay the same while a run resumes: all but the number of steps."""
-    return plan.model, plan.training.model_copy(update={"steps": 1})
+def _has_trained(output: Path) -> bool:
+    metrics = output / "metrics.jsonl"
+    return any(output.glob("checkpoints/step-*")) or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+def _without_steps(model: ModelSpec, training: TrainingSpec) -> tuple[ModelSpec, TrainingSpec]:
+    return model, training.model_copy(update={"steps": 1})
 
 
 def _note(news: str) -> None:

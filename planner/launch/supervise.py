@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.errors import EnvironmentProblem, ExitCode
+from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.launch.attempts import Follower, Head
 from planner.launch.messages import say
 
@@ -28,6 +28,9 @@ POLL_SECONDS: Final = 0.1
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SECONDS_OF_SILENCE: Final = 20.0
 """A rank without a heartbeat for this time is no longer running: its process was stopped, or its host hangs."""
+_BUS_ERROR: Final = (-signal.SIGBUS, 128 + signal.SIGBUS)
+"""Ends of torchrun's agent when this signal ends it, or one of its ranks (planner.trainer.agent)."""
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -46,10 +49,14 @@ def lead(
 
     Raises:
         EnvironmentProblem: the folder cannot be written.
+        PlannerError: from `command_of`.
     """
     head, code = Head(output, num_hosts), int(ExitCode.BUG)
     try:
         code = _lead(command_of, output, head, port, resume)
+    except PlannerError as error:  # the other hosts end in the same way
+        code = error.exit_code
+        raise
     finally:
         head.end(code)
     return code
@@ -71,11 +78,13 @@ def _lead(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, head: 
             resume = "auto" if moved else resume
             failures = 1 if moved else failures + 1
             newest = _newest_checkpoint(output)
-            started = state["state"] == "running" or code == ExitCode.RANK_FAILED  # false if the hosts never met
+            # false if the hosts never met
+            started = state["state"] == "running" or code in (ExitCode.RANK_FAILED, *_BUS_ERROR)
+            loss = "a file was cut while it was mapped (SIGBUS)" if code in _BUS_ERROR else head.loss()
             if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
-                say(f"{head.loss()} at step {state['step']}; no progress since checkpoint {newest}")
+                say(f"{loss} at step {state['step']}; no progress since checkpoint {newest}")
                 return stopper.exit_code if stopper.asked else ExitCode.RANK_FAILED
-            say(f"{head.loss()}; starting again from checkpoint {newest}")
+            say(f"{loss}; starting again from checkpoint {newest}")
             port += 1
             time.sleep(2.0 ** (failures - 1))
 

@@ -111,6 +111,8 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
         InputError: the text is not strict JSON, or has an unknown model_type or keys that no table reads.
     """
     outer = _parse(text, shown)
+    for key in ("text_config", "vision_config", "audio_config"):
+        Config(name=shown, text=text, values=outer).part(key)
     config = Config(name=shown, text=text, values=outer)
     notes = []
     join = _join(outer, shown, text)
@@ -121,7 +123,7 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
         inner.setdefault("model_type", f"{outer.get('model_type')}_text")
         if "tie_word_embeddings" in outer and not _is_text_model(outer):
             inner["tie_word_embeddings"] = outer["tie_word_embeddings"]
-        config = Config(name=shown, text=text, values=inner)
+        config = Config(name=shown, text=text, values=inner, inside=("text_config",))
         notes.append("only text_config is read: what surrounds the text model is neither counted nor priced")
     if isinstance(outer.get("audio_config"), dict) and str(outer.get("model_type")) not in WITH_SOUND:
         notes.append("audio_config is not read: a tower for sound is neither counted nor priced")
@@ -154,12 +156,12 @@ def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
         return None
     known = _class_defaults().get(f"outer:{name}", {"keys": {}, "tower": "", "text": ""})
     whole = {**known["keys"], **outer}
-    inner = outer.get("text_config")
+    inner, inside = outer.get("text_config"), True
     kind = inner.get("model_type", known["text"]) if isinstance(inner, dict) else known["text"]
     sizes = _class_defaults().get(f"nested:{kind}", {}) if isinstance(inner, dict) else {}
     if not isinstance(inner, dict):
         inner = {key: value for key, value in outer.items() if key != "model_type" and not key.endswith("_config")}
-        sizes = {"model_type": name} if name in TYPES else {}
+        sizes, inside = {"model_type": name} if name in TYPES else {}, False
     inner = {"model_type": known["text"] or f"{name}_text", **sizes, **inner}
     if (tied := TIES.get(name, whole.get("tie_word_embeddings"))) is not None:
         inner["tie_word_embeddings"] = tied
@@ -168,17 +170,16 @@ def _join(outer: dict[str, Any], shown: str, text: str) -> Join | None:
     kind = known["tower"] if kind in (None, name) else kind
     if not kind:
         return None
-    config = Config(name=shown, text=text, values=tower)
+    config = Config(name=shown, text=text, values=tower, inside=("vision_config",))
     if str(kind) not in TOWERS:
-        config.refuse(
-            "vision_config", f"a tower of model_type {quoted(kind)} is not supported", f"{any_of(sorted(TOWERS))}"
-        )
+        words = f"`vision_config` has model_type {quoted(kind)}, which is not supported"
+        config.refuse("model_type", words, f"{any_of(sorted(TOWERS))}")
     defaults = _class_defaults().get(f"tower:{kind}", {"keys": {}})["keys"]
     config = replace(config, values={**defaults, **tower, "model_type": kind})
     return Join(
         outer=Config(name=shown, text=text, values=whole),
         tower=config,
-        text=Config(name=shown, text=text, values=inner),
+        text=Config(name=shown, text=text, values=inner, inside=("text_config",) * inside),
     )
 
 

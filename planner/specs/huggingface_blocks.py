@@ -50,6 +50,15 @@ def _put_kinds(config: Config, key: str, names: list[Any], kinds: Mapping[str, C
             )
 
 
+def kinds_in(config: Config, key: str, *known: str) -> list[str]:
+    """The kinds of the layers in a list of names, each of which is `known`."""
+    names = list(map(str, config.entries(key)))
+    for name in names:
+        if name not in known:
+            config.refuse(key, f"layers of kind {quoted(name)} are a block that is not supported", any_of(known))
+    return names
+
+
 def every(period: int, offset: int, total: int) -> int:
     """How many of `total` layers are at position `offset` of their period."""
     return sum(1 for number in range(total) if number % period == offset) if period else 0
@@ -59,7 +68,7 @@ def window(key: str = "sliding_window", **fields: str) -> Callable[[Config], Fie
     """A kind of layers with a window; `fields` maps their own keys in the file to the fields that they replace."""
 
     def kind(config: Config) -> Fields:
-        own = {target: value for name, target in fields.items() if (value := config.get(name)) is not None}
+        own = {target: config.size(name) for name, target in fields.items() if config.get(name) is not None}
         return {"sliding_window": config.count(key), **own}
 
     return kind
@@ -74,7 +83,7 @@ def windows(config: Config) -> None:
         pattern = (
             value if key in ("sliding_window_pattern", "global_attn_every_n_layers") and type(value) is int else pattern
         )
-    used = config.get("use_sliding_window", True)
+    used = config.flag("use_sliding_window", True)
     kinds = config.entries("layer_types")
     if any(kind not in _FULL for kind in kinds):
         own = {"sliding_attention": window(), "chunked_attention": window("attention_chunk_size")}
@@ -114,7 +123,7 @@ def mixture(
 def _leading_dense_layers(config: Config) -> int:
     """The number of leading layers without experts, from a list of names, a list of numbers, or a number."""
     kinds = ["dense" if kind == "dense" else "sparse" for kind in config.entries("mlp_layer_types")]
-    only, number = config.entries("mlp_only_layers"), 0
+    only, number = config.counts("mlp_only_layers"), 0
     for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_dense_layers"):
         number = config.count(key) or number
     if kinds:
@@ -167,24 +176,26 @@ def both_biases(key: str) -> Callable[[Config], None]:
 
 def sparse(config: Config) -> None:
     """Every layer has an indexer, unless `layer_types` says which layers have one (`indexed_attention`)."""
-    indexer = {
-        "num_heads": config.count("index_n_heads"),
-        "head_size": config.count("index_head_dim"),
-        "top_k": config.count("index_topk"),
-    }
-    for key in ("indexer_rope_interleave", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"):
-        config.get(key)
+    config.read.update(("indexer_rope_interleave", *_OF_INDEXERS))
     modes = _indexer_modes(config)
     if "shared" in modes:
-        config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer | {"shared": True})
-    kinds = config.entries("layer_types")
-    indexed = kinds.count("indexed_attention")
-    other = [kind for kind in kinds if kind not in (*_FULL, "indexed_attention")]
-    if other:
-        config.refuse("layer_types", f"layers of kind {quoted(other[0])} are a block that is not supported")
-    if kinds and not indexed:
+        config.add_kind(modes.count("shared"), "index_topk_freq", sparse=indexer(config) | {"shared": True})
+    kinds = kinds_in(config, "layer_types", *_FULL, "indexed_attention")
+    if kinds and "indexed_attention" not in kinds:
         return
-    config.put("sparse", indexer, "index_topk")
+    config.put("sparse", indexer(config), "index_topk")
+
+
+_OF_INDEXERS: Final = (
+    *("index_n_heads", "index_head_dim", "index_topk"),
+    *("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
+)
+
+
+def indexer(config: Config) -> Fields:
+    """The indexer that chooses keys."""
+    sizes = {"num_heads": "index_n_heads", "head_size": "index_head_dim", "top_k": "index_topk"}
+    return {target: config.size(key) for target, key in sizes.items()}
 
 
 def _indexer_modes(config: Config) -> list[str]:
@@ -194,7 +205,7 @@ def _indexer_modes(config: Config) -> list[str]:
         return [str(each) for each in listed]
     if isinstance(letters, str):
         return ["shared" if letter == "S" else "full" for letter in letters]
-    every_nth, offset = max(1, config.count("index_topk_freq", 1)), config.count("index_skip_topk_offset", 2)
+    every_nth, offset = config.size("index_topk_freq", 1), config.count("index_skip_topk_offset", 2)
     layers = range(config.filled("num_layers"))
     return ["shared" if max(number - offset + 1, 0) % every_nth else "full" for number in layers]
 
@@ -213,8 +224,8 @@ def mamba2(prefix: str = "mamba_", *, beside: bool = False) -> Callable[[Config]
         heads, size, state, groups, kernel, conv_bias, bias = (f"{prefix}{name}" for name in names)
         mixer: Fields = {
             "kind": "mamba2",
-            "num_heads": config.count(heads),
-            "value_size": _mamba_head_size(config, size, config.count(heads)),
+            "num_heads": config.size(heads),
+            "value_size": _mamba_head_size(config, size, config.size(heads)),
             "key_size": config.count(state),
             "num_key_heads": config.count(groups),
             "kernel": config.count(kernel),
@@ -238,10 +249,9 @@ def _mamba_head_size(config: Config, key: str, heads: int) -> int:
     config.get(key)
     if width := config.count("mamba_d_ssm"):
         return width // max(1, heads)
-    size = config.get(key)
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
-    return config.count("mamba_expand", 2) * config.filled("hidden_size") // max(1, heads)
+    if config.get(key, "auto") != "auto":
+        return config.size(key)
+    return config.size("mamba_expand", 2) * config.filled("hidden_size") // max(1, heads)
 
 
 def mamba1(config: Config) -> Fields:
@@ -249,7 +259,7 @@ def mamba1(config: Config) -> Fields:
     mixer = {
         "kind": "mamba",
         "num_heads": 1,
-        "value_size": config.count("mamba_expand", 2) * config.filled("hidden_size"),
+        "value_size": config.size("mamba_expand", 2) * config.filled("hidden_size"),
         "key_size": config.count("mamba_d_state"),
         "rank": _time_step_rank(config, "mamba_dt_rank"),
         "kernel": config.count("mamba_d_conv"),
@@ -269,10 +279,10 @@ def gated_deltanet(config: Config) -> Fields:
     """Gated DeltaNet as in Qwen3-Next."""
     mixer = {
         "kind": "gated-deltanet",
-        "num_heads": config.count("linear_num_value_heads"),
+        "num_heads": config.size("linear_num_value_heads"),
         "num_key_heads": config.count("linear_num_key_heads"),
         "key_size": config.count("linear_key_head_dim"),
-        "value_size": config.count("linear_value_head_dim"),
+        "value_size": config.size("linear_value_head_dim"),
         "kernel": config.count("linear_conv_kernel_dim"),
     }
     return {"mixer": mixer, "attends": False, "attention_gate": "none", "layer_vector_params": 0}
@@ -282,10 +292,10 @@ def kda(*, low_rank: bool) -> Callable[[Config], Fields]:
     """Kimi delta attention, whose gates are low-rank or full matrices."""
 
     def kind(config: Config) -> Fields:
-        size = config.count("linear_head_dim")
+        size = config.size("linear_head_dim")
         mixer = {
             "kind": "kda",
-            "num_heads": config.count("linear_num_heads"),
+            "num_heads": config.size("linear_num_heads"),
             "key_size": size,
             "value_size": size,
             "rank": size if low_rank else 0,
@@ -380,16 +390,15 @@ def zamba2(config: Config) -> None:
     """Zamba with Mamba-2, several shared blocks in turn, and adapters in each layer that uses one."""
     mixer = {
         "kind": "mamba2",
-        "num_heads": config.count("n_mamba_heads"),
-        "value_size": config.count("mamba_headdim"),
+        "num_heads": config.size("n_mamba_heads"),
+        "value_size": config.size("mamba_headdim"),
         "key_size": config.count("mamba_d_state"),
         "num_key_heads": config.count("mamba_ngroups"),
         "kernel": config.count("mamba_d_conv"),
         "conv_bias": True,
         "bias": config.flag("add_bias_linear"),
     }
-    for key in ("kv_channels", "num_query_groups", "hybrid_layer_ids", "mamba_expand", "use_conv_bias"):
-        config.get(key)
+    config.read.update(("kv_channels", "num_query_groups", "hybrid_layer_ids", "mamba_expand", "use_conv_bias"))
     config.put("mlp_bias", config.flag("add_bias_linear"), "add_bias_linear")
     width = config.count("attention_hidden_size")
     adapters = config.filled("hidden_size") + 2 * config.filled("ffn_hidden_size")
@@ -407,11 +416,8 @@ def _shared_blocks(config: Config, mixer: Fields, hybrid: int, blocks: int, adap
     Attention reads the layer's input together with the embedding. Source: Zamba (arXiv 2405.16712), section 2.
     """
     layers, h, wide = config.filled("num_layers"), config.filled("hidden_size"), config.count("attention_hidden_size")
-    names = set(map(str, config.entries("layers_block_type"))) - {"hybrid", "mamba", "linear_attention"}
-    if names:
-        config.refuse("layers_block_type", f"layers of kind {quoted(min(names))} are a block that is not supported")
-    for key in ("attn_layer_period", "attn_layer_offset"):
-        config.get(key)
+    kinds_in(config, "layers_block_type", "hybrid", "mamba", "linear_attention")
+    config.read.update(("attn_layer_period", "attn_layer_offset"))
     queries = config.filled("num_heads")
     size, heads = config.filled("head_size"), queries + 2 * (config.filled("num_kv_heads") or queries)
     own: Fields = {"attends": False, "mixer": mixer, "ffn_hidden_size": 0, "norms_per_layer": 1}
@@ -457,7 +463,7 @@ def nemotron_h(config: Config) -> None:
     block = {"experts": False, "norms_per_layer": 1}
 
     def mamba(config: Config) -> Fields:
-        size, heads = config.count("mamba_head_dim"), config.count("mamba_num_heads")
+        size, heads = config.size("mamba_head_dim"), config.size("mamba_num_heads")
         mixer = {
             "kind": "mamba2",
             "num_heads": heads,
@@ -492,8 +498,7 @@ def nemotron_h(config: Config) -> None:
         elif name != "moe":
             config.refuse(key, f"layers of kind {quoted(name)} are a block that is not supported")
     # the library gives attention no biases here
-    for key in ("expand", "chunk_size", "attention_bias", "layers_block_type", "time_step_rank", *_OF_EXPERTS):
-        config.get(key)
+    config.read.update(("expand", "chunk_size", "attention_bias", "layers_block_type", "time_step_rank", *_OF_EXPERTS))
     if config.flag("mlp_bias") and experts:
         config.put("moe.expert_bias", False, "mlp_bias")
         shared = config.count("moe_shared_expert_intermediate_size")
@@ -540,20 +545,18 @@ def xlstm(config: Config) -> None:
     if config.flag("use_bias"):
         config.refuse("use_bias", "biases of xLSTM are not supported")
     config.put("tied_embeddings", False, "model_type")  # the library ties nothing here
-    for key in ("add_out_norm", "norm_reduction_force_float32", "chunkwise_kernel", "sequence_kernel", "step_kernel"):
-        config.get(key)
-    hidden, heads, multiple = config.filled("hidden_size"), config.count("num_heads"), 64
+    config.read.update(
+        ("add_out_norm", "norm_reduction_force_float32", "chunkwise_kernel", "sequence_kernel", "step_kernel")
+    )
+    hidden, heads = config.filled("hidden_size"), config.size("num_heads")
 
     def rounded(factor: float, to: int) -> int:
         return int(-(-(hidden * factor) // to) * to)
 
-    keys, values = (
-        rounded(float(config.get("qk_dim_factor", 0.5)), 64),
-        rounded(float(config.get("v_dim_factor", 1.0)), 64),
-    )
+    keys, values = rounded(config.number("qk_dim_factor", 0.5), 64), rounded(config.number("v_dim_factor", 1.0), 64)
     mixer = {"kind": "mlstm", "num_heads": heads, "key_size": keys // heads, "value_size": values // heads}
     mixer["bias"] = config.flag("use_bias")
-    multiple = config.count("ffn_round_up_to_multiple_of", 64)
+    multiple = config.size("ffn_round_up_to_multiple_of", 64)
     config.put("mixer", mixer, "model_type")
     config.put("attends", False, "model_type")
-    config.put("ffn_hidden_size", rounded(float(config.get("ffn_proj_factor", 2.667)), multiple), "ffn_proj_factor")
+    config.put("ffn_hidden_size", rounded(config.number("ffn_proj_factor", 2.667), multiple), "ffn_proj_factor")

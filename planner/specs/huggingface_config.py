@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from planner.errors import InputError, Mistake
 from planner.specs.text import printable, quoted
 from planner.specs.yaml import Node
+
+T = TypeVar("T")
+
+MOST: Final = 10**9
+"""Largest number that a key may have, like the largest one that a field of our document may have."""
+_LIMITS: Final = {"num_layers": (1, 10_000), "hidden_size": (1, MOST), "num_heads": (1, MOST)}
+"""Limits of our fields that rules divide by or count to; they are within those of our document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +29,7 @@ class Config:
     read: keys that were read.
     missing: required keys that the file lacks.
     notes: sentences for the user.
+    inside: keys of the file inside of which the keys are, outermost first.
     """
 
     name: str
@@ -30,35 +39,83 @@ class Config:
     read: set[str] = field(default_factory=lambda: {"model_type"})
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _origins: dict[str, str] = field(default_factory=dict)
+    inside: tuple[str, ...] = ()
+    _origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or `default` if it is missing or null."""
+    def get(self, key: str, default: object = None) -> object:
+        """The value of a key, or `default` if it is missing or null; rules compute with the typed functions below."""
         self.read.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
-    def count(self, key: str, default: int = 0) -> int:
-        """The value of a key that must be a whole number, or `default` if it is missing or null.
+    def _typed(self, key: str, default: T, expected: str, *types: type) -> T:
+        value: Any = self.get(key, default)
+        if type(value) not in types:  # true is no number
+            self.refuse(key, f"`{key}` must be {expected}, not {quoted(value)}")
+        return cast("T", value)
+
+    def count(self, key: str, default: int = 0, *, least: int = 0) -> int:
+        """The whole number of a key, or `default` if it is missing or null.
 
         Raises:
-            InputError: the value is not a whole number.
+            InputError: the value is no whole number from `least` to `MOST`.
         """
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            self.refuse(key, f"`{key}` must be a whole number, not {quoted(value)}")
+        return self._within(key, self._typed(key, default, "a whole number", int), least, MOST)
+
+    def _within(self, key: str, value: int, least: int, most: float) -> int:
+        if not least <= value <= most:
+            limit = f"at least {least}" if value < least else f"at most {most}"
+            self.refuse(key, f"`{key}` must be {limit}, not {quoted(value)}")
         return value
 
-    def entries(self, key: str) -> list[Any]:
-        """The value of a key that must be a list; empty if it is missing or null.
+    def size(self, key: str, default: int = 0) -> int:
+        """A count that must be positive; without a value and a default, the key is reported as missing."""
+        if self.get(key, default) == 0 and self.values.get(key) is None:
+            self.missing.append(".".join((*self.inside, key)))
+            return 1
+        return self.count(key, default, least=1)
+
+    def counts(self, key: str, *default: int, least: int = 0, alone: bool = False) -> list[int]:
+        """The list of whole numbers of a key, or `default` if it is missing or null.
+
+        alone: whether the file may have a single number in place of a list of one.
+
+        Raises:
+            InputError: the value is no list of whole numbers from `least` to `MOST`.
+        """
+        value = self.get(key)
+        is_one = alone and type(value) is int
+        numbers: list[Any] = [value] if is_one else self.entries(key) or list(default)
+        if any(type(each) is not int or not least <= each <= MOST for each in numbers):
+            self.refuse(key, f"`{key}` must be whole numbers from {least} to {MOST}, not {quoted(value)}")
+        return numbers
+
+    def number(self, key: str, default: float) -> float:
+        """The positive, finite number of a key, or `default` if it is missing or null.
+
+        Raises:
+            InputError: the value is no such number.
+        """
+        value = self._typed(key, default, "a number", int, float)
+        if not 0 < value < MOST:
+            self.refuse(key, f"`{key}` must be more than 0 and less than {MOST:g}, not {quoted(value)}")
+        return value
+
+    def word(self, key: str, default: str = "") -> str:
+        """The text of a key, or `default` if it is missing or null.
+
+        Raises:
+            InputError: the value is no text.
+        """
+        return self._typed(key, default, "text", str)
+
+    def entries(self, key: str) -> list[object]:
+        """The list of a key; empty if it is missing or null.
 
         Raises:
             InputError: the value is not a list.
         """
-        value = self.get(key, [])
-        if not isinstance(value, list):
-            self.refuse(key, f"`{key}` must be a list, not {quoted(value)}")
-        return value
+        return self._typed(key, [], "a list", list)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """The value of a key that must be true or false, or `default` if it is missing or null.
@@ -66,10 +123,16 @@ class Config:
         Raises:
             InputError: the value is neither true nor false.
         """
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            self.refuse(key, f"`{key}` must be true or false, not {quoted(value)}")
-        return value
+        return self._typed(key, default, "true or false", bool)
+
+    def part(self, key: str) -> Config:
+        """The keys and values inside of a key; none if it is missing or null.
+
+        Raises:
+            InputError: the value does not hold keys and values.
+        """
+        values: dict[str, Any] = self._typed(key, {}, "keys and values", dict)
+        return Config(name=self.name, text=self.text, values=values, missing=self.missing, inside=(*self.inside, key))
 
     def add(self, target: str, value: int) -> None:
         """Add a number of parameters to our field `target`."""
@@ -84,9 +147,20 @@ class Config:
         self.put("layers", (*known, {"num_layers": num_layers + same, **fields}), origin)
 
     def filled(self, target: str) -> int:
-        """The present value of our field `target`; 0 if it is not a whole number, which is reported later."""
-        value = self.document.get(target)
-        return value if type(value) is int else 0
+        """The present value of our field `target`; 0 if it has none.
+
+        Raises:
+            InputError: the value is no whole number that can be one of our document.
+        """
+        document: Any = self.document
+        for part in target.split("."):
+            document = document.get(part, 0) if document else 0
+        value, key = document, self._origins.get(target, (target,))[-1]
+        if value is None and target not in _LIMITS:  # a rule may fill it; otherwise our document refuses it
+            return 0
+        if type(value) is not int:
+            self.refuse(key, f"`{key}` must be a whole number, not {quoted(value)}")
+        return self._within(key, value, *_LIMITS.get(target, (0, math.inf)))
 
     def put(self, target: str, value: Any, origin: str) -> None:
         """Set our field `target` (`moe.num_experts` for a nested field) from the key `origin`."""
@@ -95,7 +169,7 @@ class Config:
         for parent in parents:
             document = document.setdefault(parent, {})
         document[last] = value
-        self._origins[target] = origin
+        self._origins[target] = (*self.inside, origin)
 
     def adopt(self, prefix: str, other: Config) -> None:
         """Copy the fields of another part of the file to our document `prefix`, and add that part's notes."""
@@ -103,7 +177,8 @@ class Config:
             value: Any = other.document
             for part in target.split("."):
                 value = value[part]
-            self.put(f"{prefix}.{target}", value, origin)
+            self.put(f"{prefix}.{target}", value, "")
+            self._origins[f"{prefix}.{target}"] = origin
         self.notes.extend(other.notes)
 
     def refuse(self, key: str, message: str, hint: str = "") -> NoReturn:
@@ -113,14 +188,12 @@ class Config:
     def raise_if_missing(self) -> None:
         """Raise an `InputError` that names every missing required key."""
         if self.missing:
-            keys = [key.split("|")[0] for key in self.missing]
-            raise InputError(
-                *(Mistake(message=f"`{key}` is missing", where=self.name, hint="it has no default") for key in keys)
-            )
+            keys = dict.fromkeys(key.split("|")[0] for key in self.missing)
+            raise InputError(*(self.mistake(key, f"`{key}` is missing", "it has no default") for key in keys))
 
     def mistake(self, key: str, message: str, hint: str = "") -> Mistake:
         """A mistake at the first line that contains `key`."""
-        where, line = self._place(key)
+        where, line = self._place(tuple(key.split(".")) if "." in key else (*self.inside, key))
         return Mistake(message=printable(message, 300), where=where, hint=printable(hint, 400), source_line=line)
 
     def tree(self) -> Node:
@@ -137,15 +210,20 @@ class Config:
             data[key] = _as_node(value, where, line)
         return Node(data=data, where=self.name)
 
-    def _place(self, key: str) -> tuple[str, str]:
-        """Position of the first `"key":` as file:line:column, and its line; only the file if the key is not found."""
-        found = re.search(rf'"{re.escape(key)}"\s*:', self.text)
-        if not found:
-            return self.name, ""
-        before = self.text[: found.start()]
-        start = before.rfind("\n") + 1
+    def _place(self, path: tuple[str, ...]) -> tuple[str, str]:
+        """Position of a key as file:line:column, and its line; only the file if the key is not found.
+
+        path: the keys inside of which the key is, and the key; the first `"key":` behind each of them counts.
+        """
+        place = -1
+        for each in path:
+            found = re.compile(rf'"{re.escape(each)}"\s*:').search(self.text, place + 1)
+            if not found:
+                return self.name, ""
+            place = found.start()
+        start = self.text.rfind("\n", 0, place) + 1
         line = self.text[start:].split("\n", 1)[0]
-        return f"{self.name}:{before.count(chr(10)) + 1}:{found.start() - start + 1}", printable(line)
+        return f"{self.name}:{self.text.count(chr(10), 0, place) + 1}:{place - start + 1}", printable(line)
 
 
 def _as_node(value: Any, where: str, line: str) -> Node:

@@ -77,12 +77,11 @@ def xmod(config: Config) -> None:
     """One adapter per layer and language; a token passes through one of a layer's adapters."""
     hidden = config.filled("hidden_size")
     languages = max(1, len(config.entries("languages")))
-    middle = int(hidden // config.get("adapter_reduction_factor", 2))
+    middle = int(hidden // config.number("adapter_reduction_factor", 2))
     norms = 2 * hidden if config.flag("adapter_layer_norm") else 0
     config.add("layer_matrix_params", languages * 2 * hidden * middle)
     config.add("layer_vector_params", languages * (hidden + middle) + norms)
-    for name in ("adapter_reuse_layer_norm", "ln_before_adapter", "pre_norm"):
-        config.get(name)
+    config.read.update(("adapter_reuse_layer_norm", "ln_before_adapter", "pre_norm"))
     if config.flag("pre_norm"):
         config.put("final_norm", True, "pre_norm")
 
@@ -137,14 +136,15 @@ def whisper(config: Config) -> None:
     hidden = config.filled("hidden_size")
     config.put("attention_bias", False, "model_type")
     config.put("layer_vector_params", 3 * hidden, "model_type")
-    for key in (
-        "max_source_positions",
-        "num_mel_bins",
-        "classifier_proj_size",
-        "median_filter_width",
-        "apply_spec_augment",
-    ):
-        config.get(key)
+    config.read.update(
+        (
+            "max_source_positions",
+            "num_mel_bins",
+            "classifier_proj_size",
+            "median_filter_width",
+            "apply_spec_augment",
+        )
+    )
 
 
 def learned_positions(config: Config) -> None:
@@ -159,8 +159,7 @@ def big_bird_bias(config: Config) -> None:
     if not config.flag("use_bias", True):
         config.put("attention_bias", False, "use_bias")
         config.add("layer_vector_params", config.filled("hidden_size"))
-    for key in ("block_size", "attention_type", "num_random_blocks"):
-        config.get(key)
+    config.read.update(("block_size", "attention_type", "num_random_blocks"))
 
 
 def bigbird_pegasus_bias(config: Config) -> None:

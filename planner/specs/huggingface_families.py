@@ -5,9 +5,19 @@ The source of all rules is the code in transformers 5.23: configuration_*.py and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from planner.specs.huggingface_blocks import Fields, gated_deltanet, layers_by, mamba2, mixture, window, windows
+from planner.specs.huggingface_blocks import (
+    Fields,
+    gated_deltanet,
+    indexer,
+    kinds_in,
+    layers_by,
+    mamba2,
+    mixture,
+    window,
+    windows,
+)
 from planner.specs.text import quoted
 
 if TYPE_CHECKING:
@@ -18,8 +28,7 @@ if TYPE_CHECKING:
 
 def latent_heads(config: Config) -> None:
     """Ignore plain attention's keys for heads, which newer files repeat; latent attention has its own keys for them."""
-    for key in ("head_dim", "qk_head_dim", "rope_interleave"):
-        config.get(key)
+    config.read.update(("head_dim", "qk_head_dim", "rope_interleave"))
     config.get("num_key_value_heads")
     config.document.pop("num_kv_heads", None)
 
@@ -27,9 +36,8 @@ def latent_heads(config: Config) -> None:
 def latent_bias(config: Config) -> None:
     """Biases of the projections to the latents and of the output projection."""
     if config.flag("attention_bias"):
-        mla = config.document["mla"]
-        outputs = mla.get("q_lora_rank", 0) + mla["kv_lora_rank"] + mla["rope_head_size"] + config.filled("hidden_size")
-        config.add("layer_vector_params", outputs)
+        of = ("mla.q_lora_rank", "mla.kv_lora_rank", "mla.rope_head_size", "hidden_size")
+        config.add("layer_vector_params", sum(map(config.filled, of)))
 
 
 def sub_norms(config: Config) -> None:
@@ -47,8 +55,7 @@ def doge(config: Config) -> None:
     """Doge: values produce a decay for each key-value head, and residual connections have learned weights."""
     if config.flag("is_moe"):
         config.refuse("is_moe", "cross-domain experts of Doge are a block that is not supported")
-    for key in ("num_experts", "num_experts_per_tok", "keep_window_size"):
-        config.get(key)
+    config.read.update(("num_experts", "num_experts_per_tok", "keep_window_size"))
     hidden, heads = config.filled("hidden_size"), max(1, config.filled("num_heads"))
     kv_heads = config.filled("num_kv_heads") or heads
     size = config.filled("head_size") or hidden // heads
@@ -66,7 +73,7 @@ def shared_bias(key: str) -> Callable[[Config], None]:
     """Biases of the shared experts."""
 
     def rule(config: Config) -> None:
-        shared = config.document["moe"].get("shared_ffn_hidden_size", 0)
+        shared = config.filled("moe.shared_ffn_hidden_size")
         if config.flag(key) and shared:
             config.put("moe.vector_params", 2 * shared + config.filled("hidden_size"), key)
 
@@ -118,7 +125,11 @@ def gpt_neo(config: Config) -> None:
     config.add("layer_vector_params", config.filled("hidden_size"))
     names = config.entries("attention_layers")
     for entry in config.entries("attention_types") if not names else ():
-        names = names + list(entry[0]) * int(entry[1]) if isinstance(entry, list) and len(entry) == 2 else names
+        match entry:
+            case [list() as kinds, int() as times] if times <= config.filled("num_layers"):
+                names = [*names, *kinds * times]
+            case _:
+                config.refuse("attention_types", "`attention_types` must hold pairs of kinds and a number of times")
     config.get("attention_types")
     width = config.count("window_size", 256)
     if (local := names.count("local")) and width < config.filled("max_sequence_length"):
@@ -150,24 +161,24 @@ def phi(config: Config) -> None:
 
 def mpt(config: Config) -> None:
     """MPT: ALiBi positions, no biases in norms and matrices, and a width that is a multiple of the hidden size."""
-    ratio = config.get("expansion_ratio", 4)
+    ratio = config.number("expansion_ratio", 4)
     config.put("ffn_hidden_size", int(ratio * config.filled("hidden_size")), "expansion_ratio")
-    for key in (
-        "embedding_fraction",
-        "init_device",
-        "learned_pos_emb",
-        "norm_type",
-        "no_bias",
-        "resid_pdrop",
-        "use_norm_bias",
-    ):
-        config.get(key)
-    attention = config.get("attn_config", {})
-    if isinstance(attention, dict):
-        if attention.get("attn_type", "multihead_attention") != "multihead_attention":
-            config.refuse("attn_config", "only `attn_type` multihead_attention is supported")
-        if attention.get("qk_ln"):
-            config.refuse("attn_config", "`qk_ln` is a block that is not supported")
+    config.read.update(
+        (
+            "embedding_fraction",
+            "init_device",
+            "learned_pos_emb",
+            "norm_type",
+            "no_bias",
+            "resid_pdrop",
+            "use_norm_bias",
+        )
+    )
+    attention = config.part("attn_config")
+    if attention.word("attn_type", "multihead_attention") != "multihead_attention":
+        attention.refuse("attn_type", "only `attn_type` multihead_attention is supported")
+    if attention.flag("qk_ln"):
+        attention.refuse("qk_ln", "`qk_ln` is a block that is not supported")
 
 
 def cpmant(config: Config) -> None:
@@ -182,8 +193,7 @@ def cpmant(config: Config) -> None:
 def modernbert(config: Config) -> None:
     """ModernBERT: no norm before the first block, and a square matrix and a norm before the head."""
     h, bias = config.filled("hidden_size"), config.flag("attention_bias")
-    for key in ("local_attention", "classifier_bias", "classifier_activation"):
-        config.get(key)
+    config.read.update(("local_attention", "classifier_bias", "classifier_activation"))
     norm = (2 if config.flag("norm_bias") else 1) * h
     config.put("norm", "layernorm", "norm_bias")
     config.put("norm_bias", config.flag("norm_bias"), "norm_bias")
@@ -194,7 +204,7 @@ def modernbert(config: Config) -> None:
     config.put("head_bias", config.flag("decoder_bias", True), "decoder_bias")
     config.get("norm_eps")
     layers = config.filled("num_layers")
-    names = config.entries("layer_types")
+    names = kinds_in(config, "layer_types", "sliding_attention", "full_attention")
     local = names.count("sliding_attention")
     first = {"norms_per_layer": 1}
     if names and names[0] == "sliding_attention":
@@ -235,8 +245,7 @@ def xlnet(config: Config) -> None:
     config.add("layer_matrix_params", h * h)
     config.add("layer_vector_params", 5 * h)
     config.put("table_params", h, "model_type")
-    for key in ("layer_norm_eps", "d_head", "attn_type", "mem_len", "clamp_len", "same_length", "bi_data"):
-        config.get(key)
+    config.read.update(("layer_norm_eps", "d_head", "attn_type", "mem_len", "clamp_len", "same_length", "bi_data"))
 
 
 def xlm(config: Config) -> None:
@@ -245,57 +254,48 @@ def xlm(config: Config) -> None:
     config.put("ffn_hidden_size", 4 * h, "emb_dim")
     if languages > 1 and config.flag("use_lang_emb", True):
         config.put("table_params", languages * h, "n_langs")
-    for key in ("layer_norm_eps", "sinusoidal_embeddings", "asm", "causal", "is_encoder", "gelu_activation"):
-        config.get(key)
+    config.read.update(("layer_norm_eps", "sinusoidal_embeddings", "asm", "causal", "is_encoder", "gelu_activation"))
 
 
 def dbrx(config: Config) -> None:
     """DBRX: nested documents describe attention and experts."""
-    attention, block = config.get("attn_config", {}), config.get("ffn_config", {})
-    if not isinstance(attention, dict) or not isinstance(block, dict):
-        config.refuse("attn_config", "`attn_config` and `ffn_config` must hold keys and values")
-    config.put("num_kv_heads", attention.get("kv_n_heads", 1), "attn_config")
-    config.put("moe.num_experts", block.get("moe_num_experts", 4), "ffn_config")
-    config.put("moe.experts_per_token", block.get("moe_top_k", 1), "ffn_config")
+    attention, block = config.part("attn_config"), config.part("ffn_config")
+    config.put("num_kv_heads", attention.size("kv_n_heads", 1), "attn_config")
+    config.put("moe.num_experts", block.size("moe_num_experts", 4), "ffn_config")
+    config.put("moe.experts_per_token", block.size("moe_top_k", 1), "ffn_config")
     for target in ("moe.ffn_hidden_size", "ffn_hidden_size"):
-        config.put(target, block.get("ffn_hidden_size", 3584), "ffn_config")
+        config.put(target, block.size("ffn_hidden_size", 3584), "ffn_config")
 
 
 def gated_norms(config: Config) -> None:
     """A.X-K2: one product computes the latent queries and the output gates, and norms have low-rank gates."""
-    mla = config.document["mla"]
     h, rank = config.filled("hidden_size"), config.count("gated_norm_rank")
-    heads = config.filled("num_heads")
-    config.add("layer_matrix_params", mla["q_lora_rank"] * heads * (mla["nope_head_size"] + mla["rope_head_size"]))
-    config.add("layer_matrix_params", 2 * mla["q_lora_rank"] * heads * mla["value_head_size"] + 2 * h * rank)
+    latents = config.size("q_lora_rank") * config.filled("num_heads")
+    keys = config.filled("mla.nope_head_size") + config.filled("mla.rope_head_size")
+    config.add("layer_matrix_params", latents * keys)
+    config.add("layer_matrix_params", 2 * latents * config.filled("mla.value_head_size") + 2 * h * rank)
     config.put("moe.vector_params", 2 * h * rank, "gated_norm_rank")
 
 
 def dots3(config: Config) -> None:
     """Layers with windows have other latents, a norm of the rotary key, and a gate for each head."""
-    indexer = {
-        "num_heads": config.count("index_n_heads"),
-        "head_size": config.count("index_head_dim"),
-        "top_k": config.count("index_topk"),
-    }
-    mla = config.document["mla"]
     targets = {"kv_lora_rank": "kv_lora_rank", "q_lora_rank": "q_lora_rank", "qk_nope_head_dim": "nope_head_size",
                "qk_rope_head_dim": "rope_head_size", "v_head_dim": "value_head_size"}  # fmt: skip
-    listed: Any = config.get("per_layer_config", {})
+    listed, latents = config.part("per_layer_config"), {each: config.filled(f"mla.{each}") for each in targets.values()}
     if config.flag("attention_bias"):
         config.refuse("attention_bias", "`attention_bias` beside layers of different latents is not supported")
-    for number, name in enumerate(map(str, config.entries("layer_types"))):
-        changed: Any = listed.get(f"{number:02d}", listed.get(str(number), {})) if isinstance(listed, dict) else {}
-        own = mla | {target: changed[key] for key, target in targets.items() if key in changed}
-        fields: Fields = {"mla": own} if own != mla else {}
-        if "num_attention_heads" in changed:
-            fields |= {"num_heads": changed["num_attention_heads"], "num_kv_heads": changed["num_attention_heads"]}
+    for number, name in enumerate(kinds_in(config, "layer_types", "sliding_attention", "indexed_attention")):
+        key = f"{number:02d}"
+        changed = listed.part(key if key in listed.values else str(number))
+        own = latents | {targets[key]: changed.size(key) for key in targets if changed.get(key) is not None}
+        fields: Fields = {"mla": own} if own != latents else {}
+        if changed.get("num_attention_heads") is not None:
+            fields |= dict.fromkeys(("num_heads", "num_kv_heads"), changed.size("num_attention_heads"))
         fields["layer_vector_params"] = own["rope_head_size"]
         if "mla" in fields or "num_heads" in fields:
             fields["head_size"] = own["nope_head_size"] + own["rope_head_size"]
-        fields |= (
-            {"sliding_window": config.count("sliding_window")} if name == "sliding_attention" else {"sparse": indexer}
-        )
+        local = name == "sliding_attention"
+        fields |= {"sliding_window": config.count("sliding_window")} if local else {"sparse": indexer(config)}
         config.add_kind(1, "layer_types", **fields)
 
 
@@ -342,15 +342,14 @@ def hunyuan_experts(config: Config) -> None:
     """Numbers and width of chosen and shared experts; a list with one entry per layer must repeat one number."""
 
     def one(key: str, default: int) -> int:
-        value = config.get(key, default)
-        if isinstance(value, list):
-            if len(set(value)) > 1:
-                config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
-            value = value[0]
-        return value if isinstance(value, int) else config.count(key)
+        value, *others = set(config.counts(key, default, alone=True))
+        if others:
+            config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
+        return value
 
-    for key in ("attention_head_dim", "norm_type", "use_mixed_mlp_moe"):  # of older files, as the class builds it
-        config.get(key)
+    config.read.update(
+        ("attention_head_dim", "norm_type", "use_mixed_mlp_moe")
+    )  # of older files, as the class builds it
     width = one("moe_intermediate_size", 0) or config.filled("ffn_hidden_size")
     if not config.filled("ffn_hidden_size"):
         config.missing.append("intermediate_size")
@@ -365,17 +364,16 @@ def hunyuan_experts(config: Config) -> None:
 
 def per_layer(config: Config, names: dict[str, str]) -> dict[int, Fields]:
     """The fields that `per_layer_config` changes, by layer number. Keys that are not in `names` are refused."""
-    listed = config.get("per_layer_config", {})
-    if not isinstance(listed, dict):
-        config.refuse("per_layer_config", "`per_layer_config` must have a number of a layer for each entry")
+    listed = config.part("per_layer_config")
     found: dict[int, Fields] = {}
-    for number, changed in listed.items():
-        strange = set(changed) - set(names) if isinstance(changed, dict) else {str(changed)}
-        if strange or not str(number).isdigit():
+    for number in listed.values:
+        changed = listed.part(number)
+        strange = set(changed.values) - set(names)
+        if strange or not number.isdecimal():
             config.refuse(
-                "per_layer_config", f"{quoted(next(iter(strange), number))} for a single layer is not supported"
+                "per_layer_config", f"{quoted(min(strange, default=number))} for a single layer is not supported"
             )
-        found[int(number)] = {names[key]: value for key, value in changed.items()}
+        found[int(number)] = {names[key]: changed.size(key) for key in changed.values}
     return found
 
 
@@ -400,14 +398,14 @@ def mimo(config: Config) -> None:
         config.refuse("add_full_attention_sink_bias", "sinks elsewhere than in layers with windows are not supported")
     old = {"swa_num_key_value_heads": "num_kv_heads", "swa_num_attention_heads": "num_heads"}
     old |= {"swa_head_dim": "head_size", "swa_v_head_dim": "value_head_size"}
-    twice = {"num_kv_heads": 2 * config.filled("num_kv_heads"), "attention_sinks": True}
+    twice = {"num_kv_heads": 2 * config.size("num_key_value_heads"), "attention_sinks": True}
     local = twice | window(**old)(config)
     single_layers(config, lambda _, name: dict(local) if name == "sliding_attention" else {}, _ATTENTION_SHAPE)
 
 
 def laguna(config: Config) -> None:
     """Heads of each layer from one list, windows from another."""
-    heads = config.entries("num_attention_heads_per_layer")
+    heads = config.counts("num_attention_heads_per_layer", least=1)
     own = {"sliding_window": config.count("sliding_window")}
     usual = config.filled("num_heads")
 
@@ -426,33 +424,27 @@ def minimax_m2(config: Config) -> None:
         config.refuse("attn_type_list", "layers with linear attention are a block that is not supported here")
     if config.count("shared_intermediate_size"):
         config.refuse("shared_intermediate_size", "shared experts are a block that is not supported here")
-    for key in ("use_routing_bias", "use_mtp", "mtp_transformer_layers"):
-        config.get(key)
+    config.read.update(("use_routing_bias", "use_mtp", "mtp_transformer_layers"))
 
 
 def minimax_m3(config: Config) -> None:
     """MiniMax-M3: dense layers are wider than experts, and in some layers an indexer chooses blocks of keys."""
     config.put("ffn_hidden_size", config.count("dense_intermediate_size"), "dense_intermediate_size")
-    indexer = {
-        "num_heads": config.count("index_n_heads"),
-        "head_size": config.count("index_head_dim"),
-        "top_k": config.count("index_topk_blocks") * config.count("index_block_size"),
-    }
-    for key in ("index_local_blocks", "rotary_dim"):
-        config.get(key)
+    of_indexer = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
+    *_, block, blocks = (config.count(key) for key in of_indexer)
+    config.read.update(("index_local_blocks", "rotary_dim"))
     if any("sparse" in str(kind) or "index" in str(kind) for kind in config.entries("layer_types")):
-        config.refuse("layer_types", f"an indexer of blocks ({indexer['top_k']} keys) is a block that is not supported")
+        config.refuse("layer_types", f"an indexer of blocks ({blocks * block} keys) is a block that is not supported")
 
 
 def lfm2_width(config: Config) -> None:
     """LFM2: two thirds of the width, times a factor, rounded up to a multiple."""
     config.get("conv_bias")
-    width, multiple = config.filled("ffn_hidden_size"), config.count("block_multiple_of", 256)
+    width, multiple = config.filled("ffn_hidden_size"), config.size("block_multiple_of", 256)
     if config.flag("block_auto_adjust_ff_dim", True):
-        factor = config.get("block_ffn_dim_multiplier")
-        width = int(2 * width / 3)
-        if factor is not None:
-            width = int(factor * width)
+        width = 2 * width // 3
+        if config.get("block_ffn_dim_multiplier") is not None:
+            width = int(config.number("block_ffn_dim_multiplier", 1) * width)
             width = multiple * -(-width // multiple)
     config.put("ffn_hidden_size", width, "intermediate_size")
     config.read.update(("full_attn_idxs", "num_heads"))  # repeat which layers have attention, and the number of heads
@@ -462,8 +454,7 @@ def qwen3_5(config: Config) -> None:
     """Qwen3.5: attention's output always has a gate, and the list of layers makes the key for every n-th redundant."""
     if not config.flag("attn_output_gate", True):
         config.refuse("attn_output_gate", "attention without a gate of its output is not supported here")
-    for key in ("full_attention_interval", "mtp_use_dedicated_embeddings"):
-        config.get(key)
+    config.read.update(("full_attention_interval", "mtp_use_dedicated_embeddings"))
 
 
 def qwen3_next(config: Config) -> None:
@@ -488,8 +479,7 @@ def gemma4(config: Config) -> None:
     if config.flag("enable_moe_block"):
         _gemma4_experts(config)
     else:
-        for key in ("moe_intermediate_size", "num_experts", "top_k_experts"):
-            config.get(key)
+        config.read.update(("moe_intermediate_size", "num_experts", "top_k_experts"))
     shared, wide = config.count("num_kv_shared_layers"), config.flag("use_double_wide_mlp")
     local = {"sliding_window": config.count("sliding_window")}
     whole: Fields = {"keys_are_values": True} if config.flag("attention_k_eq_v") else {}
@@ -521,8 +511,7 @@ def gemma3n(config: Config) -> None:
     """Gemma 3n: additional streams (AltUp), a low-rank residual (Laurel), embeddings in each layer, and shared K/V."""
     h, layers, streams = config.filled("hidden_size"), config.filled("num_layers"), config.count("altup_num_inputs")
     size, rank = config.count("hidden_size_per_layer_input"), config.count("laurel_rank")
-    width: Any = config.get("intermediate_size")
-    widths = set(width) if isinstance(width, list) else {width}
+    widths = set(config.counts("intermediate_size", alone=True))
     if len(widths) != 1:
         config.refuse("intermediate_size", "widths that differ from layer to layer are not supported")
     config.put("ffn_hidden_size", next(iter(widths)), "intermediate_size")
@@ -578,10 +567,9 @@ def jetmoe(config: Config) -> None:
 
 def hrm(config: Config) -> None:
     """Two stacks that a token passes several times: in each cycle the fast one several times, then the slow one."""
-    each, slow, fast = config.count("num_layers_per_stack"), config.count("H_cycles", 2), config.count("L_cycles", 3)
+    each, slow, fast = config.size("num_layers_per_stack"), config.size("H_cycles", 2), config.size("L_cycles", 3)
     config.get("num_hidden_layers")
-    for key in ("L_bp_cycles", "embedding_scale", "prefix_lm"):
-        config.get(key)
+    config.read.update(("L_bp_cycles", "embedding_scale", "prefix_lm"))
     config.put("num_layers", each * slow * (fast + 1), "num_layers_per_stack")
     config.put("table_params", config.filled("hidden_size"), "model_type")
     config.add_kind(each * slow * fast, "L_cycles", shared_by=slow * fast)

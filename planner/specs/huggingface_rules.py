@@ -84,7 +84,7 @@ def late_window(config: Config) -> None:
     """Qwen: local attention after the first `max_window_layers` layers; the published models turn it off."""
     config.get("sliding_window")
     full = config.count("max_window_layers")
-    if config.get("use_sliding_window") and full < config.filled("num_layers"):
+    if config.flag("use_sliding_window") and full < config.filled("num_layers"):
         config.refuse("use_sliding_window", "local attention in some layers only is not supported")
     if any(kind != "full_attention" for kind in config.entries("layer_types")):
         config.refuse("layer_types", "local attention in some layers only is not supported")
@@ -129,14 +129,13 @@ def expert_groups(num_groups: int, chosen: int) -> Callable[[Config], None]:
 
 def llama4(config: Config) -> None:
     """A shared expert as wide as a routed one; layers with rotary positions attend within chunks."""
-    width, step = config.get("intermediate_size"), config.count("interleave_moe_layer_step", 1)
+    width, step = config.get("intermediate_size"), config.size("interleave_moe_layer_step", 1)
     config.put("moe.ffn_hidden_size", width, "intermediate_size")
     config.put("moe.shared_ffn_hidden_size", width, "intermediate_size")
-    regular = list(range(step - 1, min(config.filled("num_layers"), 10_000), max(1, step)))
+    regular = list(range(step - 1, config.filled("num_layers"), step))
     if config.entries("moe_layers") not in ([], regular):
         config.refuse("moe_layers", "`moe_layers` is not every `interleave_moe_layer_step`-th layer")
-    for key in ("no_rope_layers", "no_rope_layer_interval", "layer_types"):
-        config.get(key)
+    config.read.update(("no_rope_layers", "no_rope_layer_interval", "layer_types"))
     chunk = config.count("attention_chunk_size", 8192)
     if chunk and chunk < config.filled("max_sequence_length"):
         config.put("sliding_window", chunk, "attention_chunk_size")
@@ -146,18 +145,18 @@ def llama4(config: Config) -> None:
 
 def falcon(config: Config) -> None:
     """Both kinds of Falcon block: one key-value head and one norm (7B), or groups of heads and two norms (40B)."""
-    new = bool(config.get("new_decoder_architecture", False))
-    parallel = bool(config.get("parallel_attn", True))
+    new = config.flag("new_decoder_architecture")
+    parallel = config.flag("parallel_attn", True)
     heads = config.document.get("num_heads")
     if new:
         config.put("num_kv_heads", config.get("num_kv_heads", heads), "num_kv_heads")
     else:
         config.get("num_kv_heads")
-        config.put("num_kv_heads", 1 if config.get("multi_query", True) else heads, "multi_query")
+        config.put("num_kv_heads", 1 if config.flag("multi_query", True) else heads, "multi_query")
     norms = config.count("num_ln_in_parallel_attn", 2 if new else 1)
     config.put("norms_per_layer", norms if new or parallel else 2, "new_decoder_architecture")
     config.put("parallel_attention", new or parallel, "parallel_attn")
-    if config.get("alibi", False):
+    if config.flag("alibi"):
         config.put("position", "alibi", "alibi")
     for target in ("attention_bias", "mlp_bias"):
         config.put(target, config.flag("bias"), "bias")
@@ -165,8 +164,10 @@ def falcon(config: Config) -> None:
 
 def opt_embeddings(config: Config) -> None:
     """Refuse OPT-350m, which projects its embeddings; no field of ours describes this."""
-    if config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size"):
-        config.refuse("word_embed_proj_dim", "embeddings that are not as wide as the model are not supported")
+    width = config.filled("hidden_size")
+    if (narrow := config.count("word_embed_proj_dim", width)) != width:
+        words = f"embeddings of {narrow}, not as wide as the model (`hidden_size` is {width}), are not supported"
+        config.refuse("word_embed_proj_dim", words)
 
 
 def two_stacks(config: Config) -> None:
@@ -174,9 +175,9 @@ def two_stacks(config: Config) -> None:
     encoder = config.count("num_layers")
     config.put("num_encoder_layers", encoder, "num_layers")
     config.put("num_layers", encoder + config.count("num_decoder_layers", encoder), "num_layers")
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated-")
+    gated = config.word("feed_forward_proj", "relu").startswith("gated-")
     config.put("activation", "swiglu" if gated else "gelu", "feed_forward_proj")
-    if config.get("tie_word_embeddings", True) is False:
+    if not config.flag("tie_word_embeddings", True):
         config.notes.append(
             "transformers 5 ties the output head of every T5, and so does the count; "
             "the first checkpoints of version 1.1 have a head of their own (--set model.tied_embeddings=false)"
@@ -185,7 +186,7 @@ def two_stacks(config: Config) -> None:
 
 def patch_positions(config: Config) -> None:
     """One position for each patch and one for the class token."""
-    side = config.count("image_size", 224) // max(1, config.count("patch_size", 16))
+    side = config.size("image_size", 224) // config.size("patch_size", 16)
     config.put("max_sequence_length", side**2 + 1, "image_size")
     config.put("vocab_size", 1, "model_type")
 

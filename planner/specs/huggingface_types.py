@@ -174,8 +174,16 @@ class ModelType:
         else:
             config.missing.append(key)
             return
-        if value is not None:
+        if value is not None or target in _NEVER_NULL:
             config.put(target, value, found or "model_type")
+
+
+_NEVER_NULL: Final = (
+    *("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"),
+    *("moe.num_experts", "moe.experts_per_token", "mla.kv_lora_rank"),
+    *("mla.nope_head_size", "mla.rope_head_size", "mla.value_head_size", "ffn_hidden_size", "moe.ffn_hidden_size"),
+)
+"""Our fields that have no default; a null of the file is refused at its key, unless a rule fills the field."""
 
 
 _SHAPE: Final = {

@@ -6,10 +6,11 @@ all rules is the code in transformers 5.23: configuration_*.py and modeling_*.py
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.specs.huggingface_config import Config
+from planner.specs.huggingface_config import MOST, Config
 from planner.specs.huggingface_rules import ignore
 from planner.specs.huggingface_types import ModelType
 
@@ -26,18 +27,13 @@ _ASSUMED_SIDE: Final = 448
 
 def _side(config: Config, key: str, default: int = 0) -> int:
     """A number of pixels, or the first number of a list."""
-    value = config.get(key, default)
-    if isinstance(value, list) and value:
-        value = value[0]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        config.refuse(key, f"`{key}` must be a whole number or a list of them")
-    return value
+    return config.counts(key, default, alone=True)[0]
 
 
 def _first(config: Config, *keys: str, default: int = 0) -> int:
-    """The value of the first of these config keys that the file contains."""
+    """The positive value of the first of these config keys that the file contains."""
     found = next((key for key in keys if config.values.get(key) is not None), keys[0])
-    return config.count(found, default)
+    return config.size(found, default)
 
 
 def _patches(*, bias: bool = True, class_tokens: int = 0, rows: str = "", learned: bool = True) -> Callable[..., None]:
@@ -97,7 +93,7 @@ def _tower(*rules: Callable[[Config], None], keys: dict[str, str] | None = None,
 
 def _by_ratio(config: Config) -> None:
     """Width of the feed-forward block, given as a multiple of the model's width."""
-    config.put("ffn_hidden_size", int(config.filled("hidden_size") * config.get("mlp_ratio", 4)), "mlp_ratio")
+    config.put("ffn_hidden_size", int(config.filled("hidden_size") * config.number("mlp_ratio", 4)), "mlp_ratio")
 
 
 def _pooling_head(config: Config) -> None:
@@ -125,7 +121,7 @@ def _attention_bias(config: Config) -> None:
 
 def _muse(config: Config) -> None:
     """Muse: a special key says how many frames a patch spans, and the table of positions has a size of its own."""
-    config.values["temporal_patch_size"] = config.count("patch_temporal", 1)
+    config.values["temporal_patch_size"] = config.size("patch_temporal", 1)
     rows = config.count("pos_emb_height") * config.count("pos_emb_width")
     config.add("table_params", rows * config.filled("hidden_size"))
 
@@ -186,9 +182,7 @@ def _mllama(config: Config) -> None:
 def _minicpm(config: Config) -> None:
     """MiniCPM-V: after some layers, attention and a wide block merge windows of patches."""
     h, f = config.filled("hidden_size"), config.filled("ffn_hidden_size")
-    window = 1
-    for size in config.entries("window_kernel_size") or [2, 2]:
-        window *= int(size)
+    window = math.prod(config.counts("window_kernel_size", 2, 2, least=1))
     inner = window * h
     config.add(
         "output_matrix_params", 4 * h * (h + 1) + 2 * h + 2 * inner + inner * window * f + window * f * (h + 1) + h
@@ -197,7 +191,7 @@ def _minicpm(config: Config) -> None:
 
 def _radio(config: Config) -> None:
     """RADIO: a table for the largest image, registers, scales of both blocks, and separate patches of videos."""
-    h, size = config.filled("hidden_size"), config.count("patch_size", 16)
+    h, size = config.filled("hidden_size"), config.size("patch_size", 16)
     config.put("qkv_bias", config.flag("qkv_bias", True), "qkv_bias")
     config.put("layer_vector_params", 2 * h, "model_type")
     registers = config.count("num_cls_tokens") + config.count("num_registers")
@@ -210,7 +204,7 @@ def _sam(config: Config) -> None:
     """SAM: windows in most layers, tables of relative positions in all layers, and a neck of two convolutions."""
     h, heads = config.filled("hidden_size"), max(1, config.filled("num_heads"))
     window, side = config.count("window_size"), round(config.filled("max_sequence_length") ** 0.5)
-    whole = sum(number < config.filled("num_layers") for number in config.entries("global_attn_indexes"))
+    whole = sum(number < config.filled("num_layers") for number in config.counts("global_attn_indexes"))
     local = config.filled("num_layers") - whole
     if config.flag("use_rel_pos", True):
         config.add("table_params", 2 * (h // heads) * (whole * (2 * side - 1) + local * (2 * window - 1)))
@@ -253,14 +247,13 @@ def _janus(config: Config) -> None:
     if config.flag("use_qk_norm"):
         config.put("qk_norm", "width", "use_qk_norm")
         config.add("layer_vector_params", 2 * h)
-    for key in ("depth", "num_image_tokens", "projection_dim"):
-        config.get(key)
+    config.read.update(("depth", "num_image_tokens", "projection_dim"))
 
 
 def _ovis(config: Config) -> None:
     """Ovis2: a head that distributes each patch over a visual vocabulary."""
     h = config.filled("hidden_size")
-    words = config.count("vocab_size") - config.count("num_visual_indicator_tokens")
+    words = config.size("vocab_size") - config.count("num_visual_indicator_tokens")
     stride = config.count("hidden_stride", 1) ** 2
     config.put("qkv_bias", config.flag("qkv_bias"), "qkv_bias")
     config.put("attention_bias", config.flag("qkv_bias"), "qkv_bias")
@@ -422,6 +415,11 @@ class Join:
         return self.hidden * self.tower.count("spatial_merge_size", 2) ** 2
 
     @property
+    def shuffled(self) -> int:
+        """Width of the patches that are shuffled to one token: 1 / downsample_ratio rows and columns of patches."""
+        return self.hidden * int(1 / self.outer.number("downsample_ratio", 0.5)) ** 2
+
+    @property
     def out(self) -> int:
         """Width of the tower's output."""
         return self.tower.count("out_hidden_size")
@@ -437,9 +435,8 @@ def _two(inputs: int, middle: int, outputs: int, *, bias: bool = True) -> int:
 
 def _layers_read(join: Join) -> int:
     """Number of tower layers whose outputs the projector reads together."""
-    read = join.outer.get("vision_feature_layer", -2)
-    read = join.outer.get("vision_feature_layers", read)
-    return len(read) if isinstance(read, list) else 1
+    read = join.outer.counts("vision_feature_layer", -2, least=-MOST, alone=True)  # -1 is the last layer
+    return len(join.outer.counts("vision_feature_layers", *read, least=-MOST, alone=True))
 
 
 def _llava(*, newline: bool = False) -> Callable[[Join], int]:
@@ -493,7 +490,7 @@ def _cohere(*, norm: bool) -> Callable[[Join], int]:
     """Two layers with a gate between them; patches are first moved to channels."""
 
     def params(join: Join) -> int:
-        width = join.hidden * join.outer.count("downsample_factor", 2) ** 2
+        width = join.hidden * join.outer.size("downsample_factor", 2) ** 2
         middle = join.outer.count("alignment_intermediate_size") or join.wide
         return 2 * width * norm + _linear(width, middle) + _linear(middle // 2, join.wide)
 
@@ -501,7 +498,7 @@ def _cohere(*, norm: bool) -> Callable[[Join], int]:
 
 
 def _internvl_join(join: Join) -> int:
-    width = int(join.hidden * int(1 / join.outer.get("downsample_ratio", 0.5)) ** 2)
+    width = join.shuffled
     return 2 * width + _two(width, join.wide, join.wide)
 
 
@@ -509,28 +506,27 @@ def _q_former(*, instructed: bool) -> Callable[[Join], int]:
     """BLIP-2: a small BERT whose queries attend to the patches; with `instructed`, it reads the question too."""
 
     def params(join: Join) -> int:
-        own: dict[str, Any] = join.outer.get("qformer_config", {})
-        h, f, layers = own["hidden_size"], own["intermediate_size"], own["num_hidden_layers"]
-        seen, every = own["encoder_hidden_size"], own["cross_attention_frequency"]
+        own = join.outer.part("qformer_config")
+        h, f, layers = own.size("hidden_size"), own.size("intermediate_size"), own.size("num_hidden_layers")
+        seen, every = own.size("encoder_hidden_size"), own.size("cross_attention_frequency")
         block = _two(h, f, h) + 2 * h
         crossing = 2 * _linear(h, h) + 2 * _linear(seen, h) + 2 * h
         found = layers * (4 * _linear(h, h) + 2 * h + (1 + instructed) * block) + -(-layers // every) * crossing + 2 * h
         if instructed:
-            found += (own["vocab_size"] + own["max_position_embeddings"]) * h
-        return int(found + join.outer.count("num_query_tokens", 32) * h + _linear(h, join.wide))
+            found += (own.size("vocab_size") + own.size("max_position_embeddings")) * h
+        return found + join.outer.count("num_query_tokens", 32) * h + _linear(h, join.wide)
 
     return params
 
 
 def _perceiver(join: Join) -> int:
     """Idefics2: a gated block, and layers in which a few latent vectors attend to the patches."""
-    own: dict[str, Any] = join.outer.get("perceiver_config", {})
-    t, inner = join.wide, join.text.filled("ffn_hidden_size")
-    heads = own["resampler_n_heads"] * own["resampler_head_dim"]
-    keys = own["num_key_value_heads"] * own["resampler_head_dim"]
+    own = join.outer.part("perceiver_config")
+    t, inner, size = join.wide, join.text.filled("ffn_hidden_size"), own.size("resampler_head_dim")
+    heads, keys = own.size("resampler_n_heads") * size, own.size("num_key_value_heads") * size
     layer = 3 * t + 2 * t * heads + 2 * t * keys + 3 * t * 4 * t
     gated = 2 * join.hidden * inner + inner * t
-    return int(gated + own["resampler_n_latents"] * t + own["resampler_depth"] * layer + t)
+    return gated + own.size("resampler_n_latents") * t + own.size("resampler_depth") * layer + t
 
 
 def _aria(join: Join) -> int:
@@ -548,7 +544,7 @@ def _llama4(join: Join) -> int:
 
 
 def _lfm2(join: Join) -> int:
-    width = join.hidden * join.outer.count("downsample_factor", 2) ** 2
+    width = join.hidden * join.outer.size("downsample_factor", 2) ** 2
     middle, bias = join.outer.count("projector_hidden_size"), join.outer.flag("projector_bias", True)
     norm = 2 * width if join.outer.flag("projector_use_layernorm", True) else 0
     return norm + _two(width, middle, join.wide, bias=bias)
@@ -560,8 +556,7 @@ def _merged_join(join: Join) -> int:
 
 
 def _kimi_join(join: Join) -> int:
-    sizes = join.tower.entries("merge_kernel_size") or [2, 2]
-    width = join.hidden * int(sizes[0]) * int(sizes[1])
+    width = join.hidden * math.prod(join.tower.counts("merge_kernel_size", 2, 2, least=1))
     return 2 * join.outer.count("projection_hidden_size", join.hidden) + _two(width, width, join.wide)
 
 
@@ -577,7 +572,7 @@ def _minicpm_join(join: Join) -> int:
 
 
 def _radio_join(join: Join) -> int:
-    width = int(join.hidden * int(1 / join.outer.get("downsample_ratio", 0.5)) ** 2)
+    width = join.shuffled
     return width + _two(width, join.outer.count("projector_hidden_size"), join.wide, bias=False)
 
 
@@ -589,13 +584,14 @@ def _got(join: Join) -> int:
 
 def _molmo2(join: Join) -> int:
     """Attention that pools patches of some tower layers, and a gated block."""
-    own: dict[str, Any] = join.outer.get("adapter_config", {})
-    h = own["hidden_size"]
-    read = len(own["vision_feature_layer"]) * h
-    queries, keys = (own[key] * own["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
-    bias = own["attention_bias"]
+    own = join.outer.part("adapter_config")
+    h, size, bias = own.size("hidden_size"), own.size("head_dim"), own.flag("attention_bias")
+    read = len(own.counts("vision_feature_layer", least=-MOST)) * h
+    if not read:
+        own.refuse("vision_feature_layer", "`adapter_config` names no `vision_feature_layer`")
+    queries, keys = own.size("num_attention_heads") * size, own.size("num_key_value_heads") * size
     pooling = _linear(read, queries, bias=bias) + 2 * _linear(read, keys, bias=bias) + _linear(queries, h)
-    return int(pooling + own["intermediate_size"] * (2 * h + own["text_hidden_size"]))
+    return pooling + own.size("intermediate_size") * (2 * h + own.size("text_hidden_size"))
 
 
 def _held(tower: Config) -> int:
@@ -618,7 +614,7 @@ def _video_llava(join: Join) -> int:
 
 def _deepseek_hybrid(join: Join) -> int:
     """SAM as a second tower, with convolutions after it; each half of a token has its own projection."""
-    sam = Config(name=join.outer.name, text=join.outer.text, values=join.outer.get("high_res_vision_config", {}))
+    sam = join.outer.part("high_res_vision_config")
     _SAM.translate(sam)
     width, t = sam.count("output_channels", 256), join.wide
     neck = sam.filled("hidden_size") * width + 9 * width * width + 4 * width
@@ -636,9 +632,12 @@ def _git(join: Join) -> int:
 
 def _idefics(join: Join) -> int:
     """Gated blocks that attend to the patches, between the layers of the text; counted as part of these layers."""
-    if join.outer.flag("use_resampler") or join.outer.flag("qk_layer_norms"):
-        join.outer.refuse("use_resampler", "a resampler, or norms of queries and keys, are not supported here")
-    if join.outer.count("cross_layer_interval", 1) != 1 or join.outer.get("alpha_type", "float") != "float":
+    for key in ("use_resampler", "qk_layer_norms"):
+        if join.outer.flag(key):
+            join.outer.refuse(key, f"`{key}` is a block that is not supported here")
+    if join.outer.word("alpha_type", "float") != "float":
+        join.outer.refuse("alpha_type", "an `alpha_type` other than float is not supported here")
+    if join.outer.count("cross_layer_interval", 1) != 1:
         join.outer.refuse("cross_layer_interval", "blocks that attend to images only in some layers are not supported")
     t = join.wide
     join.text.add("layer_matrix_params", 2 * t * t + 2 * join.hidden * t + 3 * t * join.text.filled("ffn_hidden_size"))
@@ -657,29 +656,27 @@ def _granite_docling(join: Join) -> int:
     return 2 * h + paths + 4 * out + out * out
 
 
-def _audio(join: Join, *, key_bias: bool) -> tuple[dict[str, Any], int]:
-    """The config keys of an audio tower (`audio_config`), and the parameters of its layers and its last norm."""
-    own: dict[str, Any] = join.outer.get("audio_config", {})
-    d, f = own["d_model"], own["encoder_ffn_dim"]
+def _audio(join: Join, *, key_bias: bool) -> tuple[Config, int, int, int]:
+    """The audio tower (`audio_config`), its width, that of its output, and the parameters of its layers and norm."""
+    own = join.outer.part("audio_config")
+    d, f = own.size("d_model"), own.size("encoder_ffn_dim")
     layer = 4 * _linear(d, d) - (0 if key_bias else d) + 4 * d + _two(d, f, d)
-    return own, own["encoder_layers"] * layer + 2 * d
+    return own, d, own.count("output_dim") or join.out, own.size("encoder_layers") * layer + 2 * d
 
 
 def _qwen2_omni(join: Join) -> int:
     """The merger, and the audio tower, which needs memory, but no time for data with images only."""
-    own, layers = _audio(join, key_bias=False)
-    d, out = own["d_model"], own.get("output_dim") or join.out
-    ends = _linear(3 * own["num_mel_bins"], d) + _linear(3 * d, d) + 2 * out + _linear(d, out)
-    join.tower.add("table_params", int(layers + ends))
+    own, d, out, layers = _audio(join, key_bias=False)
+    ends = _linear(3 * own.size("num_mel_bins"), d) + _linear(3 * d, d) + 2 * out + _linear(d, out)
+    join.tower.add("table_params", layers + ends)
     return _qwen2(join)
 
 
 def _qwen3_omni(join: Join) -> int:
-    own, layers = _audio(join, key_bias=True)
-    d, out, c = own["d_model"], own.get("output_dim") or join.out, own["downsample_hidden_size"]
-    bins = -(-own["num_mel_bins"] // 8)  # three convolutions of stride 2
+    own, d, out, layers = _audio(join, key_bias=True)
+    c, bins = own.size("downsample_hidden_size"), -(-own.size("num_mel_bins") // 8)  # three convolutions of stride 2
     ends = _linear(9, c) + 2 * _linear(9 * c, c) + c * bins * d + _linear(d, d) + _linear(d, out)
-    join.tower.add("table_params", int(layers + ends))
+    join.tower.add("table_params", layers + ends)
     return _qwen3(join)
 
 
@@ -705,12 +702,9 @@ def _ovis_join(join: Join) -> int:
 
 def _janus_join(join: Join) -> int:
     """Layers after the tower. The parts that generate images need memory, but no time if images are only read."""
-    own: Any = join.outer.get("vq_config", {})
-    if not isinstance(own, dict):
-        join.outer.refuse("vq_config", "`vq_config` must hold keys and values")
-    join.tower.add("table_params", _drawn(Config(name=join.outer.name, text=join.outer.text, values=own), join.wide))
+    join.tower.add("table_params", _drawn(join.outer.part("vq_config"), join.wide))
     p = join.tower.count("projection_dim", 2048)
-    return _linear(join.hidden, p) + (join.tower.count("depth", 2) - 1) * _linear(p, p)
+    return _linear(join.hidden, p) + (join.tower.size("depth", 2) - 1) * _linear(p, p)
 
 
 def _drawn(own: Config, wide: int) -> int:
@@ -721,7 +715,7 @@ def _drawn(own: Config, wide: int) -> int:
         own.count("projection_dim", 2048),
         own.count("num_res_blocks", 2),
     )
-    widths = [base * int(each) for each in own.entries("channel_multiplier") or [1, 1, 2, 2, 4]]
+    widths = [base * each for each in own.counts("channel_multiplier", 1, 1, 2, 2, 4)]
 
     def block(inputs: int, outputs: int) -> int:
         short = _linear(inputs, outputs) if inputs != outputs else 0
@@ -776,7 +770,7 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "hyperclovax_vision_v2": lambda join: _qwen2(join) + _linear(join.out, join.wide),
     "idefics": _idefics,
     "idefics2": _perceiver,
-    "idefics3": lambda join: join.hidden * join.outer.count("scale_factor", 2) ** 2 * join.wide,
+    "idefics3": lambda join: join.hidden * join.outer.size("scale_factor", 2) ** 2 * join.wide,
     "instructblip": _q_former(instructed=True),
     "instructblipvideo": _q_former(instructed=True),
     "internvl": _internvl_join,
@@ -832,7 +826,7 @@ PROJECTORS: Final[dict[str, Callable[[Join], int]]] = {
     "qwen3_vl_moe": _qwen3,
     "shieldgemma2": lambda join: join.hidden * join.wide + join.hidden,
     "step3p7": lambda join: 4 * join.hidden * join.wide,
-    "smolvlm": lambda join: join.hidden * join.outer.count("scale_factor", 2) ** 2 * join.wide,
+    "smolvlm": lambda join: join.hidden * join.outer.size("scale_factor", 2) ** 2 * join.wide,
     "video_llava": _video_llava,
     "video_llama_3": lambda join: _two(join.hidden, join.wide, join.wide),
     "vipllava": _vipllava,
@@ -847,10 +841,9 @@ def _fuyu(outer: Config, text: Config) -> None:
 
 def _gemma4_unified(outer: Config, text: Config) -> None:
     """Norms of pixels, patches and positions, and a second matrix to the text's width."""
-    own: Any = outer.get("vision_config")
-    if not isinstance(own, dict):
+    if outer.get("vision_config") is None:
         return
-    tower = Config(name=outer.name, text=outer.text, values=own)
+    tower = outer.part("vision_config")
     wide = tower.count("mm_embed_dim", 3840)
     pixels = 3 * (tower.count("patch_size", 16) * tower.count("pooling_kernel_size", 3)) ** 2
     into = tower.count("output_proj_dims", 3840) * text.filled("hidden_size")
@@ -899,14 +892,14 @@ def _tokens(join: Join) -> int:
         "max_value_projector_patch_to_query_dict",
     ):
         if key in join.outer.values:
-            return max(1, join.outer.count(key, 1))
-    if isinstance(own := join.outer.get("perceiver_config"), dict):
-        return int(own.get("resampler_n_latents") or 64)
+            return join.outer.size(key, 1)
+    if join.outer.get("perceiver_config") is not None:
+        return join.outer.part("perceiver_config").size("resampler_n_latents", 64)
     side = max(join.tower.count("spatial_merge_size"), join.outer.count("spatial_merge_size"), 1)
     side *= max(1, join.tower.count("pooling_kernel_size"))
-    side *= join.outer.count("scale_factor", 1) * join.outer.count("downsample_factor", 1)
+    side *= join.outer.size("scale_factor", 1) * join.outer.size("downsample_factor", 1)
     for config, key in ((join.outer, "downsample_ratio"), (join.tower, "pixel_shuffle_ratio")):
-        side *= round(1 / float(config.get(key, 1)))
+        side *= round(1 / config.number(key, 1))
     patches = join.tower.filled("max_sequence_length") - join.tower.document["patches"]["class_tokens"]
     return max(1, int(patches) // side**2)
 
@@ -920,6 +913,8 @@ def add_vision(join: Join, model_type: str) -> None:
     TOWERS[str(join.tower.values["model_type"])].translate(join.tower)
     join.tower.put("name", "vision", "model_type")
     params, tokens = PROJECTORS[model_type](join), _tokens(join)
+    for part in (join.outer, join.tower, join.text):
+        part.raise_if_missing()
     join.text.adopt("vision.encoder", join.tower)
     join.text.put("vision.projector_params", params, "vision_config")
     join.text.put("vision.tokens_per_image", tokens, "vision_config")

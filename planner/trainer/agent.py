@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,10 @@ def main() -> int:
     on_cpu = plan.cluster.kind == "cpu"
     try:
         torchrun(_forking(sys.argv[1:]) if on_cpu else sys.argv[1:])
-    except (ChildFailedError, SignalException):
+    except ChildFailedError as error:
+        cut = any(failure.exitcode == -signal.SIGBUS for failure in error.failures.values())
+        return 128 + signal.SIGBUS if cut else ExitCode.RANK_FAILED  # planner.launch.supervise tells them apart
+    except SignalException:
         return ExitCode.RANK_FAILED
     except DistError as error:  # the rendezvous failed: no rank was started
         sys.stderr.write(f"error: the hosts have not met: {str(error).partition(chr(10))[0]}\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from planner.trainer.sources import Tokens
+
+WHOLE: Final = "sha256:"
+"""Beginning of a fingerprint of whole files; fingerprints of checkpoints of earlier versions are of samples."""
 
 
 def open_corpus(
@@ -52,7 +55,8 @@ def open_corpus(
         seed=seed,
         validation=validation,
         document_end=end,
-        fingerprint=f"{fingerprint(names, tokenizer)} validation={validation}{' document_mask' * document_mask}",
+        fingerprint=f"{WHOLE}{fingerprint(names, tokenizer, cache and cache.parent)} validation={validation}"
+        f"{' document_mask' * document_mask}",
     )
 
 

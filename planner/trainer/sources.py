@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from planner.data_files import HUGGING_FACE, data_files
 from planner.errors import EnvironmentProblem, InputError
 from planner.trainer.token_cache import cached
 from planner.trainer.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, read_tokenizer
@@ -25,9 +26,7 @@ from planner.trainer.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, rea
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-HUGGING_FACE = "hf:"
 DOCUMENTS_AT_ONCE = 1000
-SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096
 
 
 class Tokens(Protocol):
@@ -120,31 +119,19 @@ def end_of_document(names: tuple[str, ...], tokenizer: Path | None, vocab_size: 
     return ByteTokenizer(vocab_size).end
 
 
-def fingerprint(names: tuple[str, ...], tokenizer: Path | None) -> str:
-    """A hash of the files' sizes and of samples of their content, but not of their names.
+def fingerprint(names: tuple[str, ...], tokenizer: Path | None, folder: Path | None = None) -> str:
+    """A hash of the files' sizes and content, but not of their names; a resumed run compares the hash.
 
-    A resumed run compares the hash.
-
-    Only 64 blocks of each file are read, so that even terabytes are fast. Raises as `open_sources` does.
+    folder: the run's, whose record of its data files spares reading them again. Raises as `open_sources` does.
     """
     total = hashlib.sha256()
     for name in names:
         with _told(name):
-            part = name.encode() if name.startswith(HUGGING_FACE) else _sample(Path(name))
-            total.update(hashlib.sha256(part).digest())
+            files = [(each.num_bytes, each.sha256) for each in data_files([name], folder)]
+            total.update(repr(files or name).encode())
     if tokenizer is not None:
         total.update(b"tokenizer" + read_tokenizer(tokenizer).digest)
     return total.hexdigest()
-
-
-def _sample(path: Path) -> bytes:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        parts = [str(size).encode()]
-        for number in range(SAMPLED_BLOCKS):
-            file.seek(number * max(0, size - BLOCK_BYTES) // (SAMPLED_BLOCKS - 1))
-            parts.append(file.read(BLOCK_BYTES))
-    return b"".join(parts)
 
 
 @contextlib.contextmanager
@@ -176,7 +163,8 @@ def _read(source: _Source, tokenizer: Tokenizer, cache: Path | None) -> Tokens:
         return np.memmap(source.name, dtype=np.uint8, mode="r")  # its bytes are its tokens already
     if cache is None:
         return np.concatenate([np.zeros(0, width), *_encoded(source, tokenizer)])
-    key = hashlib.sha256(fingerprint((source.name,) if source.name else (), None).encode() + tokenizer.digest)
+    names = (source.name,) if source.name else ()
+    key = hashlib.sha256(fingerprint(names, None, cache.parent).encode() + tokenizer.digest)
     path = cache / f"{key.hexdigest()[:32]}.{width.name}"
     return cached(path, width, lambda: _encoded(source, tokenizer), source=source.title)
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from planner.calibrate import lines
 from planner.calibrate.lines import LONGEST, lines_of, opened
 from planner.errors import InputError
 
 
 def texts(path: Path) -> list[str]:
     with opened(path) as file:
-        return [line.text for line in lines_of(file)]
+        return [line.text for line in lines_of(file, path.name)]
 
 
 @pytest.mark.parametrize("content", ["a\nb\n", "a\r\nb", "a\rb\r", "\ufeffa\nb", "\x1b[1;31ma\x1b[K\n\x1b[?25hb\x1b[A"])
@@ -36,9 +37,9 @@ def test_a_byte_of_another_encoding_spoils_one_letter(encoding: str, tmp_path) -
 
 def test_places_are_those_of_an_editor() -> None:
     text = "one\ntwo\rthree\r\nfour\n"
-    lines = text.split("\n")
+    rows = text.split("\n")
     for line in lines_of(io.StringIO(text, newline="")):
-        assert lines[line.number - 1][line.start :].startswith(line.text)
+        assert rows[line.number - 1][line.start :].startswith(line.text)
 
 
 def test_the_end_of_a_long_line_is_not_read(tmp_path) -> None:
@@ -53,6 +54,18 @@ def test_a_log_larger_than_a_plan_is_read(tmp_path) -> None:
     (tmp_path / "a.log").write_text(f"{'x' * 99}\n" * 400_000)
     with opened(tmp_path / "a.log") as file:
         assert sum(1 for _ in lines_of(file)) == 400_000
+
+
+@pytest.mark.parametrize("line", [b"\n", b"x" * 9_999 + b"\n"])
+@pytest.mark.parametrize("pack", [lambda each: each, gzip.compress])
+def test_a_log_has_a_largest_size_when_it_is_unpacked(line: bytes, pack, tmp_path, monkeypatch) -> None:
+    """400 MB of line ends are 0.4 MB in gzip."""
+    monkeypatch.setattr(lines, "MOST", 2**23)
+    (tmp_path / "a.log").write_bytes(pack(line * (2**23 // max(128, len(line)) - 1)))
+    assert len(texts(tmp_path / "a.log")) == 2**23 // max(128, len(line)) - 1
+    (tmp_path / "a.log").write_bytes(pack(line * (2**23 // max(128, len(line)) + 1)))
+    with pytest.raises(InputError, match=r"a\.log is longer than 8,388,608 characters, or has too many lines"):
+        texts(tmp_path / "a.log")
 
 
 def test_a_pipe_is_read_once(tmp_path) -> None:

@@ -327,7 +327,7 @@ def test_a_folder_of_something_else_is_left_alone(plan_path, make_plan, tmp_path
         launch(plan_path, output=same, arguments=RunArguments(resume="never"))
     before = json.loads((same / "plan.json").read_text()) | {"format": 1}
     (same / "plan.json").write_text(json.dumps({key: before[key] for key in ("format", "model", "training")}))
-    with pytest.raises(InputError, match="it has format 1"):  # a run that an earlier planner began
+    with pytest.raises(InputError, match="holds a run already"):  # that an earlier planner began
         launch(plan_path, output=same, arguments=RunArguments(resume="never"))
     (same / "plan.json").write_text("[]")
     with pytest.raises(InputError, match="is not a plan"):
@@ -388,11 +388,10 @@ def test_a_run_that_was_stopped_goes_on_later(stopped, plan_path):
 
 def test_a_mistake_in_the_data_is_told_without_a_traceback(plan_path, tmp_path):
     pytest.importorskip("torch")
-    program = PROGRAM.replace("steps=int(steps)", "data=(steps,)")
+    words = ["launch", str(plan_path), f"--output={tmp_path / 'out'}", f"--data={tmp_path / 'none.txt'}"]
     result = subprocess.run(
-        [sys.executable, "-c", program, str(plan_path), str(tmp_path / "out"), str(tmp_path / "none.txt")],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "planner", *words], capture_output=True, text=True, timeout=60, check=False
+    )
     assert result.returncode == ExitCode.ENVIRONMENT
     assert result.stderr.count("cannot read") == 1
     assert "Traceback" not in result.stderr
