@@ -369,6 +369,11 @@ def _pin(path: str, value: Any) -> str:
     return f"--pin {name}={shown}" if document == "layout" else f"--set {path}={str(shown).lower()}"
 
 
+def not_carried(*paths: str) -> Setting:
+    """A setting for values of the run that the program has no key for; it trains with the planner's default."""
+    return Setting(says=paths, write=lambda plan: {}, read=lambda given: {})  # noqa: ARG005 - as the others
+
+
 def follows(*paths: str) -> Setting:
     """A setting for fields without a key, because they follow from other fields or from the start command."""
     return Setting(says=paths, write=lambda plan: {})  # noqa: ARG005 - as the others

@@ -12,7 +12,7 @@ from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Setting, Target, only
+from planner.emit.target import Setting, Target, not_carried, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +110,7 @@ TARGET: Final = Target(
     settings=(
         *FAMILY,
         LOSS,
+        not_carried("training.weights"),
         Setting(says=("training.lora_rank",), write=lambda plan: {}, read=_read_adapters),  # noqa: ARG005 - read only
     ),
     refuse=(

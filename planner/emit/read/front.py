@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -22,6 +23,7 @@ from planner.specs.files import kind_of, limited_text
 from planner.specs.model import ModelSpec
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.text import printable
+from planner.specs.training import OF_THE_RUN, TrainingSpec
 from planner.specs.validate import validate
 from planner.specs.yaml import as_node, parse_value, read_text
 
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from planner.emit.read import Reader
     from planner.emit.target import Facts, Value, Values
 
-_LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_train_epochs", "num_epochs", "total_epochs")
-"""Keys without a field in a plan: the scaling of adapters, and epochs over data whose size no file states."""
+_LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_epochs", "total_epochs")
+"""Keys without a field in a plan: the scaling of adapters, and epochs of programs other than the Trainer."""
+_OF_THE_RATE: Final = re.compile(r"lr_|warmup|decay|epoch")
+"""Matches keys of the run that are not carried; their values are shown."""
 _OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
 
 
@@ -108,6 +112,9 @@ def read_foreign(
     in_use = num_devices if is_sized else told_devices or _count(hosts) * per_host or num_devices
     facts = place.of(partial(facts_of, reader.target, values, model=spec, num_devices=in_use))
     training, assumed = dict(facts.of("training")), []
+    if any(each.startswith("training.steps=") for each in settings):
+        training.pop("epochs", None)
+    weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
         del training["memory_recipe"]  # the engine's default
@@ -129,7 +136,7 @@ def read_foreign(
         num_hosts=_count(hosts),
         num_devices=told_devices,
         assumed=tuple(assumed),
-        left_behind=tuple(_left_behind(values, facts.not_carried)),
+        left_behind=(*weights, *_left_behind(values, facts.not_carried, training)),
     )
 
 
@@ -293,15 +300,21 @@ def _text(value: Any) -> str:
 def _setting(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ",".join(map(str, value)) + "]"
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z][\w.+:/-]*", value):
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _left_behind(values: Values, not_carried: Sequence[str]) -> Iterator[str]:
+def _left_behind(values: Values, not_carried: Sequence[str], training: Mapping[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         if value and key.rpartition(".")[2] in _LEFT_BEHIND:
             yield printable(f"{key}={value}", 80)
         elif key in not_carried and not _is_off(f"={value}"):
-            yield printable(key, 80)
+            yield printable(f"{key}={value}" if _OF_THE_RATE.search(key) else key, 80)
+    known = {*training, "learning_rate", "warmup_steps", "steps"}  # emit says these itself
+    if unstated := [name for name in OF_THE_RUN if name not in known and TrainingSpec.model_fields[name].default]:
+        shown = " ".join(f"{name}={TrainingSpec.model_fields[name].default}" for name in unstated)
+        yield f"what the file does not say and a plan does ({shown})"
 
 
 def _is_off(text: str) -> bool:

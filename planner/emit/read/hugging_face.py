@@ -12,9 +12,10 @@ from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.options import options_of
-from planner.emit.read.shell import option_words
+from planner.emit.read.shell import UNSET, option_words
 from planner.errors import InputError
 from planner.specs.text import printable
+from planner.specs.training import UNKNOWN_WEIGHTS
 from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _preset(found: dict[str, Value], path: str) -> None:
 _TRAINER_WORDS: Final = re.compile(r"--(per_device_train_batch_size|model_name_or_path)\b")
 
 
-def _of_trainer(found: dict[str, Value]) -> Values:
+def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
     for key in ("deepspeed", "config_file"):
         if key in found:
             _preset(found, str(found.pop(key)))
@@ -111,12 +112,55 @@ def _of_trainer(found: dict[str, Value]) -> Values:
     return _without_auto(found)
 
 
+DEFAULTS: Final[dict[str, Value]] = {
+    "learning_rate": 5e-5,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "num_train_epochs": 3.0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "seed": 42,
+}
+"""The Trainer's values for keys that a file leaves out. Source: transformers 5.23.0, training_args.py.
+
+LLaMA-Factory has no others (hparams/training_args.py of 00577a85).
+"""
+_OF_TRL: Final = {"max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "assistant_only_loss"}
+_FROM_SCRATCH: Final = {"config_name", "config_overrides", "tokenizer_name", "model_type"}
+"""Options of transformers' example scripts that build a model without weights."""
+
+
+def _complete(found: Mapping[str, Value], *, is_trl: bool) -> Values:
+    """The values of a whole run: those that its program takes by default, and the weights that it starts from.
+
+    TRL's default learning rate for supervised fine-tuning is 2e-5 (trl/trainer/sft_config.py of 016013e8).
+    """
+    said: dict[str, Value] = {key: value for key, value in found.items() if value is not None}
+    start: dict[str, Value] = {"learning_rate": 2e-5} if is_trl else {}
+    if _FROM_SCRATCH.isdisjoint(said):
+        start["weights"] = UNKNOWN_WEIGHTS
+    return {**DEFAULTS, **start, **_with_weights(said)}
+
+
+def _with_weights(found: dict[str, Value]) -> dict[str, Value]:
+    """The values with the named model as the weights that the training starts from."""
+    name = str(found.get(MODEL) or "")
+    return {"weights": UNKNOWN_WEIGHTS if UNSET.search(name) else name, **found} if name else found
+
+
+def _of_run(found: dict[str, Value]) -> Values:
+    return _complete(_of_trainer(found), is_trl=not _OF_TRL.isdisjoint(found))
+
+
 def _trainer_options(text: str) -> Values:
-    return _of_trainer(dict(options_of(option_words(text))))
+    return _of_run(dict(options_of(option_words(text))))
 
 
 def _trainer_file(text: str) -> Values:
-    return _of_trainer(flat(_document(text, THE_FILE)))
+    return _of_run(flat(_document(text, THE_FILE)))
 
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
@@ -149,7 +193,7 @@ def _swift_options(text: str) -> Values:
         found["dtype"] = dtype
     elif dtype in ("bfloat16", "float16"):
         found["bf16" if dtype == "bfloat16" else "fp16"] = True
-    return _of_trainer(found)
+    return _with_weights(_of_trainer(found))
 
 
 # --- Axolotl -----------------------------------------------------------------------------------------------------
@@ -227,7 +271,7 @@ def _axolotl_values(text: str) -> Values:
             found["lora_target_modules"] = "all-linear"
     if str(found.get("bf16")) in ("auto", "full"):
         found["bf16"] = True
-    return _without_auto(found)
+    return _with_weights(_without_auto(found))
 
 
 # --- LLaMA-Factory -----------------------------------------------------------------------------------------------
@@ -265,7 +309,7 @@ def _factory_values(text: str) -> Values:
             raise InputError(f"{bits} bits have no price here", where="quantization_bit", hint="known: 4")
     else:
         found = {key: value for key, value in found.items() if not key.startswith("lora_")}
-    return _without_auto(found)
+    return _complete(_without_auto(found), is_trl=False)
 
 
 def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = ()) -> Reader:
