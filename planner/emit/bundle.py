@@ -84,7 +84,7 @@ def bundle_of(
     yours = {**target.yours(plan, how), **STARTERS[on].yours}
     start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
     texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
-    advice = (*_defaults_in(plan), *_not_carried(start), *target.advice(plan))
+    advice = (*_defaults_in(plan), *not_carried(target, plan, how), *target.advice(plan))
     return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours, advice=advice)
 
 
@@ -102,17 +102,17 @@ def _defaults_in(plan: Plan) -> tuple[str, ...]:
     return (f"{shown}: defaults of a plan, set by " + " ".join(f"--set training.{name}=..." for name in names),)
 
 
-def _not_carried(start: Start) -> tuple[str, ...]:
+def not_carried(target: Target, plan: Plan, how: How) -> tuple[str, ...]:
     """A sentence for each value of the run that the emitted files do not carry, with the value that they run with.
 
     The program's own table reads what it wrote, as it reads the files of other authors.
     """
-    plan, given = start.plan, Given(start.values, model=start.plan.model, num_devices=start.plan.layout.world_size)
+    given = Given(values_of(target, plan), model=plan.model, num_devices=plan.layout.world_size)
     found: dict[str, Any] = {}
-    for setting in start.target.settings:
+    for setting in target.settings:
         if setting.read and any(path in _PATHS for path in setting.says):
             found |= {path: _PATHS[path] for path in setting.says if path in _PATHS} | dict(setting.read(given))
-    if start.how.smoke or start.how.arguments.weights:
+    if how.smoke or how.arguments.weights:
         found.pop("training.weights", None)
     sentences = []
     for path, value in found.items():
@@ -121,7 +121,7 @@ def _not_carried(start: Start) -> tuple[str, ...]:
         if path not in _PATHS or is_moot or _is_close(value, own):
             continue
         has = f"steps={plan.training.steps}" if path == "training.epochs" else _shown(value)
-        sentences.append(f"{path}={_shown(own)}, which the files for {start.target.name} cannot say; they have {has}")
+        sentences.append(f"{path}={_shown(own)}, which {target.name} is not told; it has {has}")
     return tuple(sentences)
 
 

@@ -34,6 +34,7 @@ class Reader:
     engine: function that returns the profile that prices a file with these values.
     target: the program whose table reads these values.
     is_shell: whether the file is a shell script, for which the user can define variables.
+    lacks: degrees of a layout that the program's own files have no key for.
     """
 
     name: str
@@ -42,3 +43,4 @@ class Reader:
     engine: Callable[[Values], str]
     target: Target
     is_shell: bool = False
+    lacks: tuple[str, ...] = ()

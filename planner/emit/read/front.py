@@ -50,6 +50,7 @@ class Foreign:
     num_hosts, num_devices: numbers that the file gives its launcher, or 0.
     assumed: keys of the file that are not priced.
     left_behind: keys that have no field in a plan and do not change its cost.
+    lacks: degrees of a layout that the program's own files have no key for.
     """
 
     program: str
@@ -61,6 +62,7 @@ class Foreign:
     num_devices: int
     assumed: tuple[Assumed, ...]
     left_behind: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 def read_foreign(
@@ -137,6 +139,7 @@ def read_foreign(
         num_devices=told_devices,
         assumed=tuple(assumed),
         left_behind=(*weights, *_left_behind(values, facts.not_carried, training)),
+        lacks=reader.lacks,
     )
 
 

@@ -312,11 +312,13 @@ def _factory_values(text: str) -> Values:
     return _complete(_without_auto(found), is_trl=False)
 
 
-def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = ()) -> Reader:
+def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = (), lacks: tuple[str, ...] = ()) -> Reader:
     def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
         return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
 
-    return Reader(name=name, recognises=recognises, values=values, engine=_engine, target=accelerate.TARGET)
+    return Reader(
+        name=name, recognises=recognises, values=values, engine=_engine, target=accelerate.TARGET, lacks=lacks
+    )
 
 
 READERS: Final = (
@@ -326,6 +328,7 @@ READERS: Final = (
         _factory_values,
         "model_name_or_path",
         either=("cutoff_len", "finetuning_type", "stage", "template"),
+        lacks=("tp", "pp", "cp"),  # src/llamafactory/hparams of 00577a85
     ),
     _reader("an Accelerate file", _accelerate_values, "distributed_type"),
     _reader(
