@@ -37,12 +37,12 @@ def shown(value: Any) -> str:
 
 
 def _write_weights(plan: Plan) -> Values:
-    """The checkpoint to start from, in Megatron-LM's form, with a new count of steps and new optimizer states."""
+    """The checkpoint to start from, in Megatron-LM's form; a run that is continued with --load starts from its own."""
     weights = plan.training.weights
     if weights is None:
         return {}
     own = weights.removeprefix(OF_MEGATRON) if weights.startswith(OF_MEGATRON) else UNKNOWN_WEIGHTS
-    return {"pretrained_checkpoint": own, "finetune": True}
+    return {"pretrained_checkpoint": own}
 
 
 def _read_weights(given: Given) -> Mapping[str, Any]:
