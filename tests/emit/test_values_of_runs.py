@@ -239,7 +239,8 @@ def test_what_a_program_is_not_told_is_named_with_both_values(planned):
     told = "\n".join(made(split).advice)
     assert "training.weights=Qwen/Qwen2.5-7B-Instruct, which deepspeed is not told; it has none" in told
     assert "training.epochs=3, which deepspeed is not told; it has steps=100" in told
-    ours = planned(f"{MEGATRON} {TUNE}", "run.sh", engine="fsdp", model="qwen2.5-7b", layout="zero=3")
+    fsdp = {"engine": "fsdp", "layout": "zero=3", "settings": ("training.memory_recipe=engine",)}
+    ours = planned(f"{MEGATRON} {TUNE}", "run.sh", model="qwen2.5-7b", **fsdp)
     assert any(
         "training.min_learning_rate_ratio=0.1" in each for each in not_carried(PROGRAMS["accelerate"], ours, How())
     )
