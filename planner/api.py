@@ -412,7 +412,14 @@ def plan_file(
         words = f"still yours, not carried over and to be set again in what `planner emit` writes: {left_behind}"
         (reporter or Reporter()).noted(words)
     spec: Any = foreign.model
-    return plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)
+    plan = plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)
+    if used := [f"{key}={degree}" for key in foreign.lacks if (degree := getattr(plan.layout, key)) > 1]:
+        pins = " ".join(f"--pin {each.partition('=')[0]}=1" for each in used)
+        words = (
+            f"the plan has {', '.join(used)}, which {foreign.program} has no key for; run what `planner emit` writes"
+        )
+        (reporter or Reporter()).noted(f"{words}, or plan with {pins}")
+    return plan
 
 
 def _paths(path: Files) -> list[Path]:

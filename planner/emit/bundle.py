@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.programs import PROGRAMS
 from planner.emit.start import Start
 from planner.emit.starters import STARTERS
-from planner.emit.target import How, values_of
+from planner.emit.target import Given, How, field_of, values_of
 from planner.errors import EnvironmentProblem, InputError
 from planner.fit import check_fits
 from planner.plan import write_plan
 from planner.run_arguments import RunArguments, option_name
 from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
-from planner.specs.training import TrainingSpec
+from planner.specs.training import OF_THE_RUN, TrainingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,21 +84,57 @@ def bundle_of(
     yours = {**target.yours(plan, how), **STARTERS[on].yours}
     start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
     texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
-    advice = (*_defaults_in(plan), *target.advice(plan))
+    advice = (*_defaults_in(plan), *not_carried(target, plan, how), *target.advice(plan))
     return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours, advice=advice)
 
 
-_OF_THE_RUN: Final = {"learning_rate": "learning rate", "warmup_steps": "warm-up steps", "steps": "steps"}
+_RARELY_MEANT: Final = {"learning_rate": "learning rate", "warmup_steps": "warm-up steps", "steps": "steps"}
 
 
 def _defaults_in(plan: Plan) -> tuple[str, ...]:
     """A sentence that lists the values of the run that equal the planner's defaults; perhaps nobody chose them."""
-    default = {name: TrainingSpec.model_fields[name].default for name in _OF_THE_RUN}
-    names = [name for name in _OF_THE_RUN if getattr(plan.training, name) == default[name]]
+    default = {name: TrainingSpec.model_fields[name].default for name in _RARELY_MEANT}
+    names = [name for name in _RARELY_MEANT if getattr(plan.training, name) == default[name]]
+    names = [name for name in names if name != "steps" or plan.training.epochs is None]
     if not names:
         return ()
-    shown = ", ".join(f"{_OF_THE_RUN[name]} {default[name]:g}" for name in names)
+    shown = ", ".join(f"{_RARELY_MEANT[name]} {default[name]:g}" for name in names)
     return (f"{shown}: defaults of a plan, set by " + " ".join(f"--set training.{name}=..." for name in names),)
+
+
+def not_carried(target: Target, plan: Plan, how: How) -> tuple[str, ...]:
+    """A sentence for each value of the run that the emitted files do not carry, with the value that they run with.
+
+    The program's own table reads what it wrote, as it reads the files of other authors.
+    """
+    given = Given(values_of(target, plan), model=plan.model, num_devices=plan.layout.world_size)
+    found: dict[str, Any] = {}
+    for setting in target.settings:
+        if setting.read and any(path in _PATHS for path in setting.says):
+            found |= {path: _PATHS[path] for path in setting.says if path in _PATHS} | dict(setting.read(given))
+    if how.smoke or how.arguments.weights:
+        found.pop("training.weights", None)
+    sentences = []
+    for path, value in found.items():
+        own = field_of(plan, path)
+        is_moot = own is None or (path == "training.steps" and plan.training.epochs)
+        if path not in _PATHS or is_moot or _is_close(value, own):
+            continue
+        has = f"steps={plan.training.steps}" if path == "training.epochs" else _shown(value)
+        sentences.append(f"{path}={_shown(own)}, which {target.name} is not told; it has {has}")
+    return tuple(sentences)
+
+
+_PATHS: Final = {f"training.{name}": TrainingSpec.model_fields[name].default for name in OF_THE_RUN}
+
+
+def _is_close(value: Any, own: Any) -> bool:
+    numbers = isinstance(value, int | float) and isinstance(own, int | float)
+    return math.isclose(value, own, rel_tol=1e-6, abs_tol=1e-12) if numbers else value == own
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _check_schedule(plan: Plan) -> None:

@@ -470,6 +470,11 @@ def adapters_of(given: Given, key: str, rank: int, parts: Sequence[str]) -> Mapp
     return {"training.lora_rank": rank, "training.lora_targets": tuple(parts)}
 
 
+def not_carried(*paths: str) -> Setting:
+    """A setting for values of the run that the program has no key for; it trains with the planner's default."""
+    return Setting(says=paths, write=lambda plan: {}, read=lambda given: {})  # noqa: ARG005 - as the others
+
+
 def follows(*paths: str) -> Setting:
     """A setting for fields without a key, because they follow from other fields or from the start command."""
     return Setting(says=paths, write=lambda plan: {})  # noqa: ARG005 - as the others

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from planner.emit.bundle import bundle_of, target_of, write_bundle
+from planner.emit.bundle import bundle_of, not_carried, target_of, write_bundle
 from planner.emit.hosts import num_hosts
 from planner.emit.programs.torch import lines_of_hosts
 from planner.emit.target import How
@@ -51,6 +51,8 @@ def launch_other(
     """
     target, how = target_of(plan, None), How(arguments=arguments, smoke=smoke)
     made = bundle_of(plan, how=how, force_unfit=force_unfit, tell=tell)
+    for each in not_carried(target, plan, how):
+        tell(f"still yours: {each}")
     if dry_run:
         is_placed = any(each is not None for each in place.values())
         own = find_host(plan, os.environ, **place) if is_placed else None

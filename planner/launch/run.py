@@ -10,8 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.data_files import RECORD, confirmed, write_record
+from planner.emit.bundle import not_carried
 from planner.emit.hosts import num_hosts
 from planner.emit.programs.torch import PLACEHOLDERS, Host, torchrun_command, torchrun_commands
+from planner.emit.programs.torch import TARGET as TORCH
+from planner.emit.target import How
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.fit import check_fits
 from planner.launch.attempts import SECONDS_TO_MEET
@@ -78,6 +81,8 @@ def launch(
     if dry_run and str(plan_path) == "-":
         raise InputError("the command needs the plan's file", hint="write it first, `planner plan ... -o plan.json`")
     check_fits(plan, force_unfit=force_unfit, tell=_note)
+    for each in not_carried(TORCH, plan, How(arguments=arguments)):
+        _note(f"still yours: {each}")
     if dry_run:
         lines = torchrun_commands(plan, plan_path, output=output, arguments=arguments)
         sys.stdout.write("".join(f"{line}\n" for line in lines))

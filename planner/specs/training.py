@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
@@ -29,6 +29,19 @@ _TOKENS_SCHEMA = {
 }
 
 
+UNKNOWN_WEIGHTS: Final = "MODEL_PATH"
+"""The weights of a training that starts from a checkpoint which only the user knows; a placeholder in files."""
+OF_MEGATRON: Final = "megatron:"
+"""What stands before the folder of weights in Megatron-LM's form."""
+OF_THE_RUN: Final = (
+    *("weights", "learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps"),
+    *("epochs", "weight_decay", "gradient_clip", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"),
+)
+"""Fields that decide what is learned and change neither the bytes nor the seconds of a step."""
+NEVER_CLIPS: Final = 1e9
+"""The gradient_clip of files whose 0 turns clipping off."""
+
+
 class TrainingSpec(InputDocument):
     """The workload of one optimizer step, and the length of the run.
 
@@ -50,6 +63,11 @@ class TrainingSpec(InputDocument):
     lora_rank: rank of the trained adapters beside the matrices in lora_targets, with all other weights frozen; 0 trains
     every weight.
     frozen_weights: storage of frozen weights: 16 bits, or 4 bits inside the layers (nf4 with double quantisation).
+    weights: the Hugging Face model that the training starts from, as a name or a folder; `megatron:FOLDER` for a
+    checkpoint of Megatron-LM, `MODEL_PATH` for weights that only the user knows; without it training starts at random.
+    schedule: the learning rate after the warm-up: cosine, linear, constant, or another program's own name.
+    warmup_ratio: warm-up as a share of all steps, if warmup_steps is 0.
+    epochs: passes over the data; if given, they end the run in place of `steps`.
     """
 
     sequence_length: int = Field(ge=1, le=100_000_000)
@@ -77,10 +95,14 @@ class TrainingSpec(InputDocument):
     )
     asynchronous_checkpoints: bool = Field(default=False, description="checkpoints are written while training goes on")
     price: UsdPerHour | None = Field(default=None, description="price of one device; overrides the cluster's own price")
+    weights: str | None = Field(default=None, min_length=1, max_length=4096)
     learning_rate: float = Field(default=3e-4, gt=0)
+    schedule: str = Field(default="cosine", pattern=r"^[A-Za-z0-9_-]{1,60}$")
     min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
     warmup_steps: int = Field(default=10, ge=0)
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     steps: int = Field(default=100, ge=1, description="number of optimizer steps of `planner launch`")
+    epochs: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     gradient_clip: float = Field(default=1.0, gt=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)

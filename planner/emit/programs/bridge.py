@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.programs.megatron import shown
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target, adapters_of, only
+from planner.emit.target import Refusal, Setting, Target, adapters_of, not_carried, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ SECTIONS: Final = {
         *("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype"),
         *("optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d"),
     ),
-    "scheduler": ("lr_decay_style", "lr_decay_iters", "lr_warmup_iters"),
+    "scheduler": ("lr_decay_style", "lr_decay_iters", "lr_warmup_iters", "lr_warmup_fraction"),
     "train": ("micro_batch_size", "global_batch_size", "train_iters"),
     "ddp": (
         *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
@@ -271,6 +271,7 @@ TARGET: Final = Target(
     program="Megatron-Bridge of August 2026 or later, scripts/training/run_recipe.py",
     settings=(
         *FAMILY,
+        not_carried("training.weights"),
         Setting(says=("training.loss",), write=_write_loss, read=_read_loss),
         Setting(says=("training.lora_rank", "training.lora_targets"), write=_write_adapters, read=_read_adapters),
     ),

@@ -19,6 +19,8 @@ from planner.emit.target import Refusal, Setting, adapters_of, decisive, follows
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
+from planner.specs.training import NEVER_CLIPS, OF_MEGATRON, OF_THE_RUN
+from planner.specs.training import UNKNOWN_WEIGHTS as WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 DATA: Final = "DATA_PATH"
 TOKENIZER: Final = "TOKENIZER_PATH"
-WEIGHTS: Final = "MODEL_PATH"
 MODEL: Final = "MODEL_NAME"
 OPTIMIZERS: Final = {
     "adamw": "adamw_torch_fused",
@@ -329,15 +330,67 @@ def _read_precision(given: Given) -> Mapping[str, Any]:
     return found
 
 
+_SCHEDULES: Final = {
+    "cosine": "cosine",
+    "constant": "constant_with_warmup",
+    **{each: each for each in ("linear", "cosine_with_restarts", "polynomial", "inverse_sqrt")},
+    **{each: each for each in ("reduce_lr_on_plateau", "cosine_warmup_with_min_lr", "warmup_stable_decay")},
+}
+"""Schedule -> the Trainer's name. Source: transformers 5.23, trainer_utils.py (SchedulerType) and optimization.py."""
+
+
+def _write_schedule(plan: Plan) -> Values:
+    """The schedule and the length of the run; `pipeline.py` counts steps alone, so that its epochs are not carried."""
+    training, has_epochs = plan.training, plan.layout.pp == 1
+    found: dict[str, Value] = {"lr_scheduler_type": _SCHEDULES.get(training.schedule, "cosine")}
+    if found["lr_scheduler_type"] == "cosine" and training.min_learning_rate_ratio:
+        found = {
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs.min_lr_rate": training.min_learning_rate_ratio,
+        }
+    found["warmup_steps"] = training.warmup_steps or (training.warmup_ratio if has_epochs else 0) or 0
+    if training.epochs and has_epochs:
+        return found | {"num_train_epochs": training.epochs}
+    return found | {"max_steps": training.steps}
+
+
+def _read_schedule(given: Given) -> Mapping[str, Any]:
+    """The schedule, the warm-up and the length of the run; a share as warmup_steps is a ratio, as in transformers 5."""
+    found: dict[str, Any] = {}
+    name = given.text("lr_scheduler_type")
+    if name:
+        back = {theirs: ours for ours, theirs in _SCHEDULES.items()} | {"cosine_with_min_lr": "cosine"}
+        least = given.number("lr_scheduler_kwargs.min_lr") / (given.number("learning_rate") or 1.0)
+        least = given.number("lr_scheduler_kwargs.min_lr_rate", least) if name == "cosine_with_min_lr" else 0.0
+        found |= {"training.schedule": back.get(name, name), "training.min_learning_rate_ratio": least}
+    if name or "warmup_steps" in given or "warmup_ratio" in given:
+        steps, ratio = given.number("warmup_steps"), given.number("warmup_ratio")
+        steps, ratio = (0, 0) if name == "constant" else (steps, 0) if steps >= 1 else (0, steps or ratio)
+        found |= {"training.warmup_steps": int(steps), "training.warmup_ratio": ratio}
+    steps, epochs = given.number("max_steps"), given.number("num_train_epochs")
+    return found | ({"training.steps": int(steps)} if steps > 0 else {"training.epochs": epochs} if epochs > 0 else {})
+
+
+def _write_weights(plan: Plan) -> Values:
+    """Weights in transformers' form; adapters are always trained beside weights, and pipelines start at random."""
+    weights = plan.training.weights or (WEIGHTS if plan.training.lora_rank else None)
+    if weights is None or plan.layout.pp > 1:
+        return {}
+    return {"weights": WEIGHTS if weights.startswith(OF_MEGATRON) else weights}
+
+
+def _read_weights(given: Given) -> Mapping[str, Any]:
+    weights = given.text("weights", WEIGHTS)
+    is_said = weights != WEIGHTS or ("weights" in given and not given.flag("use_peft"))
+    return {"training.weights": weights} if is_said else {}
+
+
 def _write_optimizer(plan: Plan) -> Values:
     training = plan.training
     return {
         "optim": OPTIMIZERS[training.optimizer],
         "learning_rate": training.learning_rate,
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs.min_lr_rate": training.min_learning_rate_ratio,
-        "warmup_steps": training.warmup_steps,
-        "max_steps": training.steps,
+        **_write_schedule(plan),
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.gradient_clip,
         "adam_beta1": training.adam_beta1,
@@ -355,23 +408,17 @@ def _read_optimizer(given: Given) -> Mapping[str, Any]:
         raise InputError(f"{name[:60]!r} has no price here", where="optim", hint=f"known: {known}")
     if name:
         found["training.optimizer"] = _OPTIMIZERS_READ[name]
-    for key, ours in _NUMBERS.items():
-        if key in given and (ours != "training.gradient_clip" or given.number(key) > 0):
-            found[ours] = given.number(key)
-    given.get("lr_scheduler_type")
-    for key, ours in (("warmup_steps", "training.warmup_steps"), ("seed", "training.seed")):
-        if key in given and given.number(key) >= 1:
-            found[ours] = given.whole(key)
-    if "max_steps" in given and int(given.number("max_steps")) > 0:
-        found["training.steps"] = given.whole("max_steps")
-    return found
+    found |= {ours: given.number(key) for key, ours in _NUMBERS.items() if key in given}
+    if "max_grad_norm" in given:
+        found["training.gradient_clip"] = given.number("max_grad_norm") or NEVER_CLIPS
+    if "seed" in given:
+        found["training.seed"] = given.whole("seed")
+    return {**found, **_read_schedule(given)}
 
 
 _NUMBERS: Final = {
     "learning_rate": "training.learning_rate",
-    "lr_scheduler_kwargs.min_lr_rate": "training.min_learning_rate_ratio",
     "weight_decay": "training.weight_decay",
-    "max_grad_norm": "training.gradient_clip",
     "adam_beta1": "training.adam_beta1",
     "adam_beta2": "training.adam_beta2",
     "adam_epsilon": "training.adam_epsilon",
@@ -459,16 +506,11 @@ SHARED: Final = (
     ),
     Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
     Setting(
-        says=tuple(
-            f"training.{name}"
-            for name in (
-                *("optimizer", "learning_rate", "min_learning_rate_ratio", "warmup_steps", "steps", "weight_decay"),
-                *("gradient_clip", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"),
-            )
-        ),
+        says=tuple(f"training.{name}" for name in ("optimizer", *OF_THE_RUN) if name != "weights"),
         write=_write_optimizer,
         read=_read_optimizer,
     ),
+    Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
     Setting(says=("training.attention", "training.loss"), write=_write_kernels, read=_read_kernels),
     Setting(
         says=("training.lora_rank", "training.lora_targets", "training.frozen_weights"),
@@ -516,8 +558,10 @@ REFUSALS: Final = (
 def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> dict[str, str]:
     """Files with the model, the training settings and the program that runs the training, name -> text."""
     training = training_keys(values) | dict(further)
+    stated = training.pop("weights", None)
     training |= {"data": _data(how), "tokenizer": _tokenizer(how), "output_dir": "run", "remove_unused_columns": False}
-    training |= {"weights": str(how.arguments.weights or WEIGHTS)} if _has_weights(plan, how) else {}
+    weights = how.arguments.weights or (None if how.smoke else stated)
+    training |= {"weights": str(weights)} if weights else {}
     model = nested(values, "config.")
     training |= {"model": MODEL} if is_named(plan) else {}
     return {
@@ -525,10 +569,6 @@ def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> 
         "training.yaml": yaml.safe_dump(training, sort_keys=False),
         "train.py": TRAIN,
     }
-
-
-def _has_weights(plan: Plan, how: How) -> bool:
-    return bool(how.arguments.weights or (plan.training.lora_rank and not how.smoke))
 
 
 def _data(how: How) -> list[str]:
@@ -548,8 +588,12 @@ def yours(plan: Plan, how: How) -> dict[str, str]:
         found[DATA] = "text or .jsonl files with a column `text`, or hf:NAME (--data)"
     if not how.smoke and not how.arguments.tokenizer:
         found[TOKENIZER] = "a folder or name of a Hugging Face tokenizer (--tokenizer)"
-    if plan.training.lora_rank and not how.smoke and not how.arguments.weights:
-        found[WEIGHTS] = "the weights that adapters are trained beside (--weights)"
+    if _write_weights(plan).get("weights") == WEIGHTS and not how.smoke and not how.arguments.weights:
+        found[WEIGHTS] = (
+            "the weights that adapters are trained beside (--weights)"
+            if plan.training.lora_rank
+            else "the weights that the training starts from (--weights); without the key it starts at random"
+        )
     return found
 
 

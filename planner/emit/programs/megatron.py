@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS, REFUSALS, WHOLE_LOSS, connections
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Target, only
+from planner.emit.target import Setting, Target, only
+from planner.specs.training import OF_MEGATRON, UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from planner.emit.target import How, Place, Value, Values
+    from planner.emit.target import Given, How, Place, Value, Values
     from planner.plan import Plan
 
 CHECKOUT: Final = "MEGATRON_PATH"
@@ -35,21 +36,42 @@ def shown(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
+def _write_weights(plan: Plan) -> Values:
+    """The checkpoint to start from, in Megatron-LM's form; a run that is continued with --load starts from its own."""
+    weights = plan.training.weights
+    if weights is None:
+        return {}
+    own = weights.removeprefix(OF_MEGATRON) if weights.startswith(OF_MEGATRON) else UNKNOWN_WEIGHTS
+    return {"pretrained_checkpoint": own}
+
+
+def _read_weights(given: Given) -> Mapping[str, Any]:
+    """The weights; --finetune alone starts from those of --load. Source: checkpointing.py, load_checkpoint."""
+    is_new = given.flag("finetune")
+    weights = given.text("pretrained_checkpoint", given.text("load") if is_new else "")
+    if not weights:
+        return {"training.weights": UNKNOWN_WEIGHTS} if is_new else {}
+    return {"training.weights": weights if weights == UNKNOWN_WEIGHTS else f"{OF_MEGATRON}{weights}"}
+
+
 def _data(plan: Plan, how: How) -> dict[str, Value]:
     """Options for data and tokenizer: the user's, placeholders, or mock data without a real tokenizer."""
     if how.smoke:  # NullTokenizer adds one token
-        return {"mock_data": True, "tokenizer_type": "NullTokenizer", "vocab_size": plan.model.vocab_size - 1}
+        start = dict.fromkeys(_write_weights(plan))  # at random
+        return start | {"mock_data": True, "tokenizer_type": "NullTokenizer", "vocab_size": plan.model.vocab_size - 1}
     tokenizer = str(how.arguments.tokenizer or TOKENIZER)
     data: tuple[str, ...] = how.arguments.data or (DATA,)
     return {"data_path": data, "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": tokenizer}
 
 
-def _yours(plan: Plan, how: How) -> dict[str, str]:  # noqa: ARG001 - as the others
+def _yours(plan: Plan, how: How) -> dict[str, str]:
     found = {f"${CHECKOUT}": "a checkout of Megatron-LM of August 2026 or later, set before the script is started"}
     if not how.smoke and not how.arguments.data:
         found[DATA] = "the prefix of a data set that tools/preprocess_data.py wrote (--data)"
     if not how.smoke and not how.arguments.tokenizer:
         found[TOKENIZER] = "a Hugging Face tokenizer (--tokenizer)"
+    if _write_weights(plan).get("pretrained_checkpoint") == UNKNOWN_WEIGHTS and not how.smoke:
+        found[UNKNOWN_WEIGHTS] = "a checkpoint of Megatron-LM, with the weights that the training starts from"
     return found
 
 
@@ -63,7 +85,7 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
 TARGET: Final = Target(
     name="megatron",
     program="Megatron-LM of August 2026 or later, pretrain_gpt.py",
-    settings=(*FAMILY, LOSS),
+    settings=(*FAMILY, LOSS, Setting(says=("training.weights",), write=_write_weights, read=_read_weights)),
     refuse=(
         *REFUSALS,
         WHOLE_LOSS,

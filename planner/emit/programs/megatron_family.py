@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.hosts import uneven_hosts
 from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import Refusal, Setting, decisive, follows, only
+from planner.emit.target import Refusal, Setting, decisive, follows, not_carried, only
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.recompute import canonical, policy_fault
+from planner.specs.training import NEVER_CLIPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -343,22 +344,33 @@ def _read_dropout(given: Given) -> Mapping[str, Any]:
     return {"training.dropout": max(hidden, attention)}
 
 
+_STYLES: Final = {
+    "inverse_sqrt": "inverse-square-root",
+    **{each: each for each in ("cosine", "linear", "constant", "WSD")},
+}
+"""Schedule -> --lr-decay-style."""
+
+
 def _write_rates(plan: Plan) -> Values:
     training = plan.training
+    share: dict[str, Value] = {"lr_warmup_fraction": training.warmup_ratio}
     return {
         "lr": training.learning_rate,
         "min_lr": float(f"{training.learning_rate * training.min_learning_rate_ratio:.9g}"),
-        "lr_decay_style": "cosine",
+        "lr_decay_style": _STYLES.get(training.schedule, "cosine"),
         "lr_decay_iters": training.steps,
         "train_iters": training.steps,
         "lr_warmup_iters": min(training.warmup_steps, training.steps - 1),
+        **(share if training.warmup_ratio and not training.warmup_steps else {}),
     }
 
 
 def _read_rates(given: Given) -> Mapping[str, Any]:
     """The learning rate, and steps given as iterations or samples. Source: training/training.py, update_train_iters."""
     found: dict[str, Any] = {}
-    given.get("lr_decay_style")
+    if "lr_decay_style" in given:
+        style = given.text("lr_decay_style")
+        found["training.schedule"] = next((ours for ours, theirs in _STYLES.items() if theirs == style), style)
     batch = max(given.whole("global_batch_size"), 1)
     steps = given.whole("train_iters") or given.whole("train_samples") // batch
     if given.whole("lr_decay_iters", steps) != steps:
@@ -366,12 +378,12 @@ def _read_rates(given: Given) -> Mapping[str, Any]:
     if "lr" in given and (rate := given.number("lr")) > 0:
         found["training.learning_rate"] = rate
         found["training.min_learning_rate_ratio"] = min(round(given.number("min_lr", 0.0) / rate, 9), 1.0)
-    if "lr_warmup_iters" in given:
-        found["training.warmup_steps"] = given.whole("lr_warmup_iters")
-    elif "lr_warmup_samples" in given:
-        found["training.warmup_steps"] = given.whole("lr_warmup_samples") // batch
-    elif "lr_warmup_fraction" in given and steps:
-        found["training.warmup_steps"] = int(given.number("lr_warmup_fraction") * steps)
+    elif "min_lr" in given and not given.number("min_lr"):
+        found["training.min_learning_rate_ratio"] = 0.0
+    if ratio := given.number("lr_warmup_fraction"):
+        found |= {"training.warmup_ratio": ratio, "training.warmup_steps": 0}
+    elif "lr_warmup_iters" in given or "lr_warmup_samples" in given:
+        found["training.warmup_steps"] = given.whole("lr_warmup_iters") or given.whole("lr_warmup_samples") // batch
     return found | ({"training.steps": steps} if steps else {})
 
 
@@ -441,17 +453,27 @@ TRAINING: Final = (
     ),
     Setting(
         says=tuple(
-            f"training.{name}" for name in ("learning_rate", "min_learning_rate_ratio", "warmup_steps", "steps")
+            f"training.{name}"
+            for name in (
+                *("learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps"),
+            )
         ),
         write=_write_rates,
         read=_read_rates,
     ),
     _number("training.weight_decay", "weight_decay"),
-    _number("training.gradient_clip", "clip_grad"),
+    Setting(
+        says=("training.gradient_clip",),
+        write=lambda plan: {"clip_grad": plan.training.gradient_clip},
+        read=lambda given: (
+            {"training.gradient_clip": given.number("clip_grad") or NEVER_CLIPS} if "clip_grad" in given else {}
+        ),
+    ),
     _number("training.adam_beta1", "adam_beta1"),
     _number("training.adam_beta2", "adam_beta2"),
     _number("training.adam_epsilon", "adam_eps"),
     _whole("training.seed", "seed"),
+    not_carried("training.epochs"),
 )
 
 

@@ -12,7 +12,7 @@ from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Setting, Target, adapters_of, only
+from planner.emit.target import Setting, Target, adapters_of, not_carried, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +105,7 @@ TARGET: Final = Target(
     settings=(
         *FAMILY,
         LOSS,
+        not_carried("training.weights"),
         Setting(says=("training.lora_rank",), write=lambda plan: {}, read=_read_adapters),  # noqa: ARG005 - read only
     ),
     refuse=(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.hosts import ranks_of_hosts
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Setting, Target
+from planner.emit.target import Setting, Target, not_carried
 from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:
@@ -111,7 +111,10 @@ def _launcher(plan: Plan, how: How) -> str:  # noqa: ARG001 - as the others
 TARGET: Final = Target(
     name="torch",
     program="the planner's own trainer",
-    settings=(Setting(says=("layout", "training", "model"), write=lambda plan: {}),),  # noqa: ARG005 - plan.json says all
+    settings=(
+        Setting(says=("layout", "training", "model"), write=lambda plan: {}),  # noqa: ARG005 - plan.json says all
+        not_carried(*(f"training.{name}" for name in ("weights", "schedule", "warmup_ratio", "epochs"))),
+    ),
     command=_command,
     launcher=_launcher,
     takes=tuple(each.name for each in fields(RunArguments)),

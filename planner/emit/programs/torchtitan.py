@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, decisive, follows, only, same
+from planner.emit.target import FIELDS, Refusal, Setting, Target, decisive, follows, not_carried, only, same
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split, offloads_optimizer
 from planner.specs.by_name import load_model
@@ -423,11 +423,14 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
     return {"training.loss_chunks": chunks} if chunks else {"training.loss": "whole"}
 
 
+_DECAYS: Final = ("cosine", "linear", "sqrt")
+
+
 def _write_schedule(plan: Plan) -> Values:
     training = plan.training
     return {
         "lr_scheduler.warmup_steps": training.warmup_steps,
-        "lr_scheduler.decay_type": "cosine",
+        "lr_scheduler.decay_type": training.schedule if training.schedule in _DECAYS else "cosine",
         "lr_scheduler.min_lr_factor": training.min_learning_rate_ratio,
     }
 
@@ -436,6 +439,7 @@ def _read_schedule(given: Given) -> Mapping[str, Any]:
     return {
         "training.warmup_steps": given.whole("lr_scheduler.warmup_steps", 200),
         "training.min_learning_rate_ratio": given.number("lr_scheduler.min_lr_factor", 0.0),
+        "training.schedule": given.text("lr_scheduler.decay_type", "linear"),
     }
 
 
@@ -569,12 +573,13 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         _number("training.adam_epsilon", "optimizer.eps"),
         _number("training.weight_decay", "optimizer.weight_decay"),
         Setting(
-            says=("training.warmup_steps", "training.min_learning_rate_ratio"),
+            says=("training.warmup_steps", "training.min_learning_rate_ratio", "training.schedule"),
             write=_write_schedule,
             read=_read_schedule,
         ),
         Setting(says=("training.seed",), write=same("training.seed", "debug.seed").write, read=_seed),
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
+        not_carried("training.weights", "training.warmup_ratio", "training.epochs"),
         follows("layout.pools", "layout.segment"),
         follows("training.lora_targets", "training.frozen_weights"),  # unused without adapters
     )

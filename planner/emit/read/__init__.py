@@ -43,6 +43,8 @@ class Reader:
     them; the rule `OF_RECIPE` means that only the program itself knows the value.
     is_shell: whether the file is a shell script, for which the user can define variables.
     answer: the default number of tokens of a generated answer; 0 if the program has none.
+    complete: function that adds the values that the program takes by default, when all files of the run are read.
+    lacks: degrees of a layout that the program's own files have no key for.
     """
 
     name: str
@@ -54,3 +56,5 @@ class Reader:
     assumed: Callable[[Values], Mapping[str, str]] = lambda values: {}  # noqa: ARG005
     is_shell: bool = False
     answer: int = 0
+    complete: Callable[[Values], Values] = lambda values: values
+    lacks: tuple[str, ...] = ()

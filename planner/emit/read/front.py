@@ -6,6 +6,7 @@ file and in the working folder. They are parsed, and never run.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -28,6 +29,7 @@ from planner.specs.files import kind_of, limited_text
 from planner.specs.model import ModelSpec
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.text import printable
+from planner.specs.training import OF_THE_RUN, TrainingSpec
 from planner.specs.validate import validate
 from planner.specs.yaml import as_node, parse_value, read_text
 
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
     from planner.emit.target import Doubt, Value, Values
 
 Read = TypeVar("Read")
-_LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_train_epochs", "num_epochs", "total_epochs")
-"""Keys without a field in a plan: the scaling of adapters, and epochs over data whose size no file states."""
+_LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_epochs", "total_epochs")
+"""Keys without a field in a plan: the scaling of adapters, and epochs of programs other than the Trainer."""
+_OF_THE_RATE: Final = re.compile(r"lr_|warmup|decay|epoch")
+"""Matches keys of the run that are not carried; their values are shown."""
 _OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
 
 
@@ -52,6 +56,7 @@ class Foreign:
     num_hosts, num_devices: numbers that the file gives its launcher, or 0.
     assumed: keys of the file that are not priced.
     left_behind: keys that have no field in a plan and do not change its cost.
+    lacks: degrees of a layout that the program's own files have no key for.
     """
 
     program: str
@@ -63,6 +68,7 @@ class Foreign:
     num_devices: int
     assumed: tuple[Assumed, ...]
     left_behind: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 def read_foreign(
@@ -114,6 +120,9 @@ def read_foreign(
     read = partial(facts_of, reader.target, values, model=spec, num_devices=in_use, per_host=per_host)
     facts = place.of(partial(read, ignored=ignored))
     training, assumed = dict(facts.of("training")), []
+    if any(each.startswith("training.steps=") for each in settings):
+        training.pop("epochs", None)
+    weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
         del training["memory_recipe"]  # the engine's default
@@ -149,7 +158,8 @@ def read_foreign(
         num_hosts=_count(hosts),
         num_devices=told_devices,
         assumed=tuple(assumed),
-        left_behind=tuple(_left_behind(values, facts.not_carried)),
+        left_behind=(*weights, *_left_behind(values, facts.not_carried, training)),
+        lacks=reader.lacks,
     )
 
 
@@ -209,7 +219,7 @@ class _Run:
             values = self._values(file, text, reader, reader.values)
             found = {**(with_srun(file.text, values) if reader.is_shell else values), **found}
         assert first is not None
-        return first, found
+        return first, dict(first.complete(found))
 
     def _values(
         self, file: _File, text: str, reader: Reader, read: Callable[[str], Values], depth: int = 1
@@ -408,15 +418,21 @@ def _text(value: Any) -> str:
 def _setting(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ",".join(map(str, value)) + "]"
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z][\w.+:/-]*", value):
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _left_behind(values: Values, not_carried: Sequence[str]) -> Iterator[str]:
+def _left_behind(values: Values, not_carried: Sequence[str], training: Mapping[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         if value and key.rpartition(".")[2] in _LEFT_BEHIND:
             yield printable(f"{key}={value}", 80)
         elif key in not_carried and not _is_off(f"={value}"):
-            yield printable(key, 80)
+            yield printable(f"{key}={value}" if _OF_THE_RATE.search(key) else key, 80)
+    known = {*training, "learning_rate", "warmup_steps", "steps"}  # emit says these itself
+    if unstated := [name for name in OF_THE_RUN if name not in known and TrainingSpec.model_fields[name].default]:
+        shown = " ".join(f"{name}={TrainingSpec.model_fields[name].default}" for name in unstated)
+        yield f"what the file does not say and a plan does ({shown})"
 
 
 def _is_off(text: str) -> bool:

@@ -14,8 +14,9 @@ from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import PLAIN, flat
 from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.options import options_of
-from planner.emit.read.shell import option_words
+from planner.emit.read.shell import UNSET, option_words
 from planner.errors import InputError
+from planner.specs.training import UNKNOWN_WEIGHTS
 from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ _TRAINER_WORDS: Final = re.compile(
 )
 
 
-def _of_trainer(found: dict[str, Value]) -> Values:
+def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
     if str(found.get("fsdp", "")).endswith(".json"):
         found["fsdp_config"] = found.pop("fsdp")
     if found.get("use_peft") in (None, False) and "lora_r" in found:
@@ -127,6 +128,52 @@ def _of_trainer(found: dict[str, Value]) -> Values:
     if "use_liger" in found:  # TRL's name until 0.16
         found.setdefault("use_liger_kernel", found.pop("use_liger"))
     return _without_auto(found)
+
+
+DEFAULTS: Final[dict[str, Value]] = {
+    "learning_rate": 5e-5,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "num_train_epochs": 3.0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "seed": 42,
+}
+"""The Trainer's values for keys that a file leaves out. Source: transformers 5.23.0, training_args.py.
+
+LLaMA-Factory has no others (hparams/training_args.py of 00577a85).
+"""
+_OF_TRL: Final = {"max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "assistant_only_loss"}
+_FROM_SCRATCH: Final = {"config_name", "config_overrides", "tokenizer_name", "model_type"}
+"""Options of transformers' example scripts that build a model without weights."""
+
+
+def _complete(found: Mapping[str, Value], *, is_trl: bool) -> Values:
+    """The values of a whole run: those that its program takes by default, and the weights that it starts from.
+
+    TRL's default learning rate for supervised fine-tuning is 2e-5 (trl/trainer/sft_config.py of 016013e8).
+    """
+    said: dict[str, Value] = {key: value for key, value in found.items() if value is not None}
+    start: dict[str, Value] = {"learning_rate": 2e-5} if is_trl else {}
+    if _FROM_SCRATCH.isdisjoint(said):
+        start["weights"] = UNKNOWN_WEIGHTS
+    return {**DEFAULTS, **start, **_with_weights(said)}
+
+
+def _with_weights(found: dict[str, Value]) -> dict[str, Value]:
+    """The values with the named model as the weights that the training starts from."""
+    name = str(found.get(MODEL) or "")
+    return {"weights": UNKNOWN_WEIGHTS if UNSET.search(name) else name, **found} if name else found
+
+
+def _of_run(found: Values) -> Values:
+    """The values of all files of a run with Trainer's or TRL's defaults; files of other programs have their own."""
+    if "weights" in found or {MODEL, "per_device_train_batch_size"}.isdisjoint(found):
+        return found
+    return _complete(found, is_trl=not _OF_TRL.isdisjoint(found))
 
 
 def _trainer_options(text: str) -> Values:
@@ -203,7 +250,7 @@ def _swift_options(text: str) -> Values:
         found["bf16" if dtype == "bfloat16" else "fp16"] = True
     if preset := _PRESETS.get(str(found.get("deepspeed"))):
         found |= {"deepspeed": None, **preset}
-    return _of_trainer(found)
+    return _with_weights(_of_trainer(found))
 
 
 # --- Axolotl -----------------------------------------------------------------------------------------------------
@@ -279,7 +326,7 @@ def _axolotl_values(text: str) -> Values:
             found["lora_target_modules"] = "all-linear"
     if str(found.get("bf16")) in ("auto", "full"):
         found["bf16"] = True
-    return _without_auto(found)
+    return _with_weights(_without_auto(found))
 
 
 # --- LLaMA-Factory -----------------------------------------------------------------------------------------------
@@ -315,7 +362,7 @@ def _factory_values(text: str) -> Values:
             raise InputError(f"{bits} bits have no price here", where="quantization_bit", hint="known: 4")
     else:
         found = {key: value for key, value in found.items() if not key.startswith("lora_")}
-    return _without_auto(found)
+    return _complete(_without_auto(found), is_trl=False)
 
 
 _OF_FILES: Final = {**_AXOLOTL, **_FACTORY}
@@ -334,14 +381,16 @@ _ANSWER: Final = 256
 """Tokens of an answer without max_completion_length. Source: trl, trainer/grpo_config.py and rloo_config.py."""
 
 
-def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = (), answer: int = 0) -> Reader:
+def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = (), **more: Any) -> Reader:
     def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
         return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
 
-    return _OF_TRAINER(name=name, recognises=recognises, values=values, answer=answer)
+    return _OF_TRAINER(name=name, recognises=recognises, values=values, **more)
 
 
-_OF_TRAINER: Final = partial(Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed)
+_OF_TRAINER: Final = partial(
+    Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed, complete=_of_run
+)
 
 
 READERS: Final = (
@@ -352,6 +401,7 @@ READERS: Final = (
         "model_name_or_path",
         either=("cutoff_len", "finetuning_type", "stage", "template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
+        lacks=("tp", "pp", "cp"),  # src/llamafactory/hparams of 00577a85
     ),
     _reader("an Accelerate file", _accelerate_values, "distributed_type"),
     _reader(

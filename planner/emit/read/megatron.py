@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.programs import megatron
 from planner.emit.read import Reader
 from planner.emit.read.options import options_of
-from planner.emit.read.shell import option_words
+from planner.emit.read.shell import UNSET, option_words
+from planner.specs.training import UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:
     from planner.emit.target import Value, Values
 
 _VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 """Vocabulary sizes of tokenizers that have only one vocabulary. Source: the vocabularies of GPT-2 and Llama 2."""
+
+DEFAULTS: Final[dict[str, Value]] = {
+    "min_lr": 0.0,
+    "lr_decay_style": "linear",
+    "lr_warmup_iters": 0,
+    "weight_decay": 0.01,
+    "clip_grad": 1.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_eps": 1e-8,
+    "seed": 1234,
+}
+"""Values of options that a command leaves out. Source: Megatron-LM d98e8a64, megatron/training/arguments.py."""
 
 _OWN_OPTION: Final = re.compile(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b")
 
@@ -30,7 +44,10 @@ def _values(text: str) -> Values:
         found.setdefault("tensor_model_parallel_size", found.pop("model_parallel_size"))
     if found.get("deepspeed"):
         _of_deepspeed(found)
-    return found
+    for key in ("load", "pretrained_checkpoint"):
+        if UNSET.search(str(found.get(key))):
+            found[key] = UNKNOWN_WEIGHTS
+    return {**DEFAULTS, **found}
 
 
 _STRATEGIES: Final = {"2": "optim_grads", "3": "optim_grads_params"}
