@@ -357,7 +357,6 @@ def estimate_file(
 
     own = {"model": model, "define": _texts(define), "args": args, "ignore": _texts(ignore)}
     foreign, nodes, workload = _of_file(path, cluster, own, nodes, workload)
-    foreign = with_layout(foreign, layout)
     spec: Any = foreign.model
     job = _load(spec, cluster, training, reporter, nodes=nodes, **workload)
     try:

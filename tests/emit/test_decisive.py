@@ -174,7 +174,7 @@ def test_other_models_of_verl_are_named(more, written):
     assert keys == {UTILIZATION, more.partition("=")[0]}
 
 
-TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nbf16: true\n"
+TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nbf16: true\nfsdp: full_shard\n"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nbf16
         (f"{TRL}max_prompt_length: 512\nnum_generations: 8\n", "grpo.yaml", 512 + 256),
         (
             (
-                "accelerate launch grpo.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 4 "
+                "torchrun grpo.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 4 "
                 "--max_prompt_length 512 --max_completion_length 768 --vllm_gpu_memory_utilization 0.3"
             ),
             "run.sh",
@@ -247,10 +247,10 @@ SWIFT = "--model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 10
     [
         *((f"{FACTORY}stage: {name}\nfinetuning_type: full\n", name) for name in ("dpo", "kto", "rm")),
         *((f"{AXOLOTL}rl: {name}\n", name) for name in ("dpo", "orpo", "ipo", "kto", "simpo")),
-        *((f"accelerate launch {name}.py {SCRIPT}", name) for name in ("dpo", "kto", "orpo", "cpo", "run_orpo")),
+        *((f"torchrun {name}.py {SCRIPT}", name) for name in ("dpo", "kto", "orpo", "cpo", "run_orpo")),
         (f"trl dpo {SCRIPT}", "dpo"),
         (f"python examples/scripts/reward_modeling.py {SCRIPT}", "reward"),
-        (f"accelerate launch train.py {SCRIPT} --loss_type sigmoid_norm", "sigmoid_norm"),
+        (f"torchrun train.py {SCRIPT} --loss_type sigmoid_norm", "sigmoid_norm"),
         (f"swift rlhf {SWIFT}", "dpo"),
         (f"swift rlhf --rlhf_type kto {SWIFT}", "kto"),
         ("megatron rlhf --model Qwen/Qwen2.5-7B --max_length 1024", "dpo"),
@@ -276,7 +276,7 @@ def test_methods_without_a_price_are_refused_by_name(text, method, written):
     "text",
     [
         f"{FACTORY}stage: sft\nfinetuning_type: full\nuse_galore: false\n",
-        f"accelerate launch sft.py {SCRIPT} --loss_type nll # not dpo.py",
+        f"torchrun sft.py {SCRIPT} --loss_type nll # not dpo.py",
         f"swift sft {SWIFT} --freeze_vit true --freeze_parameters_ratio 0",
         f"{AXOLOTL}adapter: qlora\nlora_r: 8\nload_in_8bit: false\n",
     ],
@@ -346,7 +346,8 @@ def test_adapters_beside_experts_leave_the_verdict_unknown_and_have_a_size(writt
     said = read_foreign(path, settings=("training.lora_targets=[query,value]",))
     assert said.assumed == ()
     text = "base_model: mistralai/Mixtral-8x7B-v0.1\nmicro_batch_size: 1\nsequence_len: 512\nadapter: lora\nlora_r: 8\n"
-    (only,) = read_foreign(written(f"{text}lora_target_linear: true\n", "a.yaml"), model="mixtral-8x7b").assumed
+    found = read_foreign(written(f"{text}lora_target_linear: true\n", "a.yaml"), model="mixtral-8x7b", engine="fsdp")
+    (only,) = [each for each in found.assumed if each.settled_by]
     assert only.key == "lora_target_modules"
 
 

@@ -57,7 +57,9 @@ MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidde
 
 @pytest.fixture
 def planned(tmp_path):
-    """A function from a text to the plan of its own layout."""
+    """A function from a text to the plan of its own layout; the DeepSpeed files that the texts name lie beside it."""
+    for name in ("zero3.json", "ds_z3_config.json"):
+        (tmp_path / name).write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
 
     def plan(text: str, name: str = "run.yaml", **more: Any):
         (tmp_path / name).write_text(text)
@@ -283,6 +285,7 @@ class Notes(Reporter):
         self.notes.append(note)
 
 
+@pytest.mark.usefixtures("planned")
 def test_an_axis_without_a_key_in_the_files_program_is_named(tmp_path):
     (tmp_path / "full.yaml").write_text(FACTORY)
     for pin, told in ("cp=2", True), ("cp=1", False):
@@ -295,7 +298,7 @@ def test_an_axis_without_a_key_in_the_files_program_is_named(tmp_path):
 
 def test_other_programs_files_name_the_weights_and_what_they_leave_open(tmp_path):
     (tmp_path / "axolotl.yaml").write_text("base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 1\nsequence_len: 2048\n")
-    found = read_foreign(tmp_path / "axolotl.yaml", num_devices=8)
+    found = read_foreign(tmp_path / "axolotl.yaml", num_devices=8, engine="fsdp")
     assert "training.weights=Qwen/Qwen2.5-7B" in found.settings
     (unsaid,) = [each for each in found.left_behind if "does not say" in each]
     assert "weight_decay=0.1" in unsaid
