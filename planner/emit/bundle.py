@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -115,26 +114,22 @@ def not_carried(target: Target, plan: Plan, how: How) -> tuple[str, ...]:
     if how.smoke or how.arguments.weights:
         found.pop("training.weights", None)
     sentences = []
-    for path, value in found.items():
-        own = field_of(plan, path)
+    for path in _PATHS.keys() & found.keys():
+        own, value = field_of(plan, path), _shown(found[path])
+        if path == "training.epochs" and found[path] is None:
+            value = f"steps={plan.training.steps}"
         is_moot = own is None or (path == "training.steps" and plan.training.epochs)
-        if path not in _PATHS or is_moot or _is_close(value, own):
-            continue
-        has = f"steps={plan.training.steps}" if path == "training.epochs" else _shown(value)
-        sentences.append(f"{path}={_shown(own)}, which {target.name} is not told; it has {has}")
-    return tuple(sentences)
+        if not is_moot and value != _shown(own):
+            sentences.append(f"{path}={_shown(own)}, which {target.name} is not told; it has {value}")
+    return tuple(sorted(sentences))
 
 
 _PATHS: Final = {f"training.{name}": TrainingSpec.model_fields[name].default for name in OF_THE_RUN}
 
 
-def _is_close(value: Any, own: Any) -> bool:
-    numbers = isinstance(value, int | float) and isinstance(own, int | float)
-    return math.isclose(value, own, rel_tol=1e-6, abs_tol=1e-12) if numbers else value == own
-
-
 def _shown(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """The value as text, with the digits that count when a value that was read is compared with the one written."""
+    return "none" if value is None else f"{value:.6g}" if isinstance(value, int | float) else str(value)
 
 
 def _check_schedule(plan: Plan) -> None:

@@ -409,8 +409,8 @@ def _read_optimizer(given: Given) -> Mapping[str, Any]:
     if name:
         found["training.optimizer"] = _OPTIMIZERS_READ[name]
     found |= {ours: given.number(key) for key, ours in _NUMBERS.items() if key in given}
-    if "max_grad_norm" in given:
-        found["training.gradient_clip"] = given.number("max_grad_norm") or NEVER_CLIPS
+    if "training.gradient_clip" in found:
+        found["training.gradient_clip"] = found["training.gradient_clip"] or NEVER_CLIPS
     if "seed" in given:
         found["training.seed"] = given.whole("seed")
     return {**found, **_read_schedule(given)}
@@ -419,6 +419,7 @@ def _read_optimizer(given: Given) -> Mapping[str, Any]:
 _NUMBERS: Final = {
     "learning_rate": "training.learning_rate",
     "weight_decay": "training.weight_decay",
+    "max_grad_norm": "training.gradient_clip",
     "adam_beta1": "training.adam_beta1",
     "adam_beta2": "training.adam_beta2",
     "adam_epsilon": "training.adam_epsilon",
@@ -589,11 +590,7 @@ def yours(plan: Plan, how: How) -> dict[str, str]:
     if not how.smoke and not how.arguments.tokenizer:
         found[TOKENIZER] = "a folder or name of a Hugging Face tokenizer (--tokenizer)"
     if _write_weights(plan).get("weights") == WEIGHTS and not how.smoke and not how.arguments.weights:
-        found[WEIGHTS] = (
-            "the weights that adapters are trained beside (--weights)"
-            if plan.training.lora_rank
-            else "the weights that the training starts from (--weights); without the key it starts at random"
-        )
+        found[WEIGHTS] = "the weights that the training starts from, or that adapters are trained beside (--weights)"
     return found
 
 

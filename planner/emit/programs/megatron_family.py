@@ -387,11 +387,12 @@ def _read_rates(given: Given) -> Mapping[str, Any]:
     return found | ({"training.steps": steps} if steps else {})
 
 
-def _number(path: str, key: str) -> Setting:
+def _number(path: str, key: str, zero: float = 0.0) -> Setting:
+    """A setting for a number; zero: the planner's value for the program's 0."""
     return Setting(
         says=(path,),
         write=lambda plan: {key: getattr(plan.training, path.partition(".")[2])},
-        read=lambda given: {path: given.number(key)} if key in given else {},
+        read=lambda given: {path: given.number(key) or zero} if key in given else {},
     )
 
 
@@ -462,13 +463,7 @@ TRAINING: Final = (
         read=_read_rates,
     ),
     _number("training.weight_decay", "weight_decay"),
-    Setting(
-        says=("training.gradient_clip",),
-        write=lambda plan: {"clip_grad": plan.training.gradient_clip},
-        read=lambda given: (
-            {"training.gradient_clip": given.number("clip_grad") or NEVER_CLIPS} if "clip_grad" in given else {}
-        ),
-    ),
+    _number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
     _number("training.adam_beta1", "adam_beta1"),
     _number("training.adam_beta2", "adam_beta2"),
     _number("training.adam_epsilon", "adam_eps"),
