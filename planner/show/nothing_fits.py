@@ -46,24 +46,29 @@ def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins:
         head,
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
         memory_section(found.memory, note=note),
-        _remedies_section(remedies),
-        _pins_section(pins) if pins else None,
+        ways_out(remedies, pins),
         section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
     )
 
 
-def _remedies_section(remedies: Sequence[Remedy]) -> Group:
+def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str = "What would fit") -> Group:
+    """Show the changes with which a layout fits, or does what else the title says, and the result without each pin."""
+    return stack(_remedies_section(remedies, title), _pins_section(pins) if pins else None)
+
+
+def _remedies_section(remedies: Sequence[Remedy], title: str) -> Group:
     if not remedies:
-        return section("What would fit", Text("no single change that was tried; a smaller model or more devices"))
+        return section(title, Text("no single change that was tried; a smaller model or more devices"))
     rows = [(Text(clean(each.change), style="bold"), *_figures(each)) for each in remedies]
-    header = ("change", "step", "tokens/s", "layout")
-    table = Columns(rows, right=(1, 2), wrap=(0, 3), optional=(2,), header=header)
-    return section("What would fit", table, note="each one solved, cheapest first")
+    header = ("change", "step", "tokens/s", "fits", "layout")
+    table = Columns(rows, right=(1, 2, 3), wrap=(0, 4), optional=(2,), header=header)
+    return section(title, table, note="each one solved, cheapest first")
 
 
 def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
     layout = assignments(short_layout(remedy.layout))
-    return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), layout
+    chance = chance_words(remedy.chance_of_fitting)
+    return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), chance, layout
 
 
 def _pins_section(pins: Sequence[LiftedPin]) -> Group:
@@ -73,12 +78,13 @@ def _pins_section(pins: Sequence[LiftedPin]) -> Group:
         if each.remedy is not None:
             rows.append((Text(clean(each.constraint), style="bold"), "fits", *_figures(each.remedy)))
         elif each.least is None:
-            rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", ""))
+            rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", "", ""))
         else:
             over = f"{format_bytes(each.least.num_bytes - each.least.limit_bytes)} too much"
-            rows.append((Text(clean(each.constraint), style="bold"), over, "", "", ""))
-    header = ("pin", "without it", "step", "tokens/s", "layout")
-    return section("What each pin costs", Columns(rows, right=(2, 3), wrap=(0, 4), optional=(3,), header=header))
+            over = over if each.least.share > 1 else "too slow"
+            rows.append((Text(clean(each.constraint), style="bold"), over, "", "", "", ""))
+    header = ("pin", "without it", "step", "tokens/s", "fits", "layout")
+    return section("What each pin costs", Columns(rows, right=(2, 3, 4), wrap=(0, 5), optional=(3,), header=header))
 
 
 def nothing_fits_to_dict(
@@ -91,18 +97,25 @@ def nothing_fits_to_dict(
         **plan_to_dict(priced),
         "fits": False,
         "dominating": str(found.dominating),
+        **ways_out_to_dict(remedies, pins),
+        "notes": list(found.notes),
+    }
+
+
+def ways_out_to_dict(remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> dict[str, Any]:
+    """Return the changes that help, and the result without each pin, as plain data."""
+    return {
         "remedies": [_remedy_to_dict(each) for each in remedies],
         "pins": [
             {
                 "pin": each.constraint,
-                "fits": each.remedy is not None,
+                "fits": each.remedy is not None or (each.least is not None and each.least.share <= 1),
                 "least_bytes": None if each.least is None else each.least.num_bytes,
                 "limit_bytes": None if each.least is None else each.least.limit_bytes,
                 "remedy": None if each.remedy is None else _remedy_to_dict(each.remedy),
             }
             for each in pins
         ],
-        "notes": list(found.notes),
     }
 
 
@@ -113,6 +126,7 @@ def _remedy_to_dict(remedy: Remedy) -> dict[str, Any]:
         "change": remedy.change,
         "step_seconds": remedy.step_seconds,
         "tokens_per_second": remedy.tokens_per_second,
+        "chance_of_fitting": remedy.chance_of_fitting,
         "num_devices": remedy.layout.world_size,
         "layout": layout_to_dict(remedy.layout),
     }

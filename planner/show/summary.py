@@ -58,7 +58,7 @@ _MANY = 10  # largest number of rows; a longer table is folded in the middle
 
 
 def summary(plan: Plan, command: str) -> Group:
-    """Return the whole output of `planner plan`; `command` is the next command to suggest."""
+    """Return the whole output of `planner plan`; `command` is the next command to suggest, empty if there is none."""
     return stack(
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
@@ -68,7 +68,7 @@ def summary(plan: Plan, command: str) -> Group:
         _batch_section(plan),
         _runners_up_section(plan),
         _proof_section(plan),
-        section("Next", Text(command, overflow="fold")),
+        section("Next", Text(command, overflow="fold")) if command else None,
     )
 
 

@@ -25,6 +25,7 @@ from planner.search.least_memory import LeastPeak
 from planner.search.questions.remedies import LiftedPin, Remedy
 from planner.search.questions.sweep import Point, Sweep
 from planner.search.search import plan_for_layout
+from planner.search.space.constraints import Constraints
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
 from planner.show.library import cluster_table
@@ -59,9 +60,14 @@ def nothing(make_plan, make_memory) -> tuple[PoolJob, NothingFits, tuple[Remedy,
             layout=replace(layout, dp=4, zero=1),
             step_seconds=40.5,
             tokens_per_second=77_700,
+            chance_of_fitting=0.97,
         ),
         Remedy(
-            change="sequences of 1024 tokens", layout=replace(layout, dp=2), step_seconds=88.0, tokens_per_second=35_700
+            change="sequences of 1024 tokens",
+            layout=replace(layout, dp=2),
+            step_seconds=88.0,
+            tokens_per_second=35_700,
+            chance_of_fitting=0.999,
         ),
     )
     pins = (
@@ -480,7 +486,7 @@ def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None
             )
         )
     sizes = ((1, None), *((point.hosts, point) for point in points[1:]))
-    found = Sweep(job=job, sizes=sizes, front=tuple(points[1:]))
+    found = Sweep(job=job, sizes=sizes, front=tuple(points[1:]), constraints=Constraints())
     text = to_text(sweep_view(found), Screen(width=100))
     golden("sweep.txt", text)
     chosen = replace(found, job=replace(job, batch=BatchRange(least=768, most=1536)))
