@@ -89,6 +89,7 @@ class Plan:
     `high_step_seconds`; `band` gives the number of runs behind this range. `mfu` and `hfu` use the convention named in
     `flops_convention`. On a mixed cluster there is one calibration for each pool. The chance of fitting is computed
     from `memory_spread`. A layout that the user gave has no certificate.
+    slowest_of_mean: how much longer the slowest stage, whose lines `time` holds, takes than the mean of all stages.
     proved_by: version that made the certificate, if the plan was priced again with other formulas.
     assumed: values that the user's layout left out.
     minimum: the best layout by the objective, for comparison with the simpler plan; None without a search.
@@ -112,6 +113,7 @@ class Plan:
     flops_convention: str
     made_by: MadeBy
     options: SearchOptions
+    slowest_of_mean: float = 1.0
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
     engine_label: EngineLabel | None = None  # effect of the engine's own calibration, if it is large
@@ -209,6 +211,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "batch_choice": _as_dict(plan.batch),
         "memory": [_stage_memory_to_dict(stage) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
+        "slowest_of_mean": plan.slowest_of_mean,
         "minimum": plan.minimum and {**asdict(plan.minimum), "layout": layout_to_dict(plan.minimum.layout)},
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
         "certificate": _as_dict(plan.certificate),
@@ -466,6 +469,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         else _number(data, "deadline_chance"),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
+        slowest_of_mean=_number({"slowest_of_mean": 1.0, **data}, "slowest_of_mean", above=0),
         minimum=_minimum(data["minimum"]) if data.get("minimum") else None,
         runners_up=tuple(map(_runner_up, data["runners_up"])),
         step_seconds=_number(data, "step_seconds", above=0),

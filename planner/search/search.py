@@ -66,6 +66,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         fits=priced.fits,
         memory=priced.memory,
         time=priced.time,
+        slowest_of_mean=priced.slowest_of_mean,
         step_seconds=priced.step_seconds,
         low_step_seconds=priced.step_seconds * spread.low if spread else None,
         high_step_seconds=priced.step_seconds * spread.high if spread else None,

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from planner.cost.adapters import num_trained_params
-from planner.cost.ledger import LineName, total_exposed_seconds
+from planner.cost.ledger import total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.fit import chance_words, fit_words
@@ -39,6 +39,7 @@ from planner.show.words import (
     schedule_words,
     segment_words,
     short_layout,
+    slowest_words,
     stage_range,
 )
 from planner.specs.calibration import precision_class
@@ -340,9 +341,7 @@ def _time_section(plan: Plan) -> Group:
     rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
     header = ["", "", scale.unit, "share", *["hidden"] * any_hidden]
     table = Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1, 4, 3), header=header)
-    slowest = next((line.stage for line in plan.time if line.name == LineName.COMPUTE), 0)
-    note = f"computing is that of stage {slowest}, the slowest" if plan.layout.pp > 1 else ""
-    return section("Time of a step", table, note=note)
+    return section("Time of a step", table, note=slowest_words(plan))
 
 
 def _batch_section(plan: Plan) -> Group | None:
