@@ -34,7 +34,7 @@ from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.files import limited_text
-from planner.specs.job import MOST_RISK, job_on
+from planner.specs.job import LEAST_RISK, MOST_RISK, job_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
@@ -451,7 +451,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
     options, certificate = _strict(SearchOptions, data["options"]), _if_any(Certificate, data["certificate"])
     if options.headroom is not None and not 0 <= options.headroom < 1:
         raise ValueError(f"options: headroom is {options.headroom}")
-    if not 0 < options.risk <= MOST_RISK:
+    if not LEAST_RISK <= options.risk <= MOST_RISK:
         raise ValueError(f"options: risk is {options.risk}")
     return Plan(
         model=_strict(ModelSpec, data["model"]),

@@ -190,7 +190,7 @@ def search(
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, decision, winner, objective, num_checked, simplest=simplest, within=within),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
-        options={"objective": objective.name, "within": within, **constraints.to_dict()},
+        options={"objective": objective.name, "within": float(within), **constraints.to_dict()},
     )
 
 
