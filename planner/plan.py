@@ -40,7 +40,7 @@ from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 T = TypeVar("T")
@@ -554,3 +554,25 @@ def write_text(path: Path, pieces: Iterable[str], *, replace: bool = False) -> N
     finally:  # after success, an error or an interrupt
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_for(folder: Path) -> Iterator[None]:
+    """Make a folder for files that are written meanwhile; after an error, only what was there before is left.
+
+    Raises:
+        EnvironmentProblem: the folder cannot be written.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    before: set[Path] = set()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = set(folder.iterdir())
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            for path in (*set(folder.iterdir()) - before, *made):
+                path.rmdir() if path.is_dir() else path.unlink()
+        if isinstance(error, OSError):
+            raise EnvironmentProblem(f"cannot write {folder}: {error.strerror}") from None
+        raise

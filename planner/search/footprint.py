@@ -39,7 +39,7 @@ class NothingFits:
 
 
 def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
-    """The layout whose fullest stage needs least memory, among even splits with one recompute policy, or the pinned ones.
+    """The layout whose fullest stage needs least memory, of even splits with one recompute policy, or of the pins.
 
     Raises:
         InputError: no legal layout exists under the constraints.
