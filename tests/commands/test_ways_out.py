@@ -68,7 +68,7 @@ def smallest_bytes(asked: dict) -> float:
 
 
 CASES = [(job, share) for job in JOBS for share in (0.6, 0.95, 1.02, 1.2)]
-FAST = [(JOBS[0], 0.95), (JOBS[0], 1.2), (JOBS[1], 1.02)]
+FAST = [(JOBS[0], 0.95), (JOBS[0], 1.2), (JOBS[2], 1.02)]
 
 
 @pytest.mark.parametrize(
