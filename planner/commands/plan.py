@@ -70,6 +70,7 @@ def run(
     """
     from planner.api import NoLayoutFits, plan_file, plan_job, shortfall
     from planner.plan import plan_to_dict, write_plan
+    from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
     from planner.show.progress import write_stats
     from planner.show.summary import next_command, summary
 
@@ -103,18 +104,19 @@ def run(
                 reporter=progress,
                 **workload,
             )
-        except NoLayoutFits as nothing_fits:
-            found = nothing_fits
+        except NoLayoutFits as error:
+            found = error
     if stats:
         write_stats(progress, stats)
     if isinstance(found, NoLayoutFits):
-        return _show_nothing_fits(found, console, as_json=as_json)
+        shown = nothing_fits(found.job, found.found)
+        return _answer(nothing_fits_to_dict(found.nearest, found.found), shown, found, console, as_json=as_json)
     if output:
         write_plan(found, output, replace=force)
     is_interrupted = found.certificate is not None and found.certificate.status == "interrupted"
     lacking = None if is_interrupted else shortfall(found, objective)
-    shown = summary(found, "" if lacking else next_command(found, command_line, output))
-    code = _answer(plan_to_dict(found), shown, lacking, console, as_json=as_json)
+    view = summary(found, "" if lacking else next_command(found, command_line, output))
+    code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json)
     if is_interrupted:
         console.err.write("interrupted: this is the best layout until then\n")
         return ExitCode.INTERRUPTED
@@ -157,18 +159,6 @@ def _why(found: Plan) -> str:
         return f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n"
     is_proved = found.certificate is not None and found.certificate.status == "optimal"
     return f"no layout meets the deadline; this is the fastest{'' if is_proved else ' that was found'}\n"
-
-
-def _show_nothing_fits(found: NoLayoutFits, console: Console, *, as_json: bool) -> int:
-    from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
-
-    with console.progress() as progress:
-        changes, pins = found.remedies(progress), found.lifted_pins(progress)
-    if as_json:
-        console.print(nothing_fits_to_json(found.nearest, found.found, changes, pins))
-    else:
-        console.render(nothing_fits(found.job, found.found, changes, pins))
-    return ExitCode.NOTHING_FITS
 
 
 def compare(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 
-def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
-    """Show the smallest footprint, its largest part, and the cheapest changes that make a layout fit."""
+def nothing_fits(job: Job, found: NothingFits) -> Group:
+    """Show the smallest footprint and its largest part."""
     fullest = worst_stage(found.memory)
     part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
     over = f"{format_bytes(fullest.missing_bytes)} too much{'' if fullest.host_fits else ' on the host'}"
@@ -46,12 +45,11 @@ def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins:
         head,
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
         memory_section(found.memory, note=note),
-        ways_out(remedies, pins),
         section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
     )
 
 
-def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str = "What would fit") -> Group:
+def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str) -> Group:
     """Show the changes with which a layout fits, or does what else the title says, and the result without each pin."""
     return stack(_remedies_section(remedies, title), _pins_section(pins) if pins else None)
 
@@ -87,17 +85,14 @@ def _pins_section(pins: Sequence[LiftedPin]) -> Group:
     return section("What each pin costs", Columns(rows, right=(2, 3, 4), wrap=(0, 5), optional=(3,), header=header))
 
 
-def nothing_fits_to_dict(
-    priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
-) -> dict[str, Any]:
-    """Return the plan document of the smallest footprint, with `"fits": false` and the changes that make it fit."""
+def nothing_fits_to_dict(priced: Plan, found: NothingFits) -> dict[str, Any]:
+    """Return the plan document of the smallest footprint, with `"fits": false`."""
     from planner.plan import plan_to_dict
 
     return {
         **plan_to_dict(priced),
         "fits": False,
         "dominating": str(found.dominating),
-        **ways_out_to_dict(remedies, pins),
         "notes": list(found.notes),
     }
 
@@ -130,10 +125,3 @@ def _remedy_to_dict(remedy: Remedy) -> dict[str, Any]:
         "num_devices": remedy.layout.world_size,
         "layout": layout_to_dict(remedy.layout),
     }
-
-
-def nothing_fits_to_json(
-    priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
-) -> str:
-    """Return `nothing_fits_to_dict` as JSON text."""
-    return json.dumps(nothing_fits_to_dict(priced, found, remedies, pins), indent=1, allow_nan=False) + "\n"
