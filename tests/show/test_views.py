@@ -355,7 +355,7 @@ def test_explain_shows_each_stage_and_its_total_as_the_sum_of_lines(plan) -> Non
 
 
 def test_explain_shows_each_line_of_the_step_and_their_sum(plan) -> None:
-    header, *rows, total = rows_of(to_text(explanation(explained(plan)), Screen()), "Time of a step")
+    header, *rows, total = rows_of(to_text(explanation(explained(plan)), Screen(width=200)), "Time of a step")
     assert header == ["stage", "busy", "hidden", "exposed", "share", "bound by"]
     shown = {row[0]: [number(cell) for cell in row[1:5]] for row in rows}
     spent = [line for line in plan.time if line.busy_seconds]
