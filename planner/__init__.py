@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         models,
         plan_job,
         read_plan,
+        shortfall,
     )
 else:
 
@@ -52,6 +53,7 @@ __all__ = [
     "models",
     "plan_job",
     "read_plan",
+    "shortfall",
 ]
 
 __version__ = "0.1.0"

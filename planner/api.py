@@ -23,6 +23,7 @@ from planner import reading
 from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
 from planner.errors import InputError, NothingFitsError, PlannerError
+from planner.explain.plan_inputs import constraints_of, job_of
 from planner.fit import fit_words, undecided
 from planner.made_by import made_by
 from planner.plan import Plan
@@ -32,7 +33,7 @@ from planner.search.optimum.integer_program import SolverName
 from planner.search.questions.batch_choice import batch_report, choose_batch
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.questions.given import plan_for_text
-from planner.search.questions.remedies import LiftedPin, Remedy, each_lifted, lifted_pins, remedies
+from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
 from planner.search.questions.side_by_side import SideBySide, side_by_side
 from planner.search.questions.sweep import Sweep, sweep, sweep_pools
 from planner.search.reporter import Reporter
@@ -69,6 +70,7 @@ __all__ = [
     "models",
     "plan_job",
     "read_plan",
+    "shortfall",
 ]
 
 _MOST_CHOICES: Final = 64
@@ -111,16 +113,32 @@ class Workload(TypedDict, total=False):
     allow_offload: bool
 
 
-class NoLayoutFits(NothingFitsError):
-    """No layout of a job fits into memory.
+class Shortfall:
+    """A job for which no layout fits, or none meets the deadline, and the searches for what would help.
 
-    found: the layout that comes nearest to fitting, its memory, and its largest line.
     asked: the constraints of the user, without the limits of the engine's programs.
+    in_time: the objective whose deadline is missed; None if the job lacks memory.
     """
 
     job: Job
-    constraints: Constraints
     asked: Constraints
+    in_time: InTime | None = None
+
+    def remedies(self, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
+        """Changes with which the job fits, or meets its deadline, sorted by tokens per device, most first."""
+        return remedies(self.job, self.asked, reporter, in_time=self.in_time, planned=_plannable)
+
+    def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
+        """For each pin of the user, the result of a search without this pin."""
+        return lifted_pins(self.job, each_lifted(self.asked), reporter, in_time=self.in_time, planned=_plannable)
+
+
+class NoLayoutFits(Shortfall, NothingFitsError):
+    """No layout of a job fits into memory.
+
+    found: the layout that comes nearest to fitting, its memory, and its largest line.
+    """
+
     found: NothingFits
 
     @property
@@ -128,14 +146,31 @@ class NoLayoutFits(NothingFitsError):
         """The plan of the layout that comes nearest to fitting, with its prices."""
         return plan_for_layout(self.job, self.found.layout)
 
-    def remedies(self, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
-        """Single changes that make the job fit, found by searches and sorted by tokens per device, most first."""
-        return remedies(self.job, self.constraints, reporter)
 
-    def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
-        """For each pin of the user, the result of a search without this pin."""
-        lifted = ((words, _plannable(self.job, looser)) for words, looser in each_lifted(self.asked))
-        return lifted_pins(self.job, lifted, reporter)
+def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "throughput") -> Shortfall | None:
+    """What an answer lacks of what was asked for; None if a plan fits and meets the deadline of the objective.
+
+    `planner plan` exits with 3 and says what would help if its answer has a shortfall. If a job fits on no cluster of a
+    comparison, the shortfall is that of the cluster on which it fits most likely.
+    """
+    if isinstance(found, SideBySide):
+        plans = [each.plan for each in found.planned if each.plan]
+        likeliest = max(plans, key=lambda plan: plan.chance_of_fitting or 0.0)
+        return None if found.front else shortfall(likeliest)
+    lacking = Shortfall()
+    if isinstance(found, Sweep):
+        lacking.job, asked = found.job, found.constraints
+        if found.front:
+            return None
+    else:
+        lacking.job, asked = job_of(found), constraints_of(found)
+        is_late = objective in ("cost", "gpus") and found.run is not None and found.run.meets_deadline is False
+        if found.fits and not is_late:
+            return None
+        lacking.in_time = InTime(objective, found.options.confidence or CONFIDENCE) if found.fits else None
+    limits = _plannable(lacking.job, replace(asked, forbidden=())).forbidden
+    lacking.asked = replace(asked, forbidden=tuple(each for each in asked.forbidden if each not in limits))
+    return lacking
 
 
 def plan_job(
@@ -202,7 +237,7 @@ def plan_job(
         reporter=reporter,
     )
     if isinstance(found, NothingFits):
-        raise _no_layout_fits(job, constraints, asked, found)
+        raise _no_layout_fits(job, asked, found)
     return replace(found, batch=batch)
 
 
@@ -631,10 +666,10 @@ def _check_choice(option: str, given: str, choices: Any) -> None:
         raise InputError(f"{given!r} is none of them", where=option, hint=hint)
 
 
-def _no_layout_fits(job: Job, constraints: Constraints, asked: Constraints, found: NothingFits) -> NoLayoutFits:
+def _no_layout_fits(job: Job, asked: Constraints, found: NothingFits) -> NoLayoutFits:
     words = fit_words(plan_for_layout(job, found.layout))
     error = NoLayoutFits(
         f"no layout fits into memory: of the nearest, {words}", hint="`remedies()` finds what would fit"
     )
-    error.job, error.constraints, error.asked, error.found = job, constraints, asked, found
+    error.job, error.asked, error.found = job, asked, found
     return error

@@ -112,6 +112,9 @@ def _invoke(argv: Sequence[str]) -> int:
         return _report(InputError(error.format_message(), hint=f"see `{path} --help`"))
     except PlannerError as error:
         return _report(error)
+    except MemoryError:
+        hint = "free some memory, or raise the limit of this process (`ulimit -v`)"
+        return _report(EnvironmentProblem("this machine has too little free memory for the command", hint=hint))
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except _Terminated:

@@ -34,13 +34,13 @@ from planner.specs.calibration import CalibrationEntry, Spread
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.files import limited_text
-from planner.specs.job import MOST_RISK, job_on
+from planner.specs.job import LEAST_RISK, MOST_RISK, job_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 T = TypeVar("T")
@@ -89,6 +89,7 @@ class Plan:
     `high_step_seconds`; `band` gives the number of runs behind this range. `mfu` and `hfu` use the convention named in
     `flops_convention`. On a mixed cluster there is one calibration for each pool. The chance of fitting is computed
     from `memory_spread`. A layout that the user gave has no certificate.
+    slowest_of_mean: how much longer the slowest stage, whose lines `time` holds, takes than the mean of all stages.
     proved_by: version that made the certificate, if the plan was priced again with other formulas.
     assumed: values that the user's layout left out.
     minimum: the best layout by the objective, for comparison with the simpler plan; None without a search.
@@ -111,6 +112,7 @@ class Plan:
     flops_convention: str
     made_by: MadeBy
     options: SearchOptions
+    slowest_of_mean: float = 1.0
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
     engine_label: EngineLabel | None = None  # effect of the engine's own calibration, if it is large
@@ -220,6 +222,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "batch_choice": _as_dict(plan.batch),
         "memory": [_stage_memory_to_dict(stage, is_known=plan.fits is not None) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
+        "slowest_of_mean": plan.slowest_of_mean,
         "minimum": plan.minimum and {**asdict(plan.minimum), "layout": layout_to_dict(plan.minimum.layout)},
         "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
         "certificate": _as_dict(plan.certificate),
@@ -458,7 +461,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
     options, certificate = _strict(SearchOptions, data["options"]), _if_any(Certificate, data["certificate"])
     if options.headroom is not None and not 0 <= options.headroom < 1:
         raise ValueError(f"options: headroom is {options.headroom}")
-    if not 0 < options.risk <= MOST_RISK:
+    if not LEAST_RISK <= options.risk <= MOST_RISK:
         raise ValueError(f"options: risk is {options.risk}")
     return Plan(
         model=_strict(ModelSpec, data["model"]),
@@ -475,6 +478,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         else _number(data, "deadline_chance"),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
+        slowest_of_mean=_number(data, "slowest_of_mean", above=0),
         minimum=_minimum(data["minimum"]) if data["minimum"] else None,
         runners_up=tuple(map(_runner_up, data["runners_up"])),
         step_seconds=_number(data, "step_seconds", above=0),
@@ -559,3 +563,25 @@ def write_text(path: Path, pieces: Iterable[str], *, replace: bool = False) -> N
     finally:  # after success, an error or an interrupt
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_for(folder: Path) -> Iterator[None]:
+    """Make a folder for files that are written meanwhile; after an error, only what was there before is left.
+
+    Raises:
+        EnvironmentProblem: the folder cannot be written.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    before: set[Path] = set()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = set(folder.iterdir())
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            for path in (*set(folder.iterdir()) - before, *made):
+                path.rmdir() if path.is_dir() else path.unlink()
+        if isinstance(error, OSError):
+            raise EnvironmentProblem(f"cannot write {folder}: {error.strerror}") from None
+        raise

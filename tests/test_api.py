@@ -21,7 +21,7 @@ SMALL = {"gpus": 2, "global_batch": 8}
 SMALL_WORDS = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
 NAMES = {
     "NoLayoutFits", "Plan", "PlannerError", "clusters", "compare_clusters", "compare_sizes", "engine_profiles",
-    "estimate_layout", "explain_layout", "models", "plan_job", "read_plan",
+    "estimate_layout", "explain_layout", "models", "plan_job", "read_plan", "shortfall",
 }  # fmt: skip
 
 

@@ -310,7 +310,9 @@ def test_what_may_not_fit_is_told_written_and_ends_with_3(capsys) -> None:
     found = json.loads(out)
     assert (found["fits"], found["verdict"]) == (False, "may not fit")
     assert 0.05 <= found["chance_of_fitting"] < 0.95
-    assert json.loads(Path("p.json").read_text()) == found
+    written = json.loads(Path("p.json").read_text())
+    assert written.items() <= found.items()
+    assert set(found) - set(written) == {"remedies", "pins"}
     assert "no layout fits; this one is the likeliest to" in err
     assert main(["launch", "p.json", "--dry-run"]) == 0
     assert "may not fit into memory" in capsys.readouterr().err

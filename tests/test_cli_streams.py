@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from planner.cli import main
 from planner.errors import ExitCode
 
 PLAN = ["tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8"]
@@ -169,3 +170,36 @@ def test_plan_launch_and_compare_on_this_machine(tmp_path, monkeypatch) -> None:
     assert done.stdout.startswith("Time, predicted against measured")
     assert "optimizer state" in done.stdout
     assert (tmp_path / "runs" / "p" / "metrics.jsonl").read_text().count("\n") == 3
+
+
+# --- what runs out ------------------------------------------------------------------------------------------------
+
+
+def limited(limit: str, *argv: str, cwd) -> subprocess.CompletedProcess[str]:
+    """Run the command under a limit of `ulimit`; OpenBLAS would reserve memory for each core."""
+    command = ["bash", "-c", f'ulimit {limit}; "$@"', "bash", sys.executable, "-m", "planner", *argv]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_full_disk_leaves_no_folder_behind(plan_file, tmp_path) -> None:
+    """A limit on the size of files replaces the full disk."""
+    for output in ("new", "new/and/deep"):
+        done = limited("-f 8", "emit", str(plan_file), "-o", output, cwd=tmp_path)
+        assert (done.returncode, "cannot write" in done.stderr) == (ExitCode.ENVIRONMENT, True)
+        assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "mine.txt").write_text("mine")
+    limited("-f 8", "emit", str(plan_file), "-o", "new", cwd=tmp_path)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine.txt"]
+
+
+def test_too_little_memory_is_told_without_a_traceback(monkeypatch, capsys) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("planner.api.plan_job", exhausted)
+    assert main(["plan", *PLAN]) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert "too little free memory" in said
+    assert "Traceback" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from planner.api import Nodes, NoLayoutFits, Plan, Sizes, Workload
+    from rich.console import RenderableType
+
+    from planner.api import Nodes, NoLayoutFits, Plan, Shortfall, Sizes, Workload
     from planner.plan_parts import ObjectiveName
     from planner.search.optimum.integer_program import SolverName
 
@@ -67,8 +70,9 @@ def run(
     Raises:
         PlannerError: as `planner.api.plan_job`, or an output file exists and `force` is false.
     """
-    from planner.api import NoLayoutFits, plan_file, plan_job
-    from planner.plan import write_plan
+    from planner.api import NoLayoutFits, plan_file, plan_job, shortfall
+    from planner.plan import plan_to_dict, write_plan
+    from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
     from planner.show.progress import write_stats
     from planner.show.summary import next_command, summary
 
@@ -101,58 +105,61 @@ def run(
                 reporter=progress,
                 **workload,
             )
-        except NoLayoutFits as nothing_fits:
-            found = nothing_fits
+        except NoLayoutFits as error:
+            found = error
     if stats:
         write_stats(progress, stats)
     if isinstance(found, NoLayoutFits):
-        return _show_nothing_fits(found, console, as_json=as_json)
+        shown = nothing_fits(found.job, found.found)
+        return _answer(nothing_fits_to_dict(found.nearest, found.found), shown, found, console, as_json=as_json)
     if output:
         write_plan(found, output, replace=force)
-    console.render(found.to_json() if as_json else summary(found, next_command(found, command_line, output)))
-    return _code(found, console, objective)
+    is_interrupted = found.certificate is not None and found.certificate.status == "interrupted"
+    lacking = None if is_interrupted else shortfall(found, objective)
+    view = summary(found, "" if lacking else next_command(found, command_line, output))
+    code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json)
+    if is_interrupted:
+        console.err.write("interrupted: this is the best layout until then\n")
+        return ExitCode.INTERRUPTED
+    if lacking:
+        console.err.write(_why(found))
+    return code
+
+
+def _answer(
+    document: dict[str, Any], shown: RenderableType, lacking: Shortfall | None, console: Console, *, as_json: bool
+) -> int:
+    """Print an answer, with the changes that would help if it falls short of what was asked; return the exit code."""
+    from planner.show.nothing_fits import ways_out, ways_out_to_dict
+    from planner.show.screen import stack
+
+    if lacking:
+        with console.progress() as progress:
+            ways = lacking.remedies(progress), lacking.lifted_pins(progress)
+        title = f"What would {'meet the deadline' if lacking.in_time else 'fit'} on {lacking.job.cluster.name}"
+        document, shown = document | ways_out_to_dict(*ways), stack(shown, ways_out(*ways, title))
+    console.render(json.dumps(document, indent=1, allow_nan=False) + "\n" if as_json else shown)
+    return ExitCode.NOTHING_FITS if lacking else ExitCode.OK
 
 
 def _sizes(documents: tuple[str, str, str | None], console: Console, *, as_json: bool, **asked: Any) -> int:
     """Print the best layout for each size of the cluster, and return the exit code."""
-    from planner.api import compare_sizes
-    from planner.show.sweep import sweep_to_json, sweep_view
+    from planner.api import compare_sizes, shortfall
+    from planner.show.sweep import sweep_to_dict, sweep_view
 
     with console.progress() as progress:
         sweep = compare_sizes(*documents, reporter=progress, **asked)
-    console.render(sweep_to_json(sweep) if as_json else sweep_view(sweep))
-    return ExitCode.OK if sweep.front else ExitCode.NOTHING_FITS
+    return _answer(sweep_to_dict(sweep), sweep_view(sweep), shortfall(sweep), console, as_json=as_json)
 
 
-def _code(found: Plan, console: Console, objective: ObjectiveName) -> int:
-    """Return the exit code of a plan; if it is not 0, write the reason to standard error."""
+def _why(found: Plan) -> str:
+    """Why the exit code of a plan is 3."""
     from planner.fit import chance_words
 
-    if found.certificate and found.certificate.status == "interrupted":
-        console.err.write("interrupted: this is the best layout until then\n")
-        return ExitCode.INTERRUPTED
     if not found.fits:
-        console.err.write(f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n")
-        return ExitCode.NOTHING_FITS
-    if objective in ("cost", "gpus") and found.run and found.run.meets_deadline is False:
-        is_proved = found.certificate is not None and found.certificate.status == "optimal"
-        console.err.write(
-            f"no layout meets the deadline; this is the fastest{'' if is_proved else ' that was found'}\n"
-        )
-        return ExitCode.NOTHING_FITS
-    return ExitCode.OK
-
-
-def _show_nothing_fits(found: NoLayoutFits, console: Console, *, as_json: bool) -> int:
-    from planner.show.nothing_fits import nothing_fits, nothing_fits_to_json
-
-    with console.progress() as progress:
-        changes, pins = found.remedies(progress), found.lifted_pins(progress)
-    if as_json:
-        console.print(nothing_fits_to_json(found.nearest, found.found, changes, pins))
-    else:
-        console.render(nothing_fits(found.job, found.found, changes, pins))
-    return ExitCode.NOTHING_FITS
+        return f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n"
+    is_proved = found.certificate is not None and found.certificate.status == "optimal"
+    return f"no layout meets the deadline; this is the fastest{'' if is_proved else ' that was found'}\n"
 
 
 def compare(
@@ -172,17 +179,16 @@ def compare(
     Raises:
         PlannerError: as `planner.api.compare_clusters`, or an output file exists and `force` is false.
     """
-    from planner.api import compare_clusters
+    from planner.api import compare_clusters, shortfall
     from planner.show.page.comparison import comparison_page
-    from planner.show.side_by_side import side_by_side_to_json, side_by_side_view
+    from planner.show.side_by_side import side_by_side_to_dict, side_by_side_view
 
     check_writable(html, force=force)
     with console.progress() as progress:
         found = compare_clusters(model, clusters, training, nodes=nodes, reporter=progress, **options)
     if html:
         console.write(html, [comparison_page(found)], force=force)
-    console.render(side_by_side_to_json(found) if as_json else side_by_side_view(found))
-    return ExitCode.OK if found.front else ExitCode.NOTHING_FITS
+    return _answer(side_by_side_to_dict(found), side_by_side_view(found), shortfall(found), console, as_json=as_json)
 
 
 _OF_ONE_SIZE = {

@@ -82,6 +82,7 @@ class Estimate:
 
     pipeline_seconds: the part of the step in which microbatches pass through the pipeline, bubble included; the tail
         follows it.
+    slowest_of_mean: seconds of the slowest stage, whose lines `time` holds, divided by the mean of all stages.
     mfu: model FLOPs per second over peak (flops.MODEL_FLOPS_CONVENTION).
     hfu: the same ratio, with the recomputed forward passes counted as useful.
     """
@@ -89,6 +90,7 @@ class Estimate:
     memory: tuple[StageMemory, ...]
     time: tuple[TimeLine, ...]
     pipeline_seconds: float
+    slowest_of_mean: float
     mfu: float
     hfu: float
     tokens_per_second_per_device: float
@@ -166,7 +168,8 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     if layout.schedule in EXECUTED or _has_chunks_of_its_own(job, layout):
         executed = timeline(job, layout)
         prices = _with_hidden_exchanges(job, layout, prices, executed)
-    work = float(steady_seconds(num_microbatches(job, layout), np.max(prices.microbatch_seconds)))
+    slowest, mean = float(np.max(prices.microbatch_seconds)), float(np.mean(prices.microbatch_seconds))
+    work = float(steady_seconds(num_microbatches(job, layout), slowest))
     bubble = max(0.0, executed.seconds - work) if executed else _bubble_seconds(job, layout, prices, stages)
     time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
@@ -181,6 +184,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
         memory=memory_of_stages(job, layout),
         time=time,
         pipeline_seconds=work + bubble,
+        slowest_of_mean=slowest / mean if layout.pp > 1 else 1.0,
         mfu=mfu,
         hfu=mfu * (1.0 + _recomputed_share(job, layout)),
         tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),

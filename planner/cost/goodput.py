@@ -32,7 +32,9 @@ import numpy as np
 from planner.cost.adapters import num_trained_params
 from planner.cost.optimizers import moment_bytes_per_param
 from planner.elementary import expm1
+from planner.errors import InputError
 from planner.sums import sum_of
+from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 _SPARES: Final = (0, 1, 2, 4, 8, 16, 32)
 """Numbers of spare hosts for which the waiting share is reported."""
+_LEAST_SHARE: Final = 1e-6
+"""A run that keeps a smaller share of its time is refused: even a minute of training would take two years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,7 @@ def best_interval_seconds(interruptions: Interruptions) -> float:
     for _ in range(100):
         value, slope = math.log1p(-x) + x + blocked, -x / (1 - x)
         step = value / slope if slope else 0.0
-        x = min(max(x - step, x / 2), (1 + x) / 2)
+        x = min(max(x - step, x / 2), (1 + x) / 2, 1 - 1e-15)
         if abs(step) <= 1e-12 * x:
             break
     return max(x * mean, interruptions.readable_after - interruptions.blocked)
@@ -176,6 +180,9 @@ def goodput(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Goodput:
     """Shares of a run's time on the devices in use, from the failure data of the cluster and training documents.
 
     Source: the module's text; shares of restarts by `Interruptions`: 1 - exp(-R / M).
+
+    Raises:
+        InputError: next to no step is kept, so that the run would never end.
     """
     each = interruptions_of(job, in_use)
     best = best_interval_seconds(each)
@@ -184,6 +191,14 @@ def goodput(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Goodput:
     out = spec.evicting * spec.repair / each.between
     waiting = 0.0 if spec.spare_hosts is None else waiting_share(out, spec.spare_hosts)
     effective, most = ((1 - waiting) * float(effective_share(each, at)) for at in (interval, best))
+    if effective < _LEAST_SHARE:
+        every, restart, saved = map(format_seconds, (each.between, each.restart, interval))
+        raise InputError(
+            "failures and checkpoints leave no time for training",
+            where="failures",
+            hint=f"a failure every {every}, {restart} for a restart, a checkpoint every {saved}: change device_mtbf, "
+            "restart, storage_bandwidth or checkpoint_interval, use fewer devices, or leave out --failures",
+        )
     restarting = -(1 - waiting) * math.expm1(-each.restart / each.between)
     saving = effective * each.blocked / interval
     return Goodput(

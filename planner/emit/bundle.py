@@ -10,9 +10,9 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.start import Start
 from planner.emit.starters import STARTERS
 from planner.emit.target import Given, How, field_of, values_of
-from planner.errors import EnvironmentProblem, InputError
+from planner.errors import InputError
 from planner.fit import check_fits
-from planner.plan import write_plan
+from planner.plan import folder_for, write_plan, write_text
 from planner.run_arguments import RunArguments, option_name
 from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
@@ -176,15 +176,12 @@ def write_bundle(
         if path.exists() and not (force and path.is_file()):
             why = "exists" if path.is_file() else "is not a file"
             raise InputError(f"{path} {why}", hint="add --force to replace a file, or choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with folder_for(folder):
         write_plan(plan, plan_path, replace=force)
         for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
+            write_text(path, [text], replace=force)
             if text.startswith("#!"):
                 path.chmod(0o755)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {folder}: {error.strerror}") from None
     return (plan_path, *texts), made
 
 

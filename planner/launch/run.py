@@ -22,7 +22,7 @@ from planner.launch.hosts import find_host
 from planner.launch.others import launch_other
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
-from planner.plan import job_documents, write_plan
+from planner.plan import folder_for, job_documents, write_plan
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
 
@@ -93,8 +93,10 @@ def launch(
     check(plan, output, host)
     if host is not None and host.number > 0:
         return follow(_command_of(plan, plan_path, output, arguments, host), output, host=host.number)
-    with _locked(output):
-        _claim(plan, output, arguments)
+    with contextlib.ExitStack() as held:
+        with folder_for(output):
+            held.enter_context(_locked(output))
+            _claim(plan, output, arguments)
         resume = "auto" if arguments.resume == "never" else arguments.resume  # `_claim` has cleared the folder
         command_of = _command_of(plan, output / "plan.json", output, arguments, host)
         port = int(host.port) if host else 0
@@ -125,7 +127,6 @@ def _command_of(
 def _locked(output: Path) -> Iterator[None]:
     """Lock the folder for this process; the lock is released when the process ends."""
     try:
-        output.mkdir(parents=True, exist_ok=True)
         lock = (output / ".lock").open("w")
     except OSError as error:
         raise EnvironmentProblem(f"cannot write to {output}: {error.strerror}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +39,7 @@ class NothingFits:
 
 
 def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
-    """The layout whose fullest stage needs least memory, among even splits with one recompute policy.
+    """The layout whose fullest stage needs least memory, of even splits with one recompute policy, or of the pins.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -80,8 +80,10 @@ def _share_of_limit(stage: StageMemory) -> float:
 
 
 def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
-    chunks = even_split(job.model.num_layers, degrees.pp, degrees.interleave)
+    pinned = constraints.per_chunk("layers_per_stage")
+    chunks = tuple(map(int, pinned)) if pinned else even_split(job.model.num_layers, degrees.pp, degrees.interleave)
     layers = [sum(chunks[r :: degrees.pp]) for r in range(degrees.pp)]
     pools = roomiest_pools(job, degrees)
     for policy in allowed_policies(job, constraints, degrees):
-        yield layout_at(degrees, layers, [policy] * degrees.pp, pools)
+        even = layout_at(degrees, layers, [policy] * degrees.pp, pools)
+        yield replace(even, layers_per_stage=chunks, recompute=constraints.per_chunk("recompute") or even.recompute)

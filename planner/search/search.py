@@ -65,6 +65,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         layout=layout,
         memory=priced.memory,
         time=priced.time,
+        slowest_of_mean=priced.slowest_of_mean,
         step_seconds=priced.step_seconds,
         low_step_seconds=priced.step_seconds * spread.low if spread else None,
         high_step_seconds=priced.step_seconds * spread.high if spread else None,
@@ -188,7 +189,7 @@ def search(
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, decision, winner, objective, num_checked, simplest=simplest, within=within),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
-        options={"objective": objective.name, "within": within, **constraints.to_dict()},
+        options={"objective": objective.name, "within": float(within), **constraints.to_dict()},
     )
 
 

@@ -20,7 +20,7 @@ from planner.show.schedules import schedules_section
 from planner.show.screen import clean, indented, section, stack
 from planner.show.summary import band_rows, heading, layout_rows, memory_section
 from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
-from planner.show.words import fold_runs, limit_words, line_label, run_words
+from planner.show.words import fold_runs, limit_words, line_label, run_words, slowest_words
 from planner.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def explanation(found: Explanation) -> Group:
         peak_section(plan, sections.peaks, sections.memory_band),
         fitting_section(plan, sections.fitting_changes),
         alternatives_section(plan, sections.alternatives),
-        waterfall_section(sections.waterfall),
+        waterfall_section(sections.waterfall, slowest_words(plan)),
         rates_section(sections.rates),
         section(f"Memory of each stage, {scale.unit}", _StageColumns(plan, scale)),
         _time_section(plan),
@@ -168,7 +168,8 @@ def _time_section(plan: Plan) -> Group:
     rows.append([Text("step", style="bold"), "", "", "", Text(scale(total), style="bold"), "100.0%"])
     header = ("", "stage", "busy", "hidden", "exposed", "share", "bound by")
     table = Columns(rows, right=(1, 2, 3, 4, 5), optional=(5, 1), header=header)
-    return section(f"Time of a step, {scale.unit}", table, note="exposed = busy - hidden; the step is their sum")
+    note = "; ".join(filter(None, ("exposed = busy - hidden; the step is their sum", slowest_words(plan))))
+    return section(f"Time of a step, {scale.unit}", table, note=note)
 
 
 def _spent(plan: Plan) -> list[TimeLine]:

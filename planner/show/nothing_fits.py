@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 
-def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> Group:
-    """Show the smallest footprint, its largest part, and the cheapest changes that make a layout fit."""
+def nothing_fits(job: Job, found: NothingFits) -> Group:
+    """Show the smallest footprint and its largest part."""
     fullest = worst_stage(found.memory)
     part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
     over = f"{format_bytes(fullest.missing_bytes)} too much{'' if fullest.host_fits else ' on the host'}"
@@ -46,24 +45,28 @@ def nothing_fits(job: Job, found: NothingFits, remedies: Sequence[Remedy], pins:
         head,
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
         memory_section(found.memory, note=note),
-        _remedies_section(remedies),
-        _pins_section(pins) if pins else None,
         section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
     )
 
 
-def _remedies_section(remedies: Sequence[Remedy]) -> Group:
+def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str) -> Group:
+    """Show the changes with which a layout fits, or does what else the title says, and the result without each pin."""
+    return stack(_remedies_section(remedies, title), _pins_section(pins) if pins else None)
+
+
+def _remedies_section(remedies: Sequence[Remedy], title: str) -> Group:
     if not remedies:
-        return section("What would fit", Text("no single change that was tried; a smaller model or more devices"))
+        return section(title, Text("no single change that was tried; a smaller model or more devices"))
     rows = [(Text(clean(each.change), style="bold"), *_figures(each)) for each in remedies]
-    header = ("change", "step", "tokens/s", "layout")
-    table = Columns(rows, right=(1, 2), wrap=(0, 3), optional=(2,), header=header)
-    return section("What would fit", table, note="each one solved, cheapest first")
+    header = ("change", "step", "tokens/s", "fits", "layout")
+    table = Columns(rows, right=(1, 2, 3), wrap=(0, 4), optional=(2,), header=header)
+    return section(title, table, note="each one solved, cheapest first")
 
 
 def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
     layout = assignments(short_layout(remedy.layout))
-    return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), layout
+    chance = chance_words(remedy.chance_of_fitting)
+    return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), chance, layout
 
 
 def _pins_section(pins: Sequence[LiftedPin]) -> Group:
@@ -73,36 +76,41 @@ def _pins_section(pins: Sequence[LiftedPin]) -> Group:
         if each.remedy is not None:
             rows.append((Text(clean(each.constraint), style="bold"), "fits", *_figures(each.remedy)))
         elif each.least is None:
-            rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", ""))
+            rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", "", ""))
         else:
             over = f"{format_bytes(each.least.num_bytes - each.least.limit_bytes)} too much"
-            rows.append((Text(clean(each.constraint), style="bold"), over, "", "", ""))
-    header = ("pin", "without it", "step", "tokens/s", "layout")
-    return section("What each pin costs", Columns(rows, right=(2, 3), wrap=(0, 4), optional=(3,), header=header))
+            over = over if each.least.share > 1 else "too slow"
+            rows.append((Text(clean(each.constraint), style="bold"), over, "", "", "", ""))
+    header = ("pin", "without it", "step", "tokens/s", "fits", "layout")
+    return section("What each pin costs", Columns(rows, right=(2, 3, 4), wrap=(0, 5), optional=(3,), header=header))
 
 
-def nothing_fits_to_dict(
-    priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
-) -> dict[str, Any]:
-    """Return the plan document of the smallest footprint, with `"fits": false` and the changes that make it fit."""
+def nothing_fits_to_dict(priced: Plan, found: NothingFits) -> dict[str, Any]:
+    """Return the plan document of the smallest footprint, with `"fits": false`."""
     from planner.plan import plan_to_dict
 
     return {
         **plan_to_dict(priced),
         "fits": False,
         "dominating": str(found.dominating),
+        "notes": list(found.notes),
+    }
+
+
+def ways_out_to_dict(remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> dict[str, Any]:
+    """Return the changes that help, and the result without each pin, as plain data."""
+    return {
         "remedies": [_remedy_to_dict(each) for each in remedies],
         "pins": [
             {
                 "pin": each.constraint,
-                "fits": each.remedy is not None,
+                "fits": each.remedy is not None or (each.least is not None and each.least.share <= 1),
                 "least_bytes": None if each.least is None else each.least.num_bytes,
                 "limit_bytes": None if each.least is None else each.least.limit_bytes,
                 "remedy": None if each.remedy is None else _remedy_to_dict(each.remedy),
             }
             for each in pins
         ],
-        "notes": list(found.notes),
     }
 
 
@@ -113,13 +121,7 @@ def _remedy_to_dict(remedy: Remedy) -> dict[str, Any]:
         "change": remedy.change,
         "step_seconds": remedy.step_seconds,
         "tokens_per_second": remedy.tokens_per_second,
+        "chance_of_fitting": remedy.chance_of_fitting,
         "num_devices": remedy.layout.world_size,
         "layout": layout_to_dict(remedy.layout),
     }
-
-
-def nothing_fits_to_json(
-    priced: Plan, found: NothingFits, remedies: Sequence[Remedy], pins: Sequence[LiftedPin]
-) -> str:
-    """Return `nothing_fits_to_dict` as JSON text."""
-    return json.dumps(nothing_fits_to_dict(priced, found, remedies, pins), indent=1, allow_nan=False) + "\n"

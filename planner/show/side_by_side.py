@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group
 from rich.text import Text
 
+from planner.fit import chance_words
 from planner.plan import layout_to_dict
 from planner.search.questions.side_by_side import REFERENCE_TOKENS
 from planner.show.columns import Columns, assignments
@@ -127,7 +127,7 @@ def figures(choice: Choice) -> tuple[str, str, str]:
         return "", "", ""
     usd = "" if run.usd is None else f"{format_count(run.usd)} USD"
     energy = "" if run.kilowatt_hours is None else f"{format_count(run.kilowatt_hours)} kWh"
-    return usd, energy, "" if chance is None else f"{chance:.0%}"
+    return usd, energy, "" if chance is None else chance_words(chance)
 
 
 def _row(found: SideBySide, choice: Choice) -> list[RenderableType]:
@@ -181,8 +181,3 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
         "chance_of_fitting": choice.chance_of_fitting,
         "layout": layout_to_dict(plan.layout),
     }
-
-
-def side_by_side_to_json(found: SideBySide) -> str:
-    """Return `side_by_side_to_dict` as JSON text."""
-    return json.dumps(side_by_side_to_dict(found), indent=1, allow_nan=False) + "\n"

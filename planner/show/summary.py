@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from planner.cost.adapters import num_trained_params
-from planner.cost.ledger import LineName, total_exposed_seconds
+from planner.cost.ledger import total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.fit import chance_words, fit_words
@@ -39,6 +39,7 @@ from planner.show.words import (
     schedule_words,
     segment_words,
     short_layout,
+    slowest_words,
     stage_range,
 )
 from planner.specs.calibration import precision_class
@@ -59,7 +60,7 @@ _MANY = 10  # largest number of rows; a longer table is folded in the middle
 
 
 def summary(plan: Plan, command: str) -> Group:
-    """Return the whole output of `planner plan`; `command` is the next command to suggest."""
+    """Return the whole output of `planner plan`; `command` is the next command to suggest, empty if there is none."""
     return stack(
         heading(plan),
         indented(Columns(layout_rows(plan), wrap=(1,))),
@@ -69,7 +70,7 @@ def summary(plan: Plan, command: str) -> Group:
         _batch_section(plan),
         _runners_up_section(plan),
         _proof_section(plan),
-        section("Next", Text(command, overflow="fold")),
+        section("Next", Text(command, overflow="fold")) if command else None,
     )
 
 
@@ -359,9 +360,7 @@ def _time_section(plan: Plan) -> Group:
     rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
     header = ["", "", scale.unit, "share", *["hidden"] * any_hidden]
     table = Columns(rows, right=(2, 3, 4), wrap=(1,), optional=(1, 4, 3), header=header)
-    slowest = next((line.stage for line in plan.time if line.name == LineName.COMPUTE), 0)
-    note = f"computing is that of stage {slowest}, the slowest" if plan.layout.pp > 1 else ""
-    return section("Time of a step", table, note=note)
+    return section("Time of a step", table, note=slowest_words(plan))
 
 
 def _batch_section(plan: Plan) -> Group | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -206,8 +205,3 @@ def _nodes(job: Job, hosts: int | tuple[int, ...]) -> int | dict[str, int]:
     if isinstance(hosts, int):
         return hosts
     return dict(zip((pool.cluster.name for pool in job.pools), hosts, strict=True))
-
-
-def sweep_to_json(found: Sweep) -> str:
-    """Return `sweep_to_dict` as JSON text."""
-    return json.dumps(sweep_to_dict(found), indent=1, allow_nan=False) + "\n"

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 
-def waterfall_section(waterfall: Waterfall) -> Group:
-    """Show each part as a bar that starts at the end of the previous bar; a part that saves time points backwards."""
+def waterfall_section(waterfall: Waterfall, slowest: str) -> Group:
+    """Show each part as a bar that starts at the end of the previous bar; a part that saves time points backwards.
+
+    slowest: the stage of the parts that are not computing, in words.
+    """
     total = waterfall.step_seconds
     scale = seconds_scale([total])
     rows: list[list[RenderableType]] = []
@@ -36,7 +39,9 @@ def waterfall_section(waterfall: Waterfall) -> Group:
         before += part.seconds
     rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
     table = Columns(rows, right=(2, 3), wrap=(1,), optional=(1, 4, 3), header=("", "", scale.unit, "share", "bound by"))
-    return section("From peak to predicted", table, note="computing on the mean stage")
+    return section(
+        "From peak to predicted", table, note="; ".join(filter(None, ("computing on the mean stage", slowest)))
+    )
 
 
 def own_parts(plan: Plan, waterfall: Waterfall) -> list[TimePart]:

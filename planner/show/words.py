@@ -114,6 +114,15 @@ def layers_words(layers: Sequence[int]) -> str:
     return ", ".join(f"{count} x {value}" if count > 1 else f"{value}" for value, count in runs) + " per stage"
 
 
+def slowest_words(plan: Plan) -> str:
+    """State whose lines the time of a step has, and how far this stage is from the others; empty without a pipeline."""
+    if plan.layout.pp == 1:
+        return ""
+    slowest, *last = dict.fromkeys(line.stage for line in plan.time)
+    after = f"; after the last microbatch, of stage {last[0]}" if last else ""
+    return f"lines of stage {slowest}, {plan.slowest_of_mean:.2f} times the mean of all stages{after}"
+
+
 def recompute_words(layout: Layout) -> str:
     """Name the recompute policy, stage by stage if stages differ."""
     policies = [layout.recompute_of_stage(stage) for stage in range(layout.pp)]

@@ -10,7 +10,7 @@ from planner.errors import InputError
 from planner.specs.by_name import calibrations_of, load_engine, shipped_calibration
 from planner.specs.cluster_documents import NO_ONE_SIZE, checked_cluster
 from planner.specs.engine import EngineSpec
-from planner.specs.job import MOST_RISK, PoolJob, each_pool, job_on
+from planner.specs.job import LEAST_RISK, MOST_RISK, PoolJob, each_pool, job_on
 from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, value_at
@@ -139,8 +139,8 @@ def _share(value: str, where: str, path: str) -> float:
         share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if path == "risk" and not 0 < share <= MOST_RISK:
-        raise InputError("not a risk", where=where, hint=f"from above 0% to {MOST_RISK:.0%}")
+    if path == "risk" and not LEAST_RISK <= share <= MOST_RISK:
+        raise InputError("not a risk", where=where, hint=f"from {LEAST_RISK:.4%} to {MOST_RISK:.0%}")
     if not 0 <= share < 1:
         raise InputError("headroom is a share of memory", where=where, hint="from 0% to below 100%")
     return share

@@ -43,7 +43,7 @@ class Efficiency(InputDocument):
     model_config = ConfigDict(json_schema_extra=_leave_out)
 
     matmul: float = Field(gt=0, le=1)
-    matmul_half_depth: float = Field(ge=0)
+    matmul_half_depth: float = Field(ge=0, le=1e9)
     attention: float = Field(gt=0, le=1)
     attention_flash_2: float | None = Field(default=None, gt=0, le=1)
     memory: float = Field(gt=0, le=1)

@@ -301,12 +301,14 @@ class EngineCompute(InputDocument):
         default=0, ge=0, description="bytes moved per parameter around the reduction of a step's gradients"
     )
     host_factor: float = Field(
-        ge=0, description="host time of a layer, divided by the device file's layer_floor; 0 with captured graphs"
+        ge=0,
+        le=1e6,
+        description="host time of a layer, divided by the device file's layer_floor; 0 with captured graphs",
     )
     tp_host_factor: float = Field(
-        default=1, ge=0, description="further factor on the host time of a layer with tensor parallelism"
+        default=1, ge=0, le=1e6, description="further factor on the host time of a layer with tensor parallelism"
     )
-    expert_host_factor: float = Field(ge=0, description="host_factor of a layer with experts")
+    expert_host_factor: float = Field(ge=0, le=1e6, description="host_factor of a layer with experts")
 
 
 _Messages = Annotated[int, Field(ge=1, le=1000)]

@@ -25,6 +25,8 @@ RISK: Final = 0.05
 """Accepted chance that a plan does not fit, unless `--risk` changes it."""
 MOST_RISK: Final = 0.95
 """Upper limit of `--risk`: above it, "fits" and "does not fit" would overlap (`planner.cost.chance`)."""
+LEAST_RISK: Final = 1e-6
+"""Lower limit of `--risk`: no number of measured peaks supports a smaller chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from planner.specs.cluster_documents import (
     with_hosts,
 )
 from planner.specs.engine import EngineSpec
-from planner.specs.job import MOST_RISK, RISK, job_on
+from planner.specs.job import LEAST_RISK, MOST_RISK, RISK, job_on
 from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.settings import apply_setting, with_value
@@ -133,8 +133,8 @@ def _check_sizes(mistakes: Mistakes, given: _Given) -> None:
         mistakes.add("--nodes and --gpus both give the size of the cluster", hint="give one of them")
     if given.headroom is not None and not 0 <= given.headroom < 1:
         mistakes.add(f"{given.headroom} is not a share of memory", "--headroom", "valid: 0% to less than 100%")
-    if not 0 < given.risk <= MOST_RISK:
-        mistakes.add(f"{given.risk} is not a risk", "--risk", f"valid: above 0% to {MOST_RISK:.0%}")
+    if not LEAST_RISK <= given.risk <= MOST_RISK:
+        mistakes.add(f"{given.risk} is not a risk", "--risk", f"valid: {LEAST_RISK:.4%} to {MOST_RISK:.0%}")
 
 
 def _read_trees(mistakes: Mistakes, given: _Given) -> dict[str, Node]:

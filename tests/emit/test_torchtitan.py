@@ -208,8 +208,10 @@ def test_data_and_tokenizer_are_filled_in(to, data, path, monkeypatch, tmp_path)
     ("how", "words"),
     [
         (How(smoke=True), "mock data"),
-        (How(arguments=RunArguments(data=("a.bin",))), ".bin"),
-        (How(arguments=RunArguments(data=("a.txt", "hf:x"))), "together"),
+        (How(arguments=RunArguments(data=("a.bin",))), "and not a file that ends in .bin"),
+        (How(arguments=RunArguments(data=("corpus",))), "and not a file without an ending"),
+        (How(arguments=RunArguments(data=("a.txt", "hf:x"))), "not a file that ends in .txt and 1 data set of the Hub"),
+        (How(arguments=RunArguments(data=("hf:x", "hf:y"))), "and not 2 data sets of the Hub"),
     ],
 )
 def test_data_that_it_has_no_words_for_is_refused(how, words):

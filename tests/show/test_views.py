@@ -25,12 +25,13 @@ from planner.search.least_memory import LeastPeak
 from planner.search.questions.remedies import LiftedPin, Remedy
 from planner.search.questions.sweep import Point, Sweep
 from planner.search.search import plan_for_layout
+from planner.search.space.constraints import Constraints
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
 from planner.show.library import cluster_table
 from planner.show.measured import comparison
-from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
-from planner.show.screen import Screen, clean, to_text
+from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict, ways_out, ways_out_to_dict
+from planner.show.screen import Screen, clean, stack, to_text
 from planner.show.summary import next_command, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.batch import BatchRange
@@ -40,6 +41,11 @@ from planner.units import format_bytes
 
 COMMAND = "planner plan gpt-95l dgx-a100 --nodes 17"
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+
+
+def no_fit(job, found, remedies, pins):
+    """What `planner plan` shows if nothing fits."""
+    return stack(nothing_fits(job, found), ways_out(remedies, pins, "What would fit"))
 
 
 @pytest.fixture
@@ -59,9 +65,14 @@ def nothing(make_plan, make_memory) -> tuple[PoolJob, NothingFits, tuple[Remedy,
             layout=replace(layout, dp=4, zero=1),
             step_seconds=40.5,
             tokens_per_second=77_700,
+            chance_of_fitting=0.97,
         ),
         Remedy(
-            change="sequences of 1024 tokens", layout=replace(layout, dp=2), step_seconds=88.0, tokens_per_second=35_700
+            change="sequences of 1024 tokens",
+            layout=replace(layout, dp=2),
+            step_seconds=88.0,
+            tokens_per_second=35_700,
+            chance_of_fitting=0.999,
         ),
     )
     pins = (
@@ -265,7 +276,7 @@ def view_of(name, plan, nothing, make_plan) -> object:
             difference_of(plan, slower(make_plan, training=plan.training.model_copy(update={"seed": 7}))),
             names=("A", "B"),
         ),
-        "nothing_fits": lambda: nothing_fits(*nothing),
+        "nothing_fits": lambda: no_fit(*nothing),
     }
     return views[name]()
 
@@ -344,7 +355,7 @@ def test_explain_shows_each_stage_and_its_total_as_the_sum_of_lines(plan) -> Non
 
 
 def test_explain_shows_each_line_of_the_step_and_their_sum(plan) -> None:
-    header, *rows, total = rows_of(to_text(explanation(explained(plan)), Screen()), "Time of a step")
+    header, *rows, total = rows_of(to_text(explanation(explained(plan)), Screen(width=200)), "Time of a step")
     assert header == ["stage", "busy", "hidden", "exposed", "share", "bound by"]
     shown = {row[0]: [number(cell) for cell in row[1:5]] for row in rows}
     spent = [line for line in plan.time if line.busy_seconds]
@@ -440,16 +451,16 @@ def test_next_command(hosts, saved, expected, make_plan, plan) -> None:
 
 
 def test_nothing_fits_says_how_far_and_what_helps(nothing) -> None:
-    text = to_text(nothing_fits(*nothing), Screen())
+    text = to_text(no_fit(*nothing), Screen())
     assert "138 GiB too much" in text  # 213.5 of 76 GiB
     assert "optimizer state, 120 GiB" in text
     assert "34 hosts instead of 17" in text
     job, found, *_ = nothing
-    assert "smaller model" in to_text(nothing_fits(job, replace(found, notes=()), (), ()), Screen())
+    assert "smaller model" in to_text(no_fit(job, replace(found, notes=()), (), ()), Screen())
 
 
 def test_nothing_fits_as_a_document(plan, nothing) -> None:
-    document = nothing_fits_to_dict(plan, *nothing[1:])
+    document = nothing_fits_to_dict(plan, nothing[1]) | ways_out_to_dict(*nothing[2:])
     assert document["fits"] is False
     assert document["dominating"] == "optimizer_state"
     assert [each["change"] for each in document["remedies"]] == ["34 hosts instead of 17", "sequences of 1024 tokens"]
@@ -480,7 +491,7 @@ def test_a_sweep_marks_what_is_best_and_thins_what_is_long(plan, golden) -> None
             )
         )
     sizes = ((1, None), *((point.hosts, point) for point in points[1:]))
-    found = Sweep(job=job, sizes=sizes, front=tuple(points[1:]))
+    found = Sweep(job=job, sizes=sizes, front=tuple(points[1:]), constraints=Constraints())
     text = to_text(sweep_view(found), Screen(width=100))
     golden("sweep.txt", text)
     chosen = replace(found, job=replace(job, batch=BatchRange(least=768, most=1536)))
@@ -617,7 +628,7 @@ def test_what_does_not_go_is_red(make_plan, make_memory, nothing) -> None:
     said = red(answers(answered(plan, make_plan)))
     assert {"No legal layout:", "too much"} <= set(said)
     assert [each for each in said if each.startswith("Does not fit: 10.2 GiB")]
-    assert red(nothing_fits(*nothing))[0] == "Nothing fits:"
+    assert red(no_fit(*nothing))[0] == "Nothing fits:"
 
 
 def test_a_narrow_list_of_clusters_does_without_memory() -> None:

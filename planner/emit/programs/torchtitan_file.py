@@ -50,9 +50,13 @@ def _kind(data: tuple[str, ...]) -> str:
         return data[0].removeprefix("hf:")
     kinds = {"hub" if each.startswith("hf:") else Path(each).suffix for each in data}
     if len(kinds) > 1 or not kinds <= set(_KINDS):
-        shown = ", ".join(sorted(kind or "no ending" for kind in kinds))
-        hint = f"files of one kind ({', '.join(_KINDS)}) with a column `text`, or one hf:NAME"
-        raise InputError(f"--data: {shown}, which torchtitan cannot be given together or at all", hint=hint)
+        num_sets = sum(each.startswith("hf:") for each in data)
+        words = {"": "a file without an ending", "hub": f"{num_sets} data set{'s' * (num_sets > 1)} of the Hub"}
+        shown = " and ".join(words.get(kind, f"a file that ends in {kind}") for kind in sorted(kinds))
+        hint = f"give files of one kind ({', '.join(_KINDS)}) with a column `text`, or one hf:NAME"
+        raise InputError(
+            f"torchtitan reads files of one kind or one data set, and not {shown}", where="--data", hint=hint
+        )
     return _KINDS[kinds.pop()]
 
 

@@ -47,7 +47,7 @@ def search_in_time(
 
 
 def fastest_in_time(
-    job: Job, constraints: Constraints, name: ObjectiveName, *, confidence: float, reporter: Reporter | None = None
+    job: Job, constraints: Constraints, name: ObjectiveName, confidence: float, *, reporter: Reporter | None = None
 ) -> tuple[Layout, float] | None:
     """`fastest_layout` under an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
     return _in_time(
@@ -97,6 +97,11 @@ def keeps_deadline(chance: float | None, confidence: float) -> bool:
     If the chance is unknown, the result is true, because the search has already checked the forecast.
     """
     return chance is None or chance >= confidence
+
+
+def lateness(job: Job, layout: Layout, step_seconds: float, name: ObjectiveName, confidence: float) -> float:
+    """How many times as long the deadline has to be for a layout to keep it with the chance `confidence`."""
+    return step_seconds * _quantile(job, layout, confidence) / objective_of(job, name).longest_step_seconds
 
 
 def _quantile(job: Job, layout: Layout, level: float) -> float:

@@ -1,4 +1,4 @@
-"""Find changes, and pairs of changes, that make a job fit; a search verifies each of them."""
+"""Find changes, and pairs of changes, that make a job fit or meet its deadline; a search verifies each of them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,35 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
+from planner.cost.band import chance_of_deadline
+from planner.cost.estimate import memory_of_stages
 from planner.errors import InputError
 from planner.search.least_memory import LeastPeak, least_peak
+from planner.search.questions.deadline import fastest_in_time, keeps_deadline, lateness
 from planner.search.reporter import Reporter
 from planner.search.search import fastest_layout, fits
 from planner.search.space.configurations import offloads_of
 from planner.specs.job import each_pool, with_training
+from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from planner.layout import Layout
+    from planner.plan_parts import ObjectiveName
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One or two changes that make the job fit, verified by a search, with the fastest layout after them."""
+    """One or two changes that reach the goal, verified by a search, with the best layout after them."""
 
     change: str
     layout: Layout
     step_seconds: float
     tokens_per_second: float
+    chance_of_fitting: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +53,61 @@ class LiftedPin:
     least: LeastPeak | None
 
 
-def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
+class InTime(NamedTuple):
+    """The objective whose deadline is to be met, and the required chance of meeting it."""
+
+    objective: ObjectiveName
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Goal:
+    """What a change has to reach: a layout that fits under the constraints, and that is in time if a deadline is.
+
+    planned: adds the limits of a job's programs to the constraints, or raises InputError if no program can run the job.
+    """
+
+    constraints: Constraints
+    reporter: Reporter
+    in_time: InTime | None = None
+    planned: Callable[[Job, Constraints], Constraints] = lambda _, constraints: constraints
+
+    def best(self, job: Job) -> tuple[Layout, float] | None:
+        """The best layout that reaches the goal, and its step seconds; None if no layout does."""
+        try:
+            constraints = self.planned(job, self.constraints)
+            if self.in_time is None:
+                return fastest_layout(job, constraints, self.reporter)
+            found = fastest_in_time(job, constraints, *self.in_time, reporter=self.reporter)
+        except InputError:  # no legal layout after this change
+            return None
+        return found if found and keeps_deadline(chance_of_deadline(job, *found), self.in_time.confidence) else None
+
+    def is_reached(self, job: Job) -> bool:
+        """Whether any layout reaches the goal."""
+        try:
+            is_fitting = fits(job, self.planned(job, self.constraints))
+            return is_fitting and (self.in_time is None or self.best(job) is not None)
+        except InputError:  # no legal layout on this number of hosts
+            return False
+
+
+def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = None, **more: Any) -> tuple[Remedy, ...]:
     """The smallest change of each kind that makes the job fit, sorted by tokens per device second, most first.
 
     If only more hosts make the job fit, pairs follow: for each two kinds of changes, the smallest pair that fits.
+    more: `in_time` and `planned` of the goal (`_Goal`).
     """
-    reporter = reporter or Reporter()
-    hosts = [_more_hosts(job, number, constraints) for number in range(len(job.pools))]
-    kinds = [tuple(changes) for changes in _kinds(job, constraints)]
-    found = [remedy for changes in hosts if (remedy := _first_solved(changes, constraints, reporter))]
-    single = [remedy for changes in kinds if (remedy := _first_solved(_each(changes, job), constraints, reporter))]
+    goal = _Goal(constraints=constraints, reporter=reporter or Reporter(), **more)
+    hosts = [_more_hosts(job, number, goal) for number in range(len(job.pools))]
+    kinds = [tuple(changes) for changes in _kinds(job, goal)]
+    found = [remedy for changes in hosts if (remedy := _first_solved(changes, goal))]
+    single = [remedy for changes in kinds if (remedy := _first_solved(_each(changes, job), goal))]
     if not single:
         single = [
             remedy
             for one, other in combinations(kinds, 2)
-            if (pair := _smallest_pair(job, one, other, constraints))
-            and (remedy := _solved(*pair, constraints, reporter))
+            if (pair := _smallest_pair(job, one, other, goal)) and (remedy := _solved(*pair, goal))
         ]
     return tuple(sorted((*found, *single), key=lambda each: -each.tokens_per_second / each.layout.world_size))
 
@@ -75,8 +120,9 @@ class Change(NamedTuple):
     of: Callable[[Job], Job | None]
 
 
-def _kinds(job: Job, constraints: Constraints) -> Iterator[Iterator[Change]]:
+def _kinds(job: Job, goal: _Goal) -> Iterator[Iterator[Change]]:
     """The changes of each kind, from the smallest to the largest."""
+    yield from _later_or_less(job, goal)
     yield _shorter_sequences(job)
     yield _less_headroom(job)
     yield _other_losses(job)
@@ -85,30 +131,28 @@ def _kinds(job: Job, constraints: Constraints) -> Iterator[Iterator[Change]]:
     yield _other_optimizers(job)
     yield _adapters(job)
     yield _wider_tensor_parallelism(job)
-    yield _offload(job, constraints)
+    yield _offload(job, goal.constraints)
 
 
 def _each(changes: Iterable[Change], job: Job) -> Iterator[tuple[str, Job]]:
     return ((each.words, changed) for each in changes if (changed := each.of(job)))
 
 
-def _first_solved(changes: Iterable[tuple[str, Job]], constraints: Constraints, reporter: Reporter) -> Remedy | None:
-    """The smallest change of a kind that makes the job fit."""
-    return next((found for each in changes if (found := _solved(*each, constraints, reporter))), None)
+def _first_solved(changes: Iterable[tuple[str, Job]], goal: _Goal) -> Remedy | None:
+    """The smallest change of a kind that reaches the goal."""
+    return next((found for each in changes if (found := _solved(*each, goal))), None)
 
 
-def _smallest_pair(
-    job: Job, one: Sequence[Change], other: Sequence[Change], constraints: Constraints
-) -> tuple[str, Job] | None:
-    """The first pair of changes, one from each sequence, that makes the job fit; None if no pair does.
+def _smallest_pair(job: Job, one: Sequence[Change], other: Sequence[Change], goal: _Goal) -> tuple[str, Job] | None:
+    """The first pair of changes, one from each sequence, that reaches the goal; None if no pair does.
 
     Pairs are tried in the order of the sum of their positions in the two sequences.
     """
     places = sorted(product(range(len(one)), range(len(other))), key=lambda place: (sum(place), place))
     pairs = [(f"{one[i].words} and {other[k].words}", _both(job, one[i], other[k])) for i, k in places]
-    if not pairs or pairs[-1][1] is None or not _fits(pairs[-1][1], constraints):
+    if not pairs or pairs[-1][1] is None or not goal.is_reached(pairs[-1][1]):
         return None
-    return next((words, changed) for words, changed in pairs if changed and _fits(changed, constraints))
+    return next((words, changed) for words, changed in pairs if changed and goal.is_reached(changed))
 
 
 def _both(job: Job, one: Change, other: Change) -> Job | None:
@@ -126,33 +170,36 @@ def each_lifted(constraints: Constraints) -> Iterator[tuple[str, Constraints]]:
 
 
 def lifted_pins(
-    job: Job, lifted: Iterable[tuple[str, Constraints]], reporter: Reporter | None = None
+    job: Job, lifted: Iterable[tuple[str, Constraints]], reporter: Reporter | None = None, **more: Any
 ) -> tuple[LiftedPin, ...]:
     """The cost of each pin and of each forbidden combination, by a search without it."""
-    reporter = reporter or Reporter()
     found = []
     for constraint, looser in lifted:
-        remedy = _solved(f"without {constraint}", job, looser, reporter)
-        least = None if remedy else _least_peak(job, looser)
+        goal = _Goal(constraints=looser, reporter=reporter or Reporter(), **more)
+        remedy = _solved(f"without {constraint}", job, goal)
+        least = None if remedy else _least_peak(job, goal)
         found.append(LiftedPin(constraint=constraint, remedy=remedy, least=least))
     return tuple(found)
 
 
-def _solved(change: str, job: Job, constraints: Constraints, reporter: Reporter) -> Remedy | None:
-    try:
-        best = fastest_layout(job, constraints, reporter)
-    except InputError:  # no legal layout after this change
-        return None
+def _solved(change: str, job: Job, goal: _Goal) -> Remedy | None:
+    best = goal.best(job)
     if best is None:
         return None
     layout, seconds = best
     tokens = job.training.global_batch_size * job.training.sequence_length
-    return Remedy(change=change, layout=layout, step_seconds=seconds, tokens_per_second=tokens / seconds)
+    return Remedy(
+        change=change,
+        layout=layout,
+        step_seconds=seconds,
+        tokens_per_second=tokens / seconds,
+        chance_of_fitting=min(stage.chance_of_fitting for stage in memory_of_stages(job, layout)),
+    )
 
 
-def _least_peak(job: Job, constraints: Constraints) -> LeastPeak | None:
+def _least_peak(job: Job, goal: _Goal) -> LeastPeak | None:
     try:
-        return least_peak(job, constraints)
+        return least_peak(job, goal.planned(job, goal.constraints))
     except InputError:
         return None
 
@@ -160,34 +207,37 @@ def _least_peak(job: Job, constraints: Constraints) -> LeastPeak | None:
 _MOST_TIMES_HOSTS = 256
 
 
-def _more_hosts(job: Job, number: int, constraints: Constraints) -> Iterator[tuple[str, Job]]:
-    """The smallest number of hosts of a pool on which a layout fits, found by doubling and then by bisection."""
+def _more_hosts(job: Job, number: int, goal: _Goal) -> Iterator[tuple[str, Job]]:
+    """The smallest number of hosts of a pool that reaches the goal, found by doubling and then by bisection."""
     cluster = job.pools[number].cluster
     few = many = cluster.hosts
     if cluster.links[-1].num_devices is not None:
         return  # the network ends here
-    while not _fits(_on_hosts(job, number, many), constraints):
+    while not goal.is_reached(_on_hosts(job, number, many)):
         few, many = many, 2 * many
         if many > _MOST_TIMES_HOSTS * cluster.hosts:
             return
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if _fits(_on_hosts(job, number, middle), constraints) else (middle, many)
+        few, many = (few, middle) if goal.is_reached(_on_hosts(job, number, middle)) else (middle, many)
     of_pool = "" if len(job.pools) == 1 else f" of {cluster.name}"
     yield f"{many:,} hosts{of_pool} instead of {cluster.hosts:,}", _on_hosts(job, number, many)
-
-
-def _fits(job: Job, constraints: Constraints) -> bool:
-    try:
-        return fits(job, constraints)
-    except InputError:  # no legal layout on this number of hosts
-        return False
 
 
 def _on_hosts(job: Job, number: int, hosts: int) -> Job:
     chosen = job.pools[number]
     larger = replace(chosen, cluster=chosen.cluster.model_copy(update={"hosts": hosts}))
     return each_pool(job, lambda pool: larger if pool is chosen else pool)
+
+
+def _later_or_less(job: Job, goal: _Goal) -> Iterator[Iterator[Change]]:
+    """A later deadline, and a smaller token budget, with which the fastest layout is in time."""
+    training, best = job.training, goal.in_time and replace(goal, in_time=None).best(job)
+    if goal.in_time and best and training.deadline and training.tokens:
+        times = 1.01 * lateness(job, *best, *goal.in_time)  # three digits are shown, so that one may be rounded
+        later, tokens = format_seconds(training.deadline * times), f"{training.tokens / times:.3g}"
+        yield iter([_training(f"deadline {later}", deadline=later)])
+        yield iter([_training(f"tokens {tokens}", tokens=tokens)])
 
 
 def _shorter_sequences(job: Job) -> Iterator[Change]:
@@ -254,10 +304,10 @@ def _training(words: str, **changes: Any) -> Change:
     def changed(job: Job) -> Job | None:
         values = job.training.model_dump() | changes
         try:
-            type(job.training).model_validate(values)
+            checked = type(job.training).model_validate(values)
         except ValidationError:
             return None
-        return with_training(job, **changes)
+        return with_training(job, **{key: getattr(checked, key) for key in changes})
 
     return Change(next(iter(changes)), words, changed)
 

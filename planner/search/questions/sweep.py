@@ -91,6 +91,7 @@ class Sweep:
     job: Job
     sizes: tuple[tuple[int | tuple[int, ...], Point | None], ...]
     front: tuple[Point, ...]
+    constraints: Constraints
     confidence: float = CONFIDENCE
 
     @property
@@ -165,7 +166,9 @@ def sweep(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(job=job, sizes=tuple(sizes), front=_undominated(points), confidence=confidence)
+    return Sweep(
+        job=job, sizes=tuple(sizes), front=_undominated(points), constraints=constraints, confidence=confidence
+    )
 
 
 def sweep_pools(
@@ -201,7 +204,9 @@ def sweep_pools(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(job=job, sizes=tuple(sizes), front=_best_in_something(points), confidence=confidence)
+    return Sweep(
+        job=job, sizes=tuple(sizes), front=_best_in_something(points), constraints=constraints, confidence=confidence
+    )
 
 
 _Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"

@@ -20,6 +20,7 @@ from planner.show.page.facts import facts_of, headline, inputs_of, ledger_rows, 
 from planner.show.page.timeline import timeline_data
 from planner.show.page.topology import topology_data
 from planner.show.screen import Screen, clean, to_text
+from planner.show.words import slowest_words
 from planner.specs.glossary import entries, entry_for
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def page_text(
         answers=[(name, to_text(answer, _PAPER)) for name, answer in answers_by_question(found)],
         memory=memory_rows(plan, sections.peaks),
         waterfall=waterfall_rows(sections.waterfall),
+        slowest=slowest_words(plan),
         stages=stage_rows(plan, step),
         timeline=timeline,
         front=front_chart(plan, sections.alternatives),
