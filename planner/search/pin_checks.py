@@ -13,6 +13,7 @@ from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
 from planner.layout import balanced_chunks
 from planner.search.space.placements import most_layers_on
+from planner.specs.banned import bans_of
 from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 
@@ -89,6 +90,9 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
     if len(set(policies)) > 1 and not job.engine.pipeline.recompute_per_stage:
         message = f"engine {job.engine.name} has one recompute policy for all stages"
         found.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
+    for axis, ban in bans_of(job.engine).items():
+        if not constraints.left_of(axis, [1]):
+            found.append(Mistake(message=f"engine {job.engine.name}: {ban.words}", where="--pin", hint=ban.way_out))
     if found:
         raise InputError(*found)
 

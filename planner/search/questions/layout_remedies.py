@@ -17,6 +17,7 @@ from planner.layout import divisors, even_split
 from planner.search.questions.given import policies_of
 from planner.search.questions.remedies import Change, changes_of_training
 from planner.search.space.rules import broken_rules
+from planner.specs.banned import searched_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -133,9 +134,10 @@ def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
 
 
 def _degrees(job: Job, layout: Layout) -> Iterator[_Step]:
+    axes = searched_axes(job.engine)
     for key in ("tp", "cp", "ep") if job.model.moe else ("tp", "cp"):
         for value in divisors(layout.tp * layout.cp * layout.dp):
-            if value != getattr(layout, key):
+            if value != getattr(layout, key) and (value == 1 or key in axes):
                 yield _on_layout(key, value, _with_degree(key))
     if layout.pools or layout.schedule not in ("1f1b", "interleaved"):
         return
