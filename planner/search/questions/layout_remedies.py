@@ -167,7 +167,7 @@ def _on_job(change: Change) -> _Step:
 def _with_degree(key: str) -> Callable[..., Layout | None]:
     """A function that changes a degree inside a stage and keeps the number of devices."""
 
-    def changed(_: Job, layout: Layout, value: int) -> Layout | None:
+    def changed(job: Job, layout: Layout, value: int) -> Layout | None:
         if key == "ep":
             return replace(layout, ep=value)
         tp, cp = (value, layout.cp) if key == "tp" else (layout.tp, value)
@@ -175,7 +175,8 @@ def _with_degree(key: str) -> Callable[..., Layout | None]:
         if rest or dp < 1:
             return None
         etp = tp if layout.etp == layout.tp > 1 else min(layout.etp, tp)
-        return replace(layout, tp=tp, cp=cp, dp=dp, etp=etp, sp=int(tp > 1 and (layout.sp or layout.tp == 1)), hsdp=1)
+        sp = layout.sp if layout.tp > 1 else max(job.engine.can.sp)
+        return replace(layout, tp=tp, cp=cp, dp=dp, etp=etp, sp=sp if tp > 1 else 0, hsdp=1)
 
     return changed
 

@@ -225,7 +225,8 @@ def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) ->
 def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
     """Each partition with sequence parallelism if possible, unless a pin says otherwise."""
     own, pinned = constraints.only("sp", "tp", "cp"), constraints.value_of("sp")
-    can = (degrees.tp > 1) & (job.training.sequence_length // degrees.cp % degrees.tp == 0)
+    divides = job.training.sequence_length // degrees.cp % degrees.tp == 0
+    can = (degrees.tp > 1) & divides & (1 in job.engine.can.sp)
     may = replace(own, pins=()).allowed(degrees.having("sp", np.ones_like(degrees.tp)))
     sp = np.full_like(degrees.tp, int(pinned)) if pinned else (can & may).astype(np.int64)
     with_sp = degrees.having("sp", sp)
@@ -410,7 +411,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     chunks = pinned["pp"] * pinned.get("interleave", 1)
     values: dict[str, Any] = {**pinned}
     values["offload"] = constraints.value_of("offload") or "none"
-    values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
+    values.setdefault("sp", job.engine.can.sp[0] if pinned.get("tp", 1) > 1 else 0)
     zeros = (job.engine.can if pinned["pp"] == 1 else job.engine.pipeline).zero_stages
     values.setdefault("zero", min(zeros, default=0))
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)
