@@ -150,3 +150,26 @@ def test_an_axis_is_banned_for_an_engine_only_if_all_its_programs_are(monkeypatc
     monkeypatch.setattr(banned, "BANS", both)
     with pytest.raises(InputError, match="engine megatron: with cp > 1"):
         plan_job("tiny-llama", "dgx-a100", engine="megatron", pin="cp=2", **WORK)
+
+
+FILE = """\
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 4
+fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}
+parallelism_config: {parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}
+"""
+
+
+def test_a_file_with_a_banned_axis_is_priced_and_planned_without_it(tmp_path, capsys):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    words = ["--from", str(path), "--model", "tiny-llama", "dgx-a100", "--global-batch", "8", "--seq-len", "128"]
+    assert main(["explain", *words, "--json"]) == 0
+    priced_as_it_is = json.loads(capsys.readouterr().out)
+    assert priced_as_it_is["layout"]["tp"] == 2
+    assert "no emitted program runs this" in priced_as_it_is["not_run"]
+    assert main(["plan", *words, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["layout"]["tp"] == 1
+    assert "the file's own layout: tp=2" in told.err
