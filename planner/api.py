@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_
 
 from planner import reading
 from planner.cost.segments import with_segment
-from planner.emit.plannable import check_plannable, lacks_sequence_parallelism, unplannable, whole_hosts
+from planner.emit.plannable import check_plannable, unplannable, whole_hosts
 from planner.errors import InputError, NothingFitsError, PlannerError
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.fit import fit_words, undecided
@@ -643,8 +643,7 @@ def _plannable(job: Job, constraints: Constraints) -> Constraints:
     """
     check_plannable(job)
     pinned = {pin.key for pin in constraints.pins}
-    untold = ("sp=1",) if "sp" not in pinned and lacks_sequence_parallelism(job) else ()
-    more = Constraints.parse((), (*untold, *unplannable(job, pinned))).forbidden
+    more = Constraints.parse((), unplannable(job, pinned)).forbidden
     forbidden = tuple(dict.fromkeys((*constraints.forbidden, *more)))
     return replace(constraints, forbidden=forbidden, whole_hosts=whole_hosts(job, pinned))
 

@@ -96,7 +96,6 @@ _PROGRAMS: Final = {
         target=ACCELERATE,
         packages=("transformers", "accelerate", "datasets"),
         refuse=(
-            only("layout.tp", 1, why="the program that is written leaves tensor parallelism to transformers' loader"),
             only("layout.cp", 1, why="Accelerate cuts sequences inside the kernels of a GPU"),
             *_HUGGING_FACE,
         ),
@@ -107,8 +106,6 @@ _PROGRAMS: Final = {
         packages=("deepspeed", "transformers", "accelerate", "datasets"),
         refuse=(
             only("layout.pp", 1, why="the stages of DeepSpeed's pipelines tell each other shapes as values"),
-            only("layout.tp", 1, why="DeepSpeed makes the mesh of AutoTP from values, which fake tensors have not"),
-            only("layout.cp", 1, why="Accelerate alone puts Ulysses into the model, and it reads lengths as values"),
             *_HUGGING_FACE,
         ),
     ),

@@ -223,8 +223,8 @@ def _missing_abilities(
         missing["engine.pipeline.zero_stages" if piped else "engine.can.zero_stages"] = [*zeros, zero]
     if not {*axes} <= {*can.axes}:
         missing["engine.can.axes"] = [*can.axes, *(axis for axis in axes if axis not in can.axes)]
-    if layout.get("sp") == 0 and not can.tp_without_sp:
-        missing["engine.can.tp_without_sp"] = "true"
+    if layout.get("sp") not in (None, *can.sp):
+        missing["engine.can.sp"] = [*can.sp, layout["sp"]]
     if layout.get("hsdp", 1) > 1 and not can.replicates_shards:
         missing["engine.can.replicates_shards"] = "true"
     if policy and not can.recomputes(policy):

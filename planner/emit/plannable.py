@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.programs import PROGRAMS
 from planner.errors import InputError, Mistake
 from planner.layout import AXES, Layout, even_split
+from planner.specs.banned import searched_axes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -36,9 +37,7 @@ _PROBES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "cp>=2": ({"cp": 2},),
     "ep>=2": ({"ep": 2, "dp": 2},),
     "tp>=2,sp=0": ({"tp": 2, "sp": 0},),
-    "tp>=2,sp=1": ({"tp": 2, "sp": 1},),
     "cp>=2,hsdp>=2": ({"cp": 2, "hsdp": 2, "dp": 2},),
-    "tp>=2,pp>=2": ({"tp": 2, "pp": 2, "sp": 0}, {"tp": 2, "pp": 2, "sp": 1}),
     "pp>=2,zero=0": ({"pp": 2, "zero": 0},),
     "pp>=2,offload=activations": ({"pp": 2, "offload": "activations"},),
 }
@@ -52,7 +51,7 @@ def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
     pinned: keys of the user's pins; pinned values are priced even if no program can run them.
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
-    axes = {*job.engine.can.axes} | ({"hsdp"} if job.engine.can.replicates_shards else set())
+    axes = searched_axes(job.engine) | ({"hsdp"} if job.engine.can.replicates_shards else set())
     found: list[str] = []
     for text, probes in _PROBES.items():
         parts = text.split(",")
@@ -71,14 +70,6 @@ def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str], pinned: 
     if probe.get("zero") not in (None, *job.engine.pipeline.zero_stages):
         return False
     return probe.get("offload", "none") in ("none", job.engine.offload.with_pipeline)
-
-
-def lacks_sequence_parallelism(job: Job) -> bool:
-    """Whether all programs of the engine support tensor parallelism only without sequence parallelism."""
-    targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
-    if not targets or "tp" not in job.engine.can.axes:
-        return False
-    return all(_faults(job, each, tp=2, sp=1) and not _faults(job, each, tp=2, sp=0) for each in targets)
 
 
 def whole_hosts(job: Job, pinned: Collection[str]) -> int:

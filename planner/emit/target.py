@@ -19,6 +19,7 @@ from planner.cost.parameters import num_moe_layers
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments
+from planner.specs.banned import BANS
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.units import format_count
@@ -236,9 +237,11 @@ def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     """All keys and values of a plan, in the order of the table.
 
     Raises:
-        InputError: all fields that the target cannot express, each with the option to plan again with.
+        InputError: all fields that the target cannot express or does not run, each with the option to plan again with.
     """
-    faults = [fault for each in target.refuse if (fault := each.fault(plan))]
+    bans = [each for each in BANS if each.program == target.name and getattr(plan.layout, each.axis) > 1]
+    faults = [(ban.words, f"plan again with --pin {ban.way_out}") for ban in bans]
+    faults += [fault for each in target.refuse if (fault := each.fault(plan))]
     if faults:
         where = f"--to {target.name}"
         raise InputError(*(Mistake(message=message, where=where, hint=hint) for message, hint in faults))

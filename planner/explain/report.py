@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from planner.cost.estimate import estimate
 from planner.explain.batch import Batch, batch_of
 from planner.explain.communication import Collectives, collectives_of
@@ -18,6 +20,7 @@ from planner.explain.waterfall import Rate, Waterfall, rates_of, waterfall_of
 from planner.explain.what_if import Sensitivity, WhatIf, sensitivity_of, what_if
 from planner.explain.why_not import WhyNot, why_not
 from planner.plan import plan_to_dict
+from planner.specs.banned import not_run
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class Sections(Document):
     rates: tuple[Rate, ...]
     peaks: tuple[StagePeak, ...]
     alternatives: tuple[Alternative, ...]
+    not_run: str = Field(default="", description="why no emitted program runs the layout; absent if one does")
     fitting_changes: tuple[FittingChange, ...] = ()
     memory_band: MemoryBand | None = None
     why_not: tuple[WhyNot, ...] = ()
@@ -90,6 +94,7 @@ def explain(
     is_known = plan.fits is not None  # without it nothing is said of what fits
     memory_band = memory_band_of(job, plan) if is_known else None
     known: dict[str, Any] = {"memory_band": memory_band} if memory_band else {}
+    known |= {"not_run": why} if (why := not_run(plan.engine, plan.layout)) else {}
     if plan.fits is False:
         tell("what would make it fit")
         known["fitting_changes"] = changes_that_fit(job, plan.layout)

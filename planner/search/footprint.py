@@ -15,6 +15,7 @@ from planner.search.optimum.pricing import layout_at
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import roomiest_pools
 from planner.search.space.policies import allowed_policies, legal_degrees
+from planner.specs.banned import bans_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,9 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     layout, memory = min(smallest, key=lambda each: (estimate(job, each[0]).step_seconds, format_layout(each[0])))
     fullest = max(memory, key=_share_of_limit)
     dominating = max(fullest.lines, key=lambda line: float(line.num_bytes)).name
-    return NothingFits(layout=layout, memory=memory, dominating=dominating)
+    bans = bans_of(job.engine).values() if job.num_devices > 1 else ()
+    notes = tuple(f"engine {job.engine.name}: {ban.words}; {ban.way_out}" for ban in bans)
+    return NothingFits(layout=layout, memory=memory, dominating=dominating, notes=notes)
 
 
 def _footprint(memory: tuple[StageMemory, ...]) -> tuple[bool, float]:

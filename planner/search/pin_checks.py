@@ -13,6 +13,7 @@ from planner.cost.stage import pattern_of
 from planner.errors import InputError, Mistake
 from planner.layout import balanced_chunks
 from planner.search.space.placements import most_layers_on
+from planner.specs.banned import bans_of
 from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 
@@ -29,6 +30,7 @@ _OFFERED: Final = {
     "schedule": "pipeline.schedules",
     "offload": "offload.what",
     "recompute": "can.recompute",
+    "sp": "can.sp",
 }
 """For each key, the field of the engine profile that lists the key's allowed values; for a degree, the list of axes."""
 
@@ -85,10 +87,14 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
     asked = [(key, constraints.value_of(key)) for key in ("schedule", "offload")]
     asked += [("recompute", policy) for policy in sorted(set(policies))]
     asked += [(axis, axis) for axis in _AXES if int(constraints.value_of(axis) or 1) > 1]
+    asked += [("sp", "1")] if constraints.value_of("sp") == "1" else []  # sp=0 is legal where tp is 1
     found = [mistake for key, value in asked if value and (mistake := _lacking(job, key, value))]
     if len(set(policies)) > 1 and not job.engine.pipeline.recompute_per_stage:
         message = f"engine {job.engine.name} has one recompute policy for all stages"
         found.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
+    for axis, ban in bans_of(job.engine).items():
+        if not constraints.left_of(axis, [1]):
+            found.append(Mistake(message=f"engine {job.engine.name}: {ban.words}", where="--pin", hint=ban.way_out))
     if found:
         raise InputError(*found)
 
@@ -99,7 +105,7 @@ def _lacking(job: Job, key: str, value: str) -> Mistake | None:
     have = offered_by(job.engine)
 
     def has(engine: EngineSpec) -> bool:
-        return engine.can.recomputes(value) if key == "recompute" else value in offered_by(engine)
+        return engine.can.recomputes(value) if key == "recompute" else value in map(str, offered_by(engine))
 
     if has(job.engine):
         lacking = [what for part, what in absent_modules(job.model).items() if part in value.split("+")]

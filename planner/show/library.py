@@ -57,19 +57,26 @@ def cluster_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """Show the engines as a table: each engine's axes, and the program for which emit writes files."""
+    """Show the engines as a table: axes, programs for which emit writes files, and axes that no such program runs."""
     rows = [
         (
             Text(clean(entry["name"]), style="bold"),
             clean(", ".join(entry["axes"])),
             clean(", ".join(map(str, entry["zero_stages"]))),
-            clean(", ".join(entry["emits"])) or "priced only",
+            clean(_emitted(entry)),
             clean(entry["program"]),
         )
         for entry in entries
     ]
     header = ("engine", "parallelism", "ZeRO", "emit --to", "program")
     return Columns(rows, wrap=(4,), optional=(4, 1), header=header)
+
+
+def _emitted(entry: dict[str, Any]) -> str:
+    if not entry["emits"]:
+        return "priced only"
+    only = f"; {', '.join(entry['priced_only'])} priced only" if entry["priced_only"] else ""
+    return f"{', '.join(entry['emits'])}{only}"
 
 
 def entry_text(entry: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ from planner.show.words import (
     slowest_words,
     stage_range,
 )
+from planner.specs.banned import not_run
 from planner.specs.calibration import precision_class
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
@@ -122,6 +123,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         *overlap_rows(plan),
         *trained_rows(plan),
         *assumed_rows(plan),
+        *([("not run", clean(why))] if (why := not_run(plan.engine, plan.layout)) else []),
     ]
     idle = plan.cluster.num_devices - layout.world_size
     why = f": {clean(plan.idle_reason)}" if plan.idle_reason else ""

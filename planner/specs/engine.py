@@ -27,7 +27,6 @@ class EngineDefaults(InputDocument):
     etp: Literal["tp", "1"] = Field(
         default="1", description="`tp`: tp also cuts the experts; `1`: experts are not cut by tp"
     )
-    sp: bool = Field(default=True, description="whether layouts with tp > 1 have sequence parallelism")
 
 
 class EngineAbilities(InputDocument):
@@ -90,7 +89,10 @@ class EngineAbilities(InputDocument):
         description="only a program written for this purpose recomputes some layers; a layout that leaves the "
         "policy open is assumed not to",
     )
-    tp_without_sp: bool = Field(description="tensor parallelism can run without sequence parallelism")
+    sp: tuple[Literal[0, 1], ...] = Field(
+        min_length=1,
+        description="values of sp (sequence parallelism) that layouts with tp > 1 can have; the first is the default",
+    )
     repeats_kv_heads: bool = Field(
         default=False,
         description="tp may be a multiple of the number of key-value heads; several ranks then have the same head",

@@ -524,7 +524,7 @@ def interleaving_shrinks_the_bubble_and_stores_more(case: Case) -> None:
 
 @relation
 def sequence_parallelism_stores_no_more(case: Case) -> None:
-    assume(case.layout.sp == 1 and case.job.engine.can.tp_without_sp)
+    assume(case.layout.sp == 1 and 0 in case.job.engine.can.sp)
     at_most(num_bytes(case.cost, LineName.ACTIVATIONS), num_bytes(case.with_layout(sp=0).cost, LineName.ACTIVATIONS))
 
 

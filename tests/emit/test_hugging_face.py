@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,12 @@ ZERO = (
     ("qwen3-30b-a3b", "pp=2,zero=0", ("training.precision=fp16", "training.attention=unfused")),
 )
 CASES = [*(("fsdp", *each) for each in FSDP), *(("deepspeed", *each) for each in ZERO)]
+
+
+@pytest.fixture(autouse=True)
+def tables_without_bans(monkeypatch):
+    """The tables also have keys for axes that are banned, because files of other authors have them."""
+    monkeypatch.setattr("planner.emit.target.BANS", ())
 
 
 def plan_of(case):
@@ -172,6 +179,69 @@ def test_the_emitted_program_finds_the_layers_of_other_models(config, tmp_path, 
     assert inside > 0
     assert outside <= {"embeddings", "embed_tokens", "embed_positions", "norm_f", "norm", "final_layer_norm", "lm_head"}
     assert all(isinstance(each, torch.nn.Module) for each in layers)
+
+
+@pytest.fixture
+def emitted(tmp_path, monkeypatch):
+    """The emitted train.py as a module, in a folder with the other emitted files of a small model."""
+    pytest.importorskip("transformers")
+    plan = plan_of(("fsdp", "llama3-8b", "zero=3", ("training.seed=7",)))
+    config = {"model_type": "llama", "intermediate_size": 56, **SIZES}
+    for name, text in bundle_of(plan, how=How(smoke=True), force_unfit=True).texts.items():
+        (tmp_path / name).write_text(json.dumps(config) if name == "config.json" else text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    program: dict[str, Any] = {"__name__": "train"}
+    source = (tmp_path / "train.py").read_text(encoding="utf-8")
+    exec(source.replace("from datasets import", "# from datasets import"), program)
+    return program
+
+
+def test_two_runs_of_a_plan_start_at_the_same_weights(emitted, monkeypatch):
+    """The weights are those that torch draws with the plan's seed, and not with another seed."""
+    torch = pytest.importorskip("torch")
+    begun = []
+    emitted["Trainer"] = lambda model, **_: begun.append(model.state_dict()) or SimpleNamespace(train=lambda: None)
+    emitted["TrainingArguments"] = lambda **_: None
+    emitted["data_of"] = lambda settings, vocabulary: ()  # noqa: ARG005 - as train.py calls it
+    for draws, seed in ((0, 7), (5, 7), (0, 8)):
+        torch.rand(draws)  # whatever the process drew before
+        monkeypatch.setattr("sys.argv", ["train.py", "training.yaml", f"seed={seed}"])
+        emitted["main"]()
+    first, second, other = begun
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+    torch.manual_seed(7)
+    alone, _ = emitted["model_of"]({"dtype": "float32", "attn_implementation": "eager"})
+    assert all(torch.equal(first[name], each) for name, each in alone.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("save_strategy=no", "no"),
+        ("eval_strategy=no", "no"),
+        ("run_name=2024-11-25", "2024-11-25"),
+        ("output_dir=007", "007"),
+        ("report_to=none", "none"),
+        ("dtype=on", "on"),
+        ("tokenizer=123", "123"),
+        ("hub_revision=1e3", "1e3"),
+        ("learning_rate=1e-4", 1e-4),
+        ("save_steps=1_000", 1000),
+        ("max_steps=20", 20),
+        ("bf16=no", False),
+        ("gradient_checkpointing=true", True),
+        ("hub_token=null", None),
+        ("lr_scheduler_kwargs={min_lr_rate: 0.2}", {"min_lr_rate": 0.2}),
+        ("report_to=[tensorboard, wandb]", ["tensorboard", "wandb"]),
+        ("data=[a.txt, b.txt]", ["a.txt", "b.txt"]),
+        ("run_name=a=b", "a=b"),
+    ],
+)
+def test_a_change_on_the_command_line_has_the_type_of_its_setting(emitted, change, value):
+    """The types are those that transformers documents: `save_strategy` is one of `no`, `steps`, `epoch` and `best`."""
+    found = emitted["read"]("training.yaml", [change])[change.partition("=")[0]]
+    assert (type(found), found) == (type(value), value)
 
 
 def test_models_are_those_of_transformers():

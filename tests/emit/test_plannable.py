@@ -19,6 +19,7 @@ from planner.search.search import plan_for_layout
 from planner.search.space.configurations import device_partitions
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
+from planner.specs.banned import searched_axes
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
@@ -47,8 +48,8 @@ def random_plans(engine: str, count: int, seed: int):
     found = 0
     for _ in range(400 * count):
         job = draw.choice(jobs)
-        can, pipeline = job.engine.can, job.engine.pipeline
-        tp, pp, cp = (draw.choice((1, 1, 2, 4, 8)) if axis in can.axes else 1 for axis in ("tp", "pp", "cp"))
+        can, pipeline, axes = job.engine.can, job.engine.pipeline, searched_axes(job.engine)
+        tp, pp, cp = (draw.choice((1, 1, 2, 4, 8)) if axis in axes else 1 for axis in ("tp", "pp", "cp"))
         if 64 % (tp * pp * cp):
             continue
         interleave = draw.choice((1, 1, 2)) if pp > 1 and "interleaved" in pipeline.schedules else 1
@@ -56,7 +57,7 @@ def random_plans(engine: str, count: int, seed: int):
         layers = even_split(job.model.num_layers, pp, interleave)
         if pipeline.uneven_stages and chunks > 1 and draw.random() < 0.5 and layers[-1] > 1:
             layers = (layers[0] + 1, *layers[1:-1], layers[-1] - 1)
-        experts = job.model.moe is not None and "ep" in can.axes
+        experts = job.model.moe is not None and "ep" in axes
         zero = draw.choice(pipeline.zero_stages if pp > 1 and pipeline.zero_stages else can.zero_stages)
         layout = Layout(
             tp=tp, pp=pp, cp=cp, dp=64 // (tp * pp * cp), zero=zero, interleave=interleave,
@@ -101,8 +102,8 @@ def test_two_hundred_random_plans_can_be_emitted(engine):
 @pytest.mark.parametrize(
     ("engine", "model", "left_out", "hosts"),
     [
-        ("deepspeed", "llama3-8b", ("tp>=2,sp=1", "tp>=2,pp>=2", "pp>=2,zero=0", "pp>=2,offload=activations"), 0),
-        ("fsdp", "llama3-8b", ("tp>=2,sp=1", "cp>=2,hsdp>=2"), 8),
+        ("deepspeed", "llama3-8b", ("pp>=2,zero=0", "pp>=2,offload=activations"), 0),
+        ("fsdp", "llama3-8b", ("cp>=2,hsdp>=2",), 8),
         ("torchtitan", "qwen3-30b-a3b", (), 0),  # experts are spread
         ("megatron", "qwen3-30b-a3b", ("tp>=2,sp=0",), 8),
         ("megatron", "llama3-8b", (), 8),
@@ -115,20 +116,13 @@ def test_what_no_program_can_be_told_is_left_out_of_the_search(engine, model, le
     assert whole_hosts(job, ("tp",)) == 0
 
 
-@pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
-def test_tensor_parallelism_is_planned_without_sequence_parallelism_where_there_is_none(engine):
-    plan = plan_job("llama3-8b", "dgx-h100", engine=engine, nodes=2, global_batch=16, seq_len=2048, pin=["tp=2"])
-    assert (plan.layout.tp, plan.layout.sp) == (2, 0)
-    assert bundle_of(plan, how=How()).texts
-
-
 @pytest.mark.parametrize("setting", ["training.loss=fused-linear", "training.lora_rank=16"])
 def test_what_a_pipeline_has_not_is_planned_without_one(setting):
     job = load_job(
         model="llama3-8b", cluster="dgx-h100", nodes=2, engine="deepspeed", global_batch_size=64, sequence_length=1024,
         settings=(setting,),
     )  # fmt: skip
-    assert unplannable(job, ()) == ("pp>=2", "tp>=2,sp=1")
+    assert unplannable(job, ()) == ("pp>=2",)
 
 
 def test_a_pin_of_pipelines_leaves_the_rest_to_the_search_that_emit_can_write():

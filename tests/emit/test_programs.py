@@ -21,7 +21,7 @@ from planner.search.search import plan_for_layout
 from planner.specs.load import load_job
 
 LAYOUTS = {
-    "accelerate": ("fsdp", "tp=2,zero=3,sp=0,recompute=full"),
+    "accelerate": ("fsdp", "cp=2,zero=3,recompute=full"),
     "deepspeed": ("deepspeed", "zero=2,offload=optimizer,recompute=full"),
     "megatron": ("megatron", "tp=2,pp=2,zero=1,sp=1,layers_per_stage=9/7"),
     "megatron-bridge": ("megatron-bridge", "tp=2,pp=2,zero=1,sp=1,layers_per_stage=9/7"),

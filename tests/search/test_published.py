@@ -12,7 +12,10 @@ import pytest
 from planner.accuracy.jobs import job_of
 from planner.accuracy.runs import read_runs
 from planner.cost.estimate import estimate
+from planner.errors import InputError
 from planner.layout import parse_layout
+from planner.search.questions.given import plan_for_text
+from planner.search.questions.layout_remedies import layout_remedies
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
@@ -112,3 +115,27 @@ def test_the_best_microbatch_depends_on_the_model(layers, hidden, heads, gpus, c
     """Figures 8 and 16, batch 128: 4 for a billion parameters in four layers, 2 for 91 billion."""
     job = gpt(layers, hidden, heads, gpus=gpus, batch=128)
     assert min((1, 2, 4, 8, 16), key=lambda size: step(job, f"{cut},mbs={size}")) == best
+
+
+def test_the_code_of_2021_is_planned_without_the_methods_of_2022():
+    """Sequence parallelism and selective recompute are of Korthikanti et al. (2022), sections 4.2.2 and 5."""
+    job = load_job(
+        model="gpt3-175b", cluster="dgx-a100", engine="megatron-2021", gpus=128, sequence_length=2048,
+        global_batch_size=128, precision="fp16",
+    )  # fmt: skip
+    found = search(job, Constraints.parse([], []))
+    assert not isinstance(found, NothingFits)
+    assert found.layout.tp > 1
+    assert found.layout.sp == 0
+    assert {*found.layout.recompute} <= {"none", "full"}
+    with pytest.raises(InputError, match="engine megatron-2021 does not have sp `1`"):
+        search(job, Constraints.parse(["sp=1"], []))
+    for text, words in (
+        ("tp=8,pp=16,sp=1", "without sequence parallelism only; sp=0"),
+        ("recompute=selective", "no selective recompute"),
+    ):
+        with pytest.raises(InputError, match=words):
+            plan_for_text(job, text)
+    left_open = plan_for_text(job, "tp=8,pp=16,recompute=full")
+    assert left_open.layout.sp == 0
+    assert all(each.layout.sp == 0 for each in layout_remedies(job, plan_for_text(job, "pp=32,recompute=full").layout))

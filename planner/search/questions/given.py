@@ -89,7 +89,7 @@ def _expert_tensor(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | 
 def _sequence_parallel(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
     if layout.tp == 1:
         return None
-    on = job.engine.defaults.sp and job.training.sequence_length // layout.cp % layout.tp == 0
+    on = job.engine.can.sp[0] and job.training.sequence_length // layout.cp % layout.tp == 0
     has = "sequence parallelism" if on else "no sequence parallelism"
     return _Filled(str(int(on)), f"{has} is what users of {job.engine.name} have with tp > 1")
 

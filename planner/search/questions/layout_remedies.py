@@ -17,6 +17,7 @@ from planner.layout import divisors, even_split
 from planner.search.questions.given import policies_of
 from planner.search.questions.remedies import Change, changes_of_training
 from planner.search.space.rules import broken_rules
+from planner.specs.banned import searched_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -133,9 +134,10 @@ def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
 
 
 def _degrees(job: Job, layout: Layout) -> Iterator[_Step]:
+    axes = searched_axes(job.engine)
     for key in ("tp", "cp", "ep") if job.model.moe else ("tp", "cp"):
         for value in divisors(layout.tp * layout.cp * layout.dp):
-            if value != getattr(layout, key):
+            if value != getattr(layout, key) and (value == 1 or key in axes):
                 yield _on_layout(key, value, _with_degree(key))
     if layout.pools or layout.schedule not in ("1f1b", "interleaved"):
         return
@@ -165,7 +167,7 @@ def _on_job(change: Change) -> _Step:
 def _with_degree(key: str) -> Callable[..., Layout | None]:
     """A function that changes a degree inside a stage and keeps the number of devices."""
 
-    def changed(_: Job, layout: Layout, value: int) -> Layout | None:
+    def changed(job: Job, layout: Layout, value: int) -> Layout | None:
         if key == "ep":
             return replace(layout, ep=value)
         tp, cp = (value, layout.cp) if key == "tp" else (layout.tp, value)
@@ -173,7 +175,8 @@ def _with_degree(key: str) -> Callable[..., Layout | None]:
         if rest or dp < 1:
             return None
         etp = tp if layout.etp == layout.tp > 1 else min(layout.etp, tp)
-        return replace(layout, tp=tp, cp=cp, dp=dp, etp=etp, sp=int(tp > 1 and (layout.sp or layout.tp == 1)), hsdp=1)
+        sp = layout.sp if layout.tp > 1 else max(job.engine.can.sp)
+        return replace(layout, tp=tp, cp=cp, dp=dp, etp=etp, sp=sp if tp > 1 else 0, hsdp=1)
 
     return changed
 

@@ -20,6 +20,7 @@ from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.space.segments import segments_to_try
+from planner.specs.banned import searched_axes
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -192,9 +193,10 @@ def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> 
         ("dp", divisors(job.training.global_batch_size)),
     )
     chooses = has_choice(job.cluster) or constraints.mentions("segment")
+    axes = searched_axes(job.engine)
     set_keys: tuple[str, ...] = ("tp", "sp", "cp") if chooses else ("tp", "sp", "cp", "segment")
     for key, values in options:
-        enumeration.cross(key, [value for value in values if value <= n] if key in job.engine.can.axes else [1])
+        enumeration.cross(key, [value for value in values if value <= n] if key in axes else [1])
         x = enumeration.degrees
         enumeration.degrees = x.take(x.tp * x.pp * x.dp * x.cp <= n)
         if key == "cp":
@@ -223,7 +225,8 @@ def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) ->
 def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
     """Each partition with sequence parallelism if possible, unless a pin says otherwise."""
     own, pinned = constraints.only("sp", "tp", "cp"), constraints.value_of("sp")
-    can = (degrees.tp > 1) & (job.training.sequence_length // degrees.cp % degrees.tp == 0)
+    divides = job.training.sequence_length // degrees.cp % degrees.tp == 0
+    can = (degrees.tp > 1) & divides & (1 in job.engine.can.sp)
     may = replace(own, pins=()).allowed(degrees.having("sp", np.ones_like(degrees.tp)))
     sp = np.full_like(degrees.tp, int(pinned)) if pinned else (can & may).astype(np.int64)
     with_sp = degrees.having("sp", sp)
@@ -293,10 +296,10 @@ def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
 
 def expert_options(job: Job) -> list[tuple[int, int]]:
     """Pairs (ep, etp) of degrees of expert parallelism and expert tensor parallelism that the engine offers."""
-    if job.model.moe is None or "ep" not in job.engine.can.axes:
+    if job.model.moe is None or "ep" not in searched_axes(job.engine):
         return [(1, 1)]
     n = job.cluster.num_devices
-    widths = divisors(job.model.moe.ffn_hidden_size) if "etp" in job.engine.can.axes else [1]
+    widths = divisors(job.model.moe.ffn_hidden_size) if "etp" in searched_axes(job.engine) else [1]
     inner = [e for e in widths if e <= min(n, job.cluster.scale_up_devices)]
     return [(e, i) for e in divisors(job.model.moe.num_experts) for i in inner if e * i <= n]
 
@@ -408,7 +411,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     chunks = pinned["pp"] * pinned.get("interleave", 1)
     values: dict[str, Any] = {**pinned}
     values["offload"] = constraints.value_of("offload") or "none"
-    values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
+    values.setdefault("sp", job.engine.can.sp[0] if pinned.get("tp", 1) > 1 else 0)
     zeros = (job.engine.can if pinned["pp"] == 1 else job.engine.pipeline).zero_stages
     values.setdefault("zero", min(zeros, default=0))
     alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)

@@ -313,13 +313,14 @@ def segment(job: Job, layout: Layout) -> str:
 
 
 def sequence_parallel(job: Job, layout: Layout) -> str:
-    """Sequence parallelism is on without tensor parallelism, or off where the engine needs it."""
-    if not layout.sp:
-        return f"engine {job.engine.name} runs tp {layout.tp} with sequence parallelism only; sp=1"
+    """Sequence parallelism is on without tensor parallelism, or the engine's tensor parallelism does not run so."""
     if layout.tp == 1:
         return "sequence parallelism goes along tensor parallelism, and tp is 1; sp=0, or a larger tp"
+    if layout.sp not in job.engine.can.sp:
+        only = "without" if layout.sp else "with"
+        return f"engine {job.engine.name} runs tp {layout.tp} {only} sequence parallelism only; sp={1 - layout.sp}"
     length = job.training.sequence_length // layout.cp
-    off = ", or sp=0" if job.engine.can.tp_without_sp else ""
+    off = ", or sp=0" if 0 in job.engine.can.sp else ""
     of_cp = " that context parallelism leaves" if layout.cp > 1 else ""
     return f"tp {layout.tp} does not divide the {length:,} tokens of a sequence{of_cp}; choose a tp that does{off}"
 

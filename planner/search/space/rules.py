@@ -127,11 +127,8 @@ def _even_stages(job: Job, layout: Degrees) -> Flag:
 
 
 def _sequence_parallel(job: Job, layout: Degrees) -> Flag:
-    return np.where(
-        np.equal(layout.sp, 1),
-        np.greater(layout.tp, 1) & (job.training.sequence_length // layout.cp % layout.tp == 0),
-        np.equal(layout.tp, 1) | job.engine.can.tp_without_sp,
-    )
+    divides = np.equal(layout.sp, 0) | (job.training.sequence_length // layout.cp % layout.tp == 0)
+    return np.where(np.equal(layout.tp, 1), np.equal(layout.sp, 0), np.isin(layout.sp, job.engine.can.sp) & divides)
 
 
 def _interleaving(job: Job, layout: Degrees) -> Flag:
@@ -347,7 +344,7 @@ RULES: Final = (
         name="sequence-parallel",
         reads=("tp", "sp", "cp"),
         holds=_sequence_parallel,
-        needs="sequence parallelism must have tp > 1 that divides the sequence, and this engine's tp must have it",
+        needs="sequence parallelism must have tp > 1 that divides the sequence, and this engine's tp must run so",
         fault=faults.sequence_parallel,
     ),
     Rule(

@@ -25,6 +25,7 @@ from planner.show.words import (
     short_layout,
     stage_range,
 )
+from planner.specs.banned import not_run
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
@@ -72,6 +73,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
         ("racks", segment_words(plan.cluster.pools[0], layout) if layout.segment else ""),
+        ("not run", not_run(plan.engine, plan.layout)),
         ("work", f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"),
         ("precision, engine", f"{training.precision}, {plan.engine.name}"),
         ("memory", f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}"),

@@ -1,0 +1,82 @@
+"""Axes that a program does not run, although it has options for them: what happened when it was run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.specs.by_name import other_engines
+
+if TYPE_CHECKING:
+    from planner.specs.engine import EngineSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ban:
+    """An axis for which a run of a program's emitted files has shown that they do not do what they say.
+
+    Published runs with the axis, of other versions and scripts, keep their price.
+
+    program: the value of `--to`.
+    tried: the versions that ran, on two ranks or more.
+    seen: what the run showed.
+    """
+
+    program: str
+    axis: str
+    tried: str
+    seen: str
+
+    @property
+    def words(self) -> str:
+        """The reason."""
+        return f"with {self.axis} > 1 a run of {self.tried} {self.seen}"
+
+    @property
+    def way_out(self) -> str:
+        """The value, or the engines, to plan with instead."""
+        others = other_engines(
+            ", or ", lambda each: bool(each.emits) and self.axis in each.can.axes and self.axis not in bans_of(each)
+        )
+        return f"{self.axis}=1{others}"
+
+
+BANS: Final = (
+    Ban(
+        program="accelerate",
+        axis="tp",
+        tried="Accelerate 1.15.0 with transformers 5.23.0",
+        seen="kept every matrix whole: transformers cuts matrices only while it loads a checkpoint",
+    ),
+    Ban(
+        program="deepspeed",
+        axis="tp",
+        tried="DeepSpeed 0.19.8 with transformers 5.23.0",
+        seen="stopped before the first step: transformers counts a batch for each rank of a tensor-parallel group",
+    ),
+    Ban(
+        program="deepspeed",
+        axis="cp",
+        tried="DeepSpeed 0.19.8 with Accelerate 1.15.0",
+        seen="stopped before the first step: Accelerate's batch size is not the one of DeepSpeed's file",
+    ),
+)
+"""Axes that a search leaves out, and that `planner emit` refuses; an executed test of the axis removes its row."""
+
+
+def bans_of(engine: EngineSpec) -> dict[str, Ban]:
+    """Axis -> ban, for the axes that are banned for every program of the engine."""
+    found = {each.axis: each for each in BANS if each.program in engine.emits}
+    rows = {(each.program, each.axis) for each in BANS}
+    return {axis: ban for axis, ban in found.items() if all((program, axis) in rows for program in engine.emits)}
+
+
+def searched_axes(engine: EngineSpec) -> frozenset[str]:
+    """Axes along which a search may divide the work."""
+    return frozenset(engine.can.axes) - {*bans_of(engine)}
+
+
+def not_run(engine: EngineSpec, layout: Any) -> str:
+    """A sentence on why no emitted program runs a layout; empty if no ban of the engine concerns the layout."""
+    bans = [ban for axis, ban in bans_of(engine).items() if getattr(layout, axis) > 1]
+    return "no emitted program runs this: " * bool(bans) + "; ".join(f"{ban.words}; {ban.way_out}" for ban in bans)

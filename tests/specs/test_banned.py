@@ -1,0 +1,175 @@
+"""Axes that a program was seen not to run: not searched, refused when pinned or emitted, and priced all the same.
+
+The oracle is the list of runs below: on CPUs, two ranks started each program from its emitted files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+
+import pytest
+
+from planner.api import estimate_layout, explain_layout, plan_job
+from planner.cli import main
+from planner.emit.programs import PROGRAMS
+from planner.errors import ExitCode, InputError
+from planner.layout import AXES
+from planner.plan import write_plan
+from planner.search.footprint import smallest_footprint
+from planner.search.questions.layout_remedies import layout_remedies
+from planner.search.space.configurations import device_partitions
+from planner.search.space.constraints import Constraints
+from planner.shipped import engine_profiles
+from planner.specs import banned
+from planner.specs.by_name import load_engine
+from planner.specs.load import load_job
+
+SEEN = (  # the versions that ran, and a word of what they did
+    ("fsdp", "tp", "Accelerate 1.15.0 with transformers 5.23.0", "whole"),
+    ("deepspeed", "tp", "DeepSpeed 0.19.8 with transformers 5.23.0", "stopped before the first step"),
+    ("deepspeed", "cp", "DeepSpeed 0.19.8 with Accelerate 1.15.0", "stopped before the first step"),
+)
+WORK = {"gpus": 4, "global_batch": 8, "seq_len": 128}
+WORDS = ["--gpus", "4", "--global-batch", "8", "--seq-len", "128"]
+
+
+def priced(engine, axis):
+    return estimate_layout("tiny-llama", "dgx-a100", layout=f"{axis}=2,zero=3,sp=0", engine=engine, **WORK)
+
+
+def test_the_rows_are_those_of_the_runs():
+    rows = {(each.program, each.axis) for each in banned.BANS}
+    assert rows == {("accelerate", "tp"), ("deepspeed", "tp"), ("deepspeed", "cp")}
+    assert {program for program, _ in rows} <= {*PROGRAMS}
+    assert {axis for _, axis in rows} <= {*AXES, "ep", "etp"}
+
+
+@pytest.mark.parametrize(("engine", "axis", "tried", "word"), SEEN)
+def test_no_search_tries_a_banned_axis(engine, axis, tried, word):  # noqa: ARG001 - one table for all tests
+    job = load_job(
+        model="llama3-8b", cluster="dgx-a100", engine=engine, nodes=2, global_batch_size=64, sequence_length=4096
+    )
+    found = device_partitions(job, Constraints(), {})
+    assert len(found) > 0
+    assert {*getattr(found, axis).tolist()} == {1}
+    assert axis in job.engine.can.axes  # priced
+
+
+@pytest.mark.parametrize("sign", ["={}", ">={}", ">1", "!=1"])
+@pytest.mark.parametrize(("engine", "axis", "tried", "word"), SEEN)
+def test_a_pin_on_a_banned_axis_is_refused_with_what_was_tried_and_the_way_out(engine, axis, tried, word, sign, capsys):
+    words = ["plan", "tiny-llama", "dgx-a100", *WORDS, "--engine", engine, "--pin", axis + sign.format(2)]
+    assert main(words) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert tried in told
+    assert word in told
+    assert f"{axis}=1" in told
+    offered = set(re.findall(r"[a-z-]+", told.split("--engine")[-1])) - {"or"}
+    assert offered >= {"torch", "torchtitan", "megatron"}
+    assert offered & {"fsdp", "deepspeed", "nanotron"} == ({"fsdp"} if axis == "cp" else set())
+
+
+def test_a_pin_that_leaves_the_axis_at_one_is_obeyed():
+    plan = plan_job("tiny-llama", "dgx-a100", engine="fsdp", pin=["tp=1", "cp<=4"], **WORK)
+    assert plan.layout.tp == 1
+
+
+@pytest.mark.parametrize(("engine", "axis", "tried", "word"), SEEN)
+def test_emit_and_launch_refuse_a_plan_that_holds_it(engine, axis, tried, word, tmp_path, capsys):
+    """An older plan, or one that another tool wrote: read and priced, and not started."""
+    path = tmp_path / "plan.json"
+    write_plan(priced(engine, axis), path)
+    (program,) = load_engine(engine).emits
+    commands = (
+        ["emit", str(path), "-o", str(tmp_path / "out")],
+        ["emit", str(path), "--to", program, "--on", "slurm", "--smoke", "-o", str(tmp_path / "out")],
+        ["launch", str(path), "--dry-run", "--output", str(tmp_path / "run")],
+    )
+    for each in commands:
+        assert main(each) == ExitCode.BAD_INPUT
+        told = capsys.readouterr().err
+        assert tried in told
+        assert word in told
+        assert f"plan again with --pin {axis}=1, or --engine " in told
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(("engine", "axis", "tried", "word"), SEEN)
+def test_explain_prices_it_and_says_that_no_program_runs_it(engine, axis, tried, word, tmp_path, capsys, monkeypatch):
+    plan = priced(engine, axis)
+    words = ["explain", "tiny-llama", "dgx-a100", *WORDS, "--engine", engine, "--layout", f"{axis}=2,zero=3,sp=0"]
+    page = tmp_path / "page.html"
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert main([*words, "--html", str(page)]) == 0
+    assert main(words) == 0
+    for text in (document["not_run"], unescape(page.read_text()), " ".join(capsys.readouterr().out.split())):
+        assert f"no emitted program runs this: with {axis} > 1 a run of {tried}" in text
+        assert word in text
+    monkeypatch.setattr(banned, "BANS", ())
+    free = priced(engine, axis)
+    assert (free.step_seconds, free.memory) == (plan.step_seconds, plan.memory)
+    assert "not_run" not in json.loads(explain_layout(free).to_json())
+
+
+def test_the_list_of_engines_says_which_axes_are_priced_only(capsys):
+    only = {each["name"]: each["priced_only"] for each in engine_profiles() if each["priced_only"]}
+    assert only == {"fsdp": ["tp"], "deepspeed": ["cp", "tp"]}
+    assert main(["engines"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "accelerate; tp priced only" in rows["fsdp"]
+    assert "deepspeed; cp, tp priced only" in rows["deepspeed"]
+    assert "priced only" not in rows["torch"]
+
+
+def test_answers_offer_no_banned_axis():
+    """Changes that make a layout fit, other layouts that a question asks for, and what is said when nothing fits."""
+    plan = estimate_layout(
+        "llama3-70b", "dgx-h100", layout="zero=3,recompute=none", engine="fsdp", gpus=16, global_batch=16, seq_len=4096
+    )
+    job = load_job(
+        model="llama3-70b", cluster="dgx-h100", engine="fsdp", nodes=2, global_batch_size=16, sequence_length=4096
+    )
+    changes = [each.change for each in layout_remedies(job, plan.layout)]
+    assert changes
+    assert not any("tp=" in each for each in changes)
+    (answer,) = explain_layout(priced("fsdp", "cp"), why_not="tp=2").sections.why_not
+    assert any("Accelerate 1.15.0" in each for each in answer.outcome.rules)
+    assert [each.split(":")[0] for each in smallest_footprint(job, Constraints()).notes] == ["engine fsdp"]
+
+
+def test_an_axis_is_banned_for_an_engine_only_if_all_its_programs_are(monkeypatch):
+    row = banned.Ban(program="megatron", axis="cp", tried="Megatron-LM", seen="stopped")
+    monkeypatch.setattr(banned, "BANS", (row,))
+    assert banned.bans_of(load_engine("megatron")) == {}  # ms-swift is another of its programs
+    assert banned.bans_of(load_engine("megatron-fsdp")) == {"cp": row}
+    assert banned.bans_of(load_engine("nanotron")) == {}
+    both = (row, banned.Ban(program="ms-swift", axis="cp", tried="ms-swift", seen="stopped"))
+    monkeypatch.setattr(banned, "BANS", both)
+    with pytest.raises(InputError, match="engine megatron: with cp > 1"):
+        plan_job("tiny-llama", "dgx-a100", engine="megatron", pin="cp=2", **WORK)
+
+
+FILE = """\
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 4
+fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}
+parallelism_config: {parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}
+"""
+
+
+def test_a_file_with_a_banned_axis_is_priced_and_planned_without_it(tmp_path, capsys):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    words = ["--from", str(path), "--model", "tiny-llama", "dgx-a100", "--global-batch", "8", "--seq-len", "128"]
+    assert main(["explain", *words, "--json"]) == 0
+    priced_as_it_is = json.loads(capsys.readouterr().out)
+    assert priced_as_it_is["layout"]["tp"] == 2
+    assert "no emitted program runs this" in priced_as_it_is["not_run"]
+    assert main(["plan", *words, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["layout"]["tp"] == 1
+    assert "the file's own layout: tp=2" in told.err
