@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from planner.cost.estimate import estimate
 from planner.explain.batch import Batch, batch_of
 from planner.explain.communication import Collectives, collectives_of
@@ -31,13 +29,16 @@ if TYPE_CHECKING:
 
 
 class Sections(Document):
-    """The sections of a report; each field is a key that `planner explain --json` adds to the keys of the plan."""
+    """The sections of a report; each field is a key that `planner explain --json` adds to the keys of the plan.
+
+    not_run: why no emitted program runs the layout; absent without such a reason.
+    """
 
     waterfall: Waterfall
     rates: tuple[Rate, ...]
     peaks: tuple[StagePeak, ...]
     alternatives: tuple[Alternative, ...]
-    not_run: str = Field(default="", description="why no emitted program runs the layout; absent if one does")
+    not_run: str = ""
     fitting_changes: tuple[FittingChange, ...] = ()
     memory_band: MemoryBand | None = None
     why_not: tuple[WhyNot, ...] = ()

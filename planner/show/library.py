@@ -63,20 +63,14 @@ def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
             Text(clean(entry["name"]), style="bold"),
             clean(", ".join(entry["axes"])),
             clean(", ".join(map(str, entry["zero_stages"]))),
-            clean(_emitted(entry)),
+            clean(", ".join(entry["emits"])) or "priced only",
+            clean(", ".join(entry["priced_only"])),
             clean(entry["program"]),
         )
         for entry in entries
     ]
-    header = ("engine", "parallelism", "ZeRO", "emit --to", "program")
-    return Columns(rows, wrap=(4,), optional=(4, 1), header=header)
-
-
-def _emitted(entry: dict[str, Any]) -> str:
-    if not entry["emits"]:
-        return "priced only"
-    only = f"; {', '.join(entry['priced_only'])} priced only" if entry["priced_only"] else ""
-    return f"{', '.join(entry['emits'])}{only}"
+    header = ("engine", "parallelism", "ZeRO", "emit --to", "priced only", "program")
+    return Columns(rows, wrap=(5,), optional=(5, 1), header=header)
 
 
 def entry_text(entry: dict[str, Any]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.specs.by_name import other_engines
+from planner.specs.yaml import read_yaml
 
 if TYPE_CHECKING:
     from planner.specs.engine import EngineSpec
@@ -41,26 +43,8 @@ class Ban:
         return f"{self.axis}=1{others}"
 
 
-BANS: Final = (
-    Ban(
-        program="accelerate",
-        axis="tp",
-        tried="Accelerate 1.15.0 with transformers 5.23.0",
-        seen="kept every matrix whole: transformers cuts matrices only while it loads a checkpoint",
-    ),
-    Ban(
-        program="deepspeed",
-        axis="tp",
-        tried="DeepSpeed 0.19.8 with transformers 5.23.0",
-        seen="stopped before the first step: transformers counts a batch for each rank of a tensor-parallel group",
-    ),
-    Ban(
-        program="deepspeed",
-        axis="cp",
-        tried="DeepSpeed 0.19.8 with Accelerate 1.15.0",
-        seen="stopped before the first step: Accelerate's batch size is not the one of DeepSpeed's file",
-    ),
-)
+_ROWS: Any = read_yaml(Path(__file__).with_name("banned.yaml")).plain
+BANS: Final = tuple(Ban(**row) for row in _ROWS["bans"])
 """Axes that a search leaves out, and that `planner emit` refuses; an executed test of the axis removes its row."""
 
 
