@@ -151,6 +151,20 @@ def _whole_periods(job: Job, layout: Degrees) -> Flag:
     return np.equal(pattern.leading, 0) & whole
 
 
+def least_of_first_stage(job: Job, layout: Degrees) -> Number:
+    """Fewest layers of the first stage, if its first chunk holds all leading layers, and the others at most one less.
+
+    Source: derived here, from `planner.layout.balanced_chunks`; tested against every split.
+    """
+    leading = pattern_of(job).leading if layout.schedule == "interleaved" else 0
+    return layout.interleave * max(leading - 1, 0) + 1
+
+
+def _leading_in_first_chunk(job: Job, layout: Degrees) -> Flag:
+    rest = layout.interleave * (layout.pp - 1)
+    return least_of_first_stage(job, layout) + rest <= np.maximum(job.model.num_layers, rest + 1)
+
+
 def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
     if not job.engine.pipeline.needs_filling or layout.schedule in ("naive", "gpipe"):
         return np.ones(np.shape(layout.pp), dtype=bool)
@@ -378,6 +392,14 @@ RULES: Final = (
         holds=_whole_periods,
         needs="where kinds of layers repeat, interleaved chunks must all hold whole periods of them to be searched",
         fault=faults.whole_periods,
+        of_search=True,
+    ),
+    Rule(
+        name="leading-layers",
+        reads=("pp", "interleave", "schedule"),
+        holds=_leading_in_first_chunk,
+        needs="where a model begins with dense layers, the first of interleaved chunks must hold them all to be searched",
+        fault=faults.leading_layers,
         of_search=True,
     ),
     Rule(
