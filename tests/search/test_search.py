@@ -109,10 +109,7 @@ def every_configuration(job, schedule=None):
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
     context = whole if "cp" in job.engine.can.axes else [1]
     pipelines = [
-        (p, v)
-        for p in range(1, layers + 1)
-        for v in range(1, layers // p + 1)
-        if v < 3 or shrinks(p, v, layers)
+        (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
     ]
     if schedule:
         pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
@@ -627,7 +624,7 @@ def test_bounds_stay_below_the_exact_optimum_where_layers_differ(seed):
     ("layers", "dense", "gpus"), [(5, 1, 2), (5, 2, 2), *long_forms((7, 2, 2), (9, 2, 2), (7, 2, 3))]
 )
 def test_chunks_of_a_model_that_begins_dense_differ_by_a_layer(layers, dense, gpus):
-    """On a pipeline that is hardly filled, interleaved stages are the fastest, and these layers do not divide evenly."""
+    """On a pipeline that is hardly filled, interleaved stages are the fastest; these layers do not divide evenly."""
     job = small_mixture_job(0.5)
     job = replace(
         job,
@@ -648,7 +645,8 @@ def test_chunks_of_a_model_that_begins_dense_differ_by_a_layer(layers, dense, gp
     assert found.certificate.dynamic_program_seconds == pytest.approx(min(best.values()), rel=1e-9)
     assert found.certificate.objective_seconds == pytest.approx(min(best.values()), rel=1e-9)
     chunks = found.layout.layers_per_stage
-    assert found.layout.interleave > 1 and max(chunks) == min(chunks) + 1, format_layout(found.layout)
+    assert found.layout.interleave > 1, format_layout(found.layout)
+    assert max(chunks) == min(chunks) + 1
     check_bounds(job)
 
 

@@ -397,18 +397,10 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     if not pins:
         remedy = "change the batch size or the number of devices" if worst.reads else ""
         return InputError(f"no legal layout exists: {why}", hint=remedy)
-    pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
-    schedule: Schedule = "interleaved" if pinned.get("interleave", 1) > 1 else "1f1b"
-    pinned.setdefault("pp", 1 if schedule == "1f1b" else 2)
-    chunks = pinned["pp"] * pinned.get("interleave", 1)
-    values: dict[str, Any] = {**pinned}
-    values["offload"] = constraints.value_of("offload") or "none"
-    values.setdefault("sp", 1 if pinned.get("tp", 1) > 1 else 0)
-    zeros = (job.engine.can if pinned["pp"] == 1 else job.engine.pipeline).zero_stages
-    values.setdefault("zero", min(zeros, default=0))
-    alone = Layout(**values, schedule=schedule, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)
+    alone = (broken_rules(job, each, except_for=("pools",), searched=True) for each in _pinned_alone(job, constraints))
+    of_each = list(alone)
     lead = f"no layout meets the pins {pins}"
-    faults = broken_rules(job, alone, except_for=("pools",), searched=True) or (_legal_values(job, constraints),)
+    faults = tuple(dict.fromkeys(chain(*of_each))) if all(of_each) else (_legal_values(job, constraints),)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
     last = len(faults) - 1
     return InputError(
@@ -417,6 +409,22 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
             for number, fault in enumerate(faults)
         )
     )
+
+
+def _pinned_alone(job: Job, constraints: Constraints) -> Iterator[Layout]:
+    """The simplest layouts with the pinned degrees: one, or if experts overlap a pipeline with and without chunks."""
+    pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
+    overlaps = job.training.expert_overlap and pinned.get("pp", 1) > 1
+    if overlaps and not {"ep", "dp"} & pinned.keys():
+        pinned["ep"] = pinned["dp"] = next((ep for ep, _ in expert_options(job) if ep > 1), 1)
+    for interleave in (1, 2) if overlaps and "interleave" not in pinned else (pinned.get("interleave", 1),):
+        schedule: Schedule = "interleaved" if interleave > 1 else "1f1b"
+        values: dict[str, Any] = {"pp": 1 if interleave == 1 else 2, "sp": int(pinned.get("tp", 1) > 1)} | pinned
+        zeros = (job.engine.can if values["pp"] == 1 else job.engine.pipeline).zero_stages
+        values = {"zero": min(zeros, default=0)} | values | {"interleave": interleave, "schedule": schedule}
+        values["offload"] = constraints.value_of("offload") or "none"
+        chunks = values["pp"] * interleave
+        yield Layout(**values, layers_per_stage=(1,) * chunks, recompute=("none",) * chunks)
 
 
 def _all_forbidden(job: Job, constraints: Constraints) -> InputError:
