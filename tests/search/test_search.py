@@ -650,6 +650,47 @@ def test_chunks_of_a_model_that_begins_dense_differ_by_a_layer(layers, dense, gp
     check_bounds(job)
 
 
+@pytest.mark.parametrize(
+    ("different", "words"),
+    [
+        ({}, ""),
+        ({"num_dense_layers": 1}, ""),
+        ({"num_dense_layers": 2}, "whose first chunk does not hold all dense layers"),
+        ({"layer_frequency": 2}, "whose chunks are not all alike"),
+        ({"layer_frequency": 2, "num_dense_layers": 1}, "whose chunks are not all alike"),
+    ],
+)
+def test_the_proof_names_interleaved_stages_that_were_not_searched(different, words):
+    """It names some exactly if the model has chunks that can run, but that no search tries."""
+    job = small_mixture_job(0.5)
+    moe = job.model.moe.model_copy(update={"num_dense_layers": 0, **different})
+    job = replace(job, model=job.model.model_copy(update={"num_layers": 8, "moe": moe}))
+    common = next(each for each in every_configuration(small_mixture_job(0.5)) if (each["pp"], each["dp"]) == (2, 1))
+    common |= {"interleave": 2, "schedule": "interleaved", "ep": 1}
+    tried = {split for split, _ in assignments(job, common)}
+    for split in compositions(8, 2, 2):
+        chunks = {"layers_per_stage": balanced_chunks(split, 2), "recompute": ("none",) * 4}
+        assert not broken_rules(job, Layout(**common, **chunks))
+    certificate = search(job, NO_CONSTRAINTS).certificate
+    assert bool(certificate.not_searched) == (tried != set(compositions(8, 2, 2)))
+    assert certificate.not_searched == (() if not words else (f"interleaved stages of this model {words}",))
+    assert not search(job, Constraints.parse(["interleave=1"], [])).certificate.not_searched
+
+
+def test_a_pin_that_leaves_no_layout_says_what_the_search_does_not_interleave():
+    """Experts that overlap need chunks, and chunks of a model whose layers alternate are not searched here."""
+    job = small_mixture_job(0.5)
+    moe = job.model.moe.model_copy(update={"layer_frequency": 2})
+    training = job.training.model_copy(update={"expert_overlap": True})
+    job = replace(job, model=job.model.model_copy(update={"moe": moe}), training=training)
+    with pytest.raises(InputError) as caught:
+        search(job, Constraints.parse(["pp=2"], []))
+    reasons = " ".join(mistake.message for mistake in caught.value.mistakes)
+    assert "overlap in interleaved stages or without a pipeline" in reasons
+    assert "kinds of layers repeat every 2 layers" in reasons
+    assert "ep 1" not in reasons  # nobody asked for it
+
+
 @pytest.mark.parametrize("seed", [18, 73, *long_forms(26)])
 def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
     """Layers with experts need more memory, so stages that hold such layers hold fewer layers. On three stages."""
