@@ -107,6 +107,7 @@ class Certificate:
     dynamic_program_seconds: the optimum found by the second method; None if the second method did not run.
     num_refused_by_rule: configurations of degrees that a rule forbids, by rule.
     num_pruned: legal configurations that were ruled out, by reason.
+    not_searched: layouts that the search left out because of the model's kinds of layers, in words.
     num_decided: configurations in the integer program, that is, all whose lower bounds do not exceed its optimum.
     num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds.
     simplest: proof that the plan is the simplest layout within a share of the optimum; None if only the optimum was
@@ -128,6 +129,7 @@ class Certificate:
     num_decided: int
     num_columns: int
     num_bounds_checked: int = 0
+    not_searched: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     simplest: SimplestProof | None = None
 

@@ -45,6 +45,7 @@ from planner.search.space.configurations import (
 )
 from planner.search.space.placements import pools_of_stages
 from planner.search.space.policies import allowed_policies, with_policies
+from planner.search.space.rules import LEADING_LAYERS, RULES, least_of_first_stage
 from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
 
@@ -93,6 +94,7 @@ class Found:
         self.most_devices = 0  # the most devices that a legal partition uses
         self.pruned = {"memory": 0, "time bound": 0}
         self.refused: Refusals = {}
+        self.narrowed: set[str] = set()  # rules that leave out some splits of the layers of configurations
         self.is_out_of_time = False
         self.bound: float | None = None  # lower bound of all layouts, in the objective's order; None: complete
 
@@ -100,6 +102,15 @@ class Found:
         """Count configurations that a bound has ruled out."""
         self.num_legal += count
         self.pruned[reason] = self.pruned.get(reason, 0) + count
+
+    @property
+    def not_searched(self) -> tuple[str, ...]:
+        """Layouts that rules of the search left out and no bound ruled out before, in words."""
+        return tuple(
+            rule.left_out
+            for rule in RULES
+            if rule.left_out and (self.refused.get(rule.name) or rule.name in self.narrowed)
+        )
 
     def layout_of(self, assigned: Assigned) -> Layout:
         """The layout, with each stage's pool."""
@@ -208,6 +219,8 @@ class _Search:
             if len(near):
                 for schedule in schedules_of(job, constraints):
                     timed = fill_timing(job, constraints, partitions.take(near), schedule, found.refused)
+                    if np.any(least_of_first_stage(job, timed) > timed.interleave):
+                        found.narrowed.add(LEADING_LAYERS)
                     for part in self._by_bound(timed, lower):
                         yield from self._near_of_part(part, lower)
             first, self._num_partitions = first + len(block), min(2 * self._num_partitions, _MOST_PARTITIONS)

@@ -326,6 +326,7 @@ def _certificate(
         num_decided=decision.num_decided,
         num_columns=solution.num_columns,
         num_bounds_checked=num_checked,
+        not_searched=found.not_searched,
         warnings=(*solution.warnings, *(simplest.warnings if simplest else ())),
         simplest=None if simplest is None else _proof(simplest, within),
     )

@@ -153,6 +153,8 @@ def certificate_sentence(plan: Plan) -> str:
     if certificate is None:
         return ""
     said = f"{_claim(plan, certificate)} {_counts(certificate)}{_counts_of_simplest(certificate)}"
+    if certificate.not_searched:
+        said = f"{said} Not searched: {'; '.join(certificate.not_searched)}."
     if other is None:
         return said
     return f"Proved by planner {other.planner_version} with other formulas, not of the figures shown; it said: {said}"

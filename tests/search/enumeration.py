@@ -107,8 +107,15 @@ def policies_of(job, offload):
     experts = sum(model.layer_has_experts(k) for k in range(model.num_layers))
     without |= {"mlp"} if 2 * experts > model.num_layers else set()
     of_core = job.engine.memory.selective_recompute == "attention-core"
-    names = {"selective": {"core_attn"} if of_core else set()}
-    policies = [p for p in job.engine.can.recompute if not names.get(p, set(p.split("+"))) & without]
+    light = {"activation", "layernorm", "mla_up_proj"} if job.engine.memory.selective_recompute == "light" else set()
+    names = {"selective": {"core_attn"} if of_core else light}
+    lacking = {"mla_up_proj": model.mla, "moe": model.moe, "moe_act": model.moe}  # a program refuses these by name
+    policies = [
+        p
+        for p in job.engine.can.recompute
+        if not (names.get(p, set(p.split("+"))) or {p}) <= without
+        and all(lacking.get(part, model) is not None for part in p.split("+"))
+    ]
     with_activations = offload in ("activations", "both")
     return [each for each in policies if not with_activations or each in job.engine.offload.activations_of]
 

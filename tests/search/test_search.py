@@ -108,12 +108,8 @@ def every_configuration(job, schedule=None):
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
     context = whole if "cp" in job.engine.can.axes else [1]
-    dense = job.model.moe.num_dense_layers if job.model.moe else 0
     pipelines = [
-        (p, v)
-        for p in range(1, layers + 1)
-        for v in range(1, layers // p + 1)
-        if (layers % v == 0 if dense else v < 3 or shrinks(p, v, layers))
+        (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
     ]
     if schedule:
         pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
@@ -165,7 +161,7 @@ def assignments(job, common, some=()):
     ways = list(itertools.product(policies, repeat=pp))
     for split in splits:
         equal = not dense and {k % (v * period(job)) for k in split} == {0} and len(set(split)) == 1
-        if v == 1 or (equal if period(job) > 1 else split[0] // v >= dense):  # dense ones are all in the first chunk
+        if v == 1 or (equal if period(job) > 1 else -(-split[0] // v) >= dense):  # dense: in the first chunk
             for chosen in ways:
                 if job.engine.pipeline.recompute_per_stage or len(set(chosen)) == 1:
                     yield split, chosen
@@ -622,6 +618,76 @@ def test_search_equals_brute_force_where_layers_differ(seed):
 @pytest.mark.parametrize("seed", [1, 2, 4, 5, *long_forms(0, 3, 6, 7)])
 def test_bounds_stay_below_the_exact_optimum_where_layers_differ(seed):
     check_bounds(job_of_different_layers(seed))
+
+
+@pytest.mark.parametrize(
+    ("layers", "dense", "gpus"), [(5, 1, 2), (5, 2, 2), *long_forms((7, 2, 2), (9, 2, 2), (7, 2, 3))]
+)
+def test_chunks_of_a_model_that_begins_dense_differ_by_a_layer(layers, dense, gpus):
+    """On a pipeline that is hardly filled, interleaved stages are the fastest; these layers do not divide evenly."""
+    job = small_mixture_job(0.5)
+    job = replace(
+        job,
+        model=job.model.model_copy(
+            update={"num_layers": layers, "moe": job.model.moe.model_copy(update={"num_dense_layers": dense})}
+        ),
+        cluster=job.cluster.model_copy(update={"hosts": 1, "devices_per_host": gpus}),
+        training=job.training.model_copy(update={"global_batch_size": gpus, "sequence_length": 2048}),
+    )
+    pins, best = {"pp": gpus, "mbs": 1, "zero": 0}, {}
+    for common in every_configuration(job):
+        if all(common[key] == value for key, value in pins.items()):
+            v = common["interleave"]
+            for split, chosen in assignments(job, common):
+                layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
+                best[layout] = estimate(job, layout).step_seconds
+    found = search(job, Constraints.parse([f"{key}={value}" for key, value in pins.items()], []))
+    assert found.certificate.dynamic_program_seconds == pytest.approx(min(best.values()), rel=1e-9)
+    assert found.certificate.objective_seconds == pytest.approx(min(best.values()), rel=1e-9)
+    chunks = found.layout.layers_per_stage
+    assert found.layout.interleave > 1, format_layout(found.layout)
+    assert max(chunks) == min(chunks) + 1
+    check_bounds(job)
+
+
+@pytest.mark.parametrize(
+    ("different", "words"),
+    [
+        ({}, ""),
+        ({"num_dense_layers": 1}, ""),
+        ({"num_dense_layers": 2}, "whose first chunk does not hold all dense layers"),
+        ({"layer_frequency": 2}, "whose chunks are not all alike"),
+        ({"layer_frequency": 2, "num_dense_layers": 1}, "whose chunks are not all alike"),
+    ],
+)
+def test_the_proof_names_interleaved_stages_that_were_not_searched(different, words):
+    """It names some exactly if the model has chunks that can run, but that no search tries."""
+    job = small_mixture_job(0.5)
+    moe = job.model.moe.model_copy(update={"num_dense_layers": 0, **different})
+    job = replace(job, model=job.model.model_copy(update={"num_layers": 8, "moe": moe}))
+    common = {"pp": 2, "interleave": 2, "schedule": "interleaved", "offload": "none"}
+    tried = {split for split, _ in assignments(job, common)}
+    for split in compositions(8, 2, 2):
+        chunks = {"layers_per_stage": balanced_chunks(split, 2), "recompute": ("none",) * 4}
+        assert not broken_rules(job, Layout(**common, **chunks))
+    certificate = search(job, Constraints.parse(["dp=1,ep=1"], [])).certificate
+    assert bool(certificate.not_searched) == (tried != set(compositions(8, 2, 2)))
+    assert certificate.not_searched == (() if not words else (f"interleaved stages of this model {words}",))
+    assert not search(job, Constraints.parse(["dp=1,ep=1,interleave=1"], [])).certificate.not_searched
+
+
+def test_a_pin_that_leaves_no_layout_says_what_the_search_does_not_interleave():
+    """Experts that overlap need chunks, and chunks of a model whose layers alternate are not searched here."""
+    job = small_mixture_job(0.5)
+    moe = job.model.moe.model_copy(update={"layer_frequency": 2})
+    training = job.training.model_copy(update={"expert_overlap": True})
+    job = replace(job, model=job.model.model_copy(update={"moe": moe}), training=training)
+    with pytest.raises(InputError) as caught:
+        search(job, Constraints.parse(["pp=2"], []))
+    reasons = " ".join(mistake.message for mistake in caught.value.mistakes)
+    assert "overlap in interleaved stages or without a pipeline" in reasons
+    assert "kinds of layers repeat every 2 layers" in reasons
+    assert "ep 1" not in reasons  # nobody asked for it
 
 
 @pytest.mark.parametrize("seed", [18, 73, *long_forms(26)])

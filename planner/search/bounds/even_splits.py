@@ -12,6 +12,7 @@ from planner.cost.schedule import cycle_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
 from planner.search.space.arrays import unrolled
 from planner.search.space.policies import choices_of
+from planner.search.space.rules import least_of_first_stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +73,7 @@ def can_interleave(job: Job, degrees: DegreeArrays, index: Number, num_layers: N
     pattern = pattern_of(job)
     if pattern.period > 1:
         return num_layers == job.model.num_layers // degrees.pp
-    return (index > 0) | (num_layers // degrees.interleave >= pattern.leading)
+    return (index > 0) | (num_layers >= least_of_first_stage(job, degrees))
 
 
 def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> EvenSplit:

@@ -352,6 +352,15 @@ def whole_periods(job: Job, layout: Layout) -> str:
     )
 
 
+def leading_layers(job: Job, layout: Layout) -> str:
+    """The first chunk cannot hold all dense layers if every other chunk is to hold a layer, too."""
+    return (
+        f"{job.model.name} begins with {pattern_of(job).leading} dense layers, and with pp {layout.pp} * interleave "
+        f"{layout.interleave} the first of the chunks cannot hold them all, as the search asks for; a lower interleave,"
+        " or `planner explain --layout` to price it"
+    )
+
+
 def interleave(job: Job, layout: Layout) -> str:
     """The interleave does not fit the schedule or the number of microbatches."""
     m = _microbatches(job, layout)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from planner.cost.prices import stage_fits
-from planner.cost.recompute import idle_modules, modules_of
+from planner.cost.recompute import absent_modules, idle_modules, modules_of
 from planner.cost.stage import stage_of
 from planner.layout import offloads_activations
 from planner.search.space.configurations import OWN, DegreeArrays, Refusals, legal_blocks, no_candidate
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> PolicyMasks:
     """Which configurations may use which recompute policy.
 
-    A policy may be used if it is pinned, if it is in the engine's profile and drops a tensor of this model, or if it
-    recomputes only some layers and `with_policies` has already given it to a configuration.
+    A policy may be used if it is pinned, if it is in the engine's profile and of use to this model, or if it recomputes
+    only some layers and `with_policies` has already given it to a configuration.
     """
-    idle = idle_modules(job)
-    offered = [p for p in job.engine.can.recompute if not modules_of(job, policy_code(p)) & idle]
+    offered = [p for p in job.engine.can.recompute if _is_of_use(job, p)]
     pinned = constraints.value_of("recompute")
     offered += sorted(set(pinned.split("/") if pinned else ()) - set(offered))
     have = set(np.unique(degrees.recompute).tolist()) - {OWN}
@@ -46,6 +45,12 @@ def allowed_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) 
     masks = {code: mask & (own | np.equal(degrees.recompute, code)) for code, mask in masks.items()}
     shape = np.shape(degrees.tp)
     return {code: np.broadcast_to(mask, shape) for code, mask in masks.items() if np.any(mask) or not np.size(mask)}
+
+
+def _is_of_use(job: Job, policy: str) -> bool:
+    """Whether the model has every part that the policy names, and not all parts that it recomputes are idle."""
+    parts, absent = modules_of(job, policy_code(policy)), absent_modules(job.model)
+    return absent.keys().isdisjoint(policy.split("+")) and not (parts and parts <= idle_modules(job))
 
 
 def with_policies(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:

@@ -35,8 +35,8 @@ class Rule:
     reads: the degrees that the rule reads; the rule applies as soon as they are known.
     needs: the condition in words.
     fault: function that builds the message for a layout that breaks the rule, with legal values.
-    of_search: whether the rule limits only the search, because the search could not price the layout exactly; the
-    layout itself can run, and `explain` prices it.
+    left_out: layouts that the rule leaves out of the search only, in words, because the search could not price them
+    exactly; they can run, and `explain` prices them. Empty for a rule that no layout may break.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Rule:
     holds: Callable[[Job, Degrees], Flag]
     needs: str
     fault: Callable[[Job, Layout], str]
-    of_search: bool = False
+    left_out: str = ""
 
 
 def _divides_model(job: Job, layout: Degrees) -> Flag:
@@ -148,6 +148,21 @@ def _whole_periods(job: Job, layout: Degrees) -> Flag:
     return np.equal(pattern.leading, 0) & whole
 
 
+def least_of_first_stage(job: Job, layout: Degrees) -> Number:
+    """Fewest layers of the first stage, if its first chunk holds all leading layers, and the others at most one less.
+
+    Source: derived here, from `planner.layout.balanced_chunks`; tested against every split.
+    """
+    leading = pattern_of(job).leading if layout.schedule == "interleaved" else 0
+    return layout.interleave * max(leading - 1, 0) + 1
+
+
+def _leading_in_first_chunk(job: Job, layout: Degrees) -> Flag:
+    layers, others = job.model.num_layers, layout.interleave * (layout.pp - 1)
+    too_many = layout.interleave + others > layers  # another rule says so
+    return too_many | (least_of_first_stage(job, layout) + others <= layers)
+
+
 def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
     if not job.engine.pipeline.needs_filling or layout.schedule in ("naive", "gpipe"):
         return np.ones(np.shape(layout.pp), dtype=bool)
@@ -213,6 +228,8 @@ def _axes_offered(job: Job, layout: Degrees) -> Flag:
     missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.can.axes]
     return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
 
+
+LEADING_LAYERS: Final = "leading-layers"
 
 RULES: Final = (
     # rules that can rule out every layout are first, so that a refusal names them
@@ -375,7 +392,15 @@ RULES: Final = (
         holds=_whole_periods,
         needs="where kinds of layers repeat, interleaved chunks must all hold whole periods of them to be searched",
         fault=faults.whole_periods,
-        of_search=True,
+        left_out="interleaved stages of this model whose chunks are not all alike",
+    ),
+    Rule(
+        name=LEADING_LAYERS,
+        reads=("pp", "interleave", "schedule"),
+        holds=_leading_in_first_chunk,
+        needs="the first of interleaved chunks must hold all layers before the first with experts to be searched",
+        fault=faults.leading_layers,
+        left_out="interleaved stages of this model whose first chunk does not hold all dense layers",
     ),
     Rule(
         name="fill",
@@ -487,7 +512,7 @@ def broken_rules(
     stages run.
     searched: include reasons why the search leaves the layout out.
     """
-    rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.of_search)]
+    rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.left_out)]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
     broken.extend(faults.recompute(job, layout))
     broken.extend(faults.offloaded_activations(job, layout))
