@@ -8,7 +8,8 @@ differ from 1 only where runs require it. A combination without measured runs ha
 model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
 causes of time have factors: the core of fused attention for each pair of device and engine, the innermost link and the
 links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model.
-The evidence for error bands comes from folds that hold whole sources out.
+The evidence for error bands comes from folds that hold whole sources out. Folds that hold whole families of publishers
+out tell how much wider a band is where only one family ran an engine on a device.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from planner.accuracy.jobs import Unsupported, job_of
 from planner.accuracy.memory_runs import memory_runs, memory_spreads
 from planner.accuracy.runs import read_runs
 from planner.accuracy.score import score, step_seconds
-from planner.cost.band import axes_of, features_of, spread_of
+from planner.cost.band import axes_of, features_of, one_family_of, spread_of
 from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
 
@@ -106,6 +107,7 @@ class Sample:
 
     run: str
     source: str
+    family: str = ""
     keys: dict[str, str | bool]
     axes: str
     fold: int
@@ -186,6 +188,7 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
     return Sample(
         run=run.id,
         source=run.source_set,
+        family=run.family,
         keys={
             "device": job.cluster.device.name,
             "engine": job.engine.name,
@@ -287,7 +290,9 @@ def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Ca
             of_group = {**named, **groups[group], "num_rows": len(members), "sources": sources}
             entries.append(CalibrationEntry.model_validate(of_group))
     evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))
-    spread = spread_of(evidence).model_copy(update={"memory": memory_spreads(memory)})
+    held, spread = evidence_of(samples, held_out_ratios(samples, family_folds(samples))), spread_of(evidence)
+    one_family = one_family_of(evidence, held, spread)
+    spread = spread.model_copy(update={"one_family": one_family, "memory": memory_spreads(memory)})
     return Calibration(entries=tuple(entries), evidence=evidence, spread=spread)
 
 
@@ -297,14 +302,21 @@ def source_folds(samples: Iterable[Sample]) -> list[int]:
     return [numbers.setdefault(sample.source, len(numbers)) for sample in samples]
 
 
+def family_folds(samples: Iterable[Sample]) -> list[int]:
+    """The fold of each sample; each family of publishers is one fold."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(sample.family or sample.source, len(numbers)) for sample in samples]
+
+
 def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple[Evidence, ...]:
     """Sorted held-out ratios of each kind of run in each source."""
     kinds = defaultdict(list)
     for sample, ratio in zip(samples, ratios, strict=True):
-        kinds[sample.source, tuple(sample.kind.items())].append(round(float(ratio), 4))
+        family = sample.family or sample.source
+        kinds[sample.source, family, tuple(sample.kind.items())].append(round(float(ratio), 4))
     return tuple(
-        Evidence.model_validate({"source": source, **dict(keys), "ratios": tuple(sorted(own))})
-        for (source, keys), own in sorted(kinds.items(), key=str)
+        Evidence.model_validate({"source": source, "family": family, **dict(keys), "ratios": tuple(sorted(own))})
+        for (source, family, keys), own in sorted(kinds.items(), key=str)
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -259,6 +259,26 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
         return (elements * (keys + values),)
     keys, values = np.maximum(keys, layout.cp * model.head_size), np.maximum(values, layout.cp * value_size(model))
     return tuple(elements * width for width in (queries, keys, values, output_width(model) / t))
+
+
+MEASURED_DISPATCH: Final = ("switch", "fat-tree")
+"""Kinds of links on which published runs sent a token to each host once: NVLink, and InfiniBand.
+
+There the devices start transfers themselves. Elsewhere (EFA, other Ethernet) a proxy on the host starts them, and no
+published run tells whether this is faster than an all-to-all.
+"""
+
+
+def unmeasured_dispatch(model: ModelSpec, engine: EngineSpec, cluster: ClusterSpec, layout: Layout) -> str:
+    """The link whose dispatch of tokens to experts, once per host, nobody measured; empty if there is no such link.
+
+    Source: the published runs with a dispatcher, which a test counts by kind of link.
+    """
+    size = layout.ep * layout.etp
+    if model.moe is None or layout.ep == 1 or not engine.communication.dispatches_once_per_host:
+        return ""
+    spanned = next(each for each in cluster.links if (each.num_devices or cluster.num_devices) >= size)
+    return "" if spanned.kind in MEASURED_DISPATCH else spanned.name
 
 
 def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:

@@ -65,11 +65,13 @@ class Evidence(Document):
     """Measured over predicted step times of one kind of runs, each forecast by a fit that excluded the run's source.
 
     source: where the runs were published; every source has the same total weight.
+    family: the family of publishers of the source, whose sources share authors, programs and machines.
     axes: the axes that divide the work, as `planner.cost.band.axes_of` writes them.
     features: further properties of the runs, as `planner.cost.band.features_of` names them.
     """
 
     source: str = ""
+    family: str = ""
 
     device: Name
     engine: Name
@@ -104,11 +106,13 @@ class Spread(Document):
     tails: factor on the logit of a quantile level, because a new source differs from the known sources more than the
     known sources differ from each other.
     unseen: factor on the log width for a kind of run that nobody has published.
+    one_family: factor on the log width where one family of publishers alone ran the engine on the device.
     memory: distributions of the errors of peak memory.
     """
 
     tails: float = Field(default=1.25, gt=0)
     unseen: float = Field(default=1.5, ge=1)
+    one_family: float = Field(default=1.0, ge=1)
     memory: tuple[MemorySpread, ...] = ()
 
 
