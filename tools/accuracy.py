@@ -45,8 +45,8 @@ This page compares forecasts with {num_runs} published runs of other programs. `
 every source, and `families.csv` beside it the family of publishers of each source. {num_measured} of the runs have a
 measured step time, and the planner can price {num_priced} of these.
 
-What this evidence does not hold: {tuned} of the priced runs fine-tune a trained model and {adapted} train adapters, none
-is on a consumer card, and {amd} are on GPUs of AMD. The figures below do not speak of such runs; expect larger errors.
+What this evidence hardly holds: {tuned} of the priced runs fine-tune a trained model, {adapted} train adapters, {amd}
+are on GPUs of AMD, and none is on a consumer card. The figures do not speak of such runs; expect larger errors.
 
 - An error is |measured / predicted - 1| of the step time, in percent: median / mean / 90th percentile. Rates in FLOP/s
   are never compared, because sources count them in ways that differ by a third.

@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from planner.cost.stage import Stage
-    from planner.layout import Degrees, LayerDegrees
+    from planner.layout import Degrees, LayerDegrees, Layout
     from planner.numbers import Number
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.engine import EngineSpec
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 

@@ -107,11 +107,9 @@ def not_compared(before: Plan, after: Plan) -> tuple[str, ...]:
         alone = {plan.engine.name: plan.band.family for plan in (before, after) if plan.band and plan.band.family}
         found = [f"the corrections of {engine} rest on one family of publishers, {alone[engine]}" for engine in alone]
     once = [plan.engine.communication.dispatches_once_per_host for plan in (before, after)]
-    links = {
-        unmeasured_dispatch(plan.model, plan.engine, plan.cluster.pools[0], plan.layout) for plan in (before, after)
-    }
-    if once[0] != once[1] and any(links):
-        found.append(f"the gain of DeepEP or HybridEP over an all-to-all is not measured on {max(links)}")
+    link = max(unmeasured_dispatch(p.model, p.engine, p.cluster.pools[0], p.layout) for p in (before, after))
+    if once[0] != once[1] and link:
+        found.append(f"the gain of DeepEP or HybridEP over an all-to-all is not measured on {link}")
     return tuple(found)
 
 
