@@ -35,7 +35,7 @@ from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,6 +90,9 @@ _TERMS: Final = (
 
 _NOISE: Final = 0.05
 """Log errors above this are penalised by absolute value, not by square, because published runs have outliers."""
+
+_LARGE: Final = math.log(1.05)
+"""Log factors above this are corrections that a reader notices; plans name those that move the step by 5 %."""
 
 _SWEEPS: Final = 40
 _LARGEST_STEP: Final = 0.3
@@ -254,11 +257,17 @@ def _fit(samples: Sequence[Sample]) -> _Fit:
     return _Fit(factors={group: float(logs[column]) for group, column in groups.items()})
 
 
-def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[np.float64]:
+def _fits_without(samples: Sequence[Sample], folds: Sequence[int]) -> dict[int, _Fit]:
+    """For each fold, the fit of all samples outside it."""
+    return {fold: _fit([s for s, own in zip(samples, folds, strict=True) if own != fold]) for fold in set(folds)}
+
+
+def held_out_ratios(
+    samples: Sequence[Sample], folds: Sequence[int], fits: Mapping[int, _Fit] | None = None
+) -> NDArray[np.float64]:
     """Measured over predicted seconds of each sample, from a fit without its fold; shape (samples,)."""
     ratios = np.empty(len(samples))
-    for fold in set(folds):
-        fit = _fit([s for s, own in zip(samples, folds, strict=True) if own != fold])
+    for fold, fit in (fits or _fits_without(samples, folds)).items():
         held = [s for s, own in zip(samples, folds, strict=True) if own == fold]
         ratios[np.array(folds) == fold] = _ratios(fit, held)
     return ratios
@@ -275,7 +284,9 @@ def _ratios(fit: _Fit, samples: Sequence[Sample]) -> NDArray[np.float64]:
 
 def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Calibration:
     """The calibration of all samples, with evidence from folds that hold whole sources out."""
-    fit, fitted = _fit(samples), _fitted(samples)
+    fit, fitted, folds = _fit(samples), _fitted(samples), family_folds(samples)
+    fits = _fits_without(samples, folds)
+    without = {sample.family or sample.source: fits[fold] for sample, fold in zip(samples, folds, strict=True)}
     entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
     for keys in dict.fromkeys(term.keys for term in _TERMS):
         groups: dict[tuple[str | bool, ...], dict[str, float]] = defaultdict(dict)
@@ -288,12 +299,35 @@ def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Ca
             sources = tuple(sorted({s.source for s in members}))
             named = dict(zip(keys, group, strict=True))
             of_group = {**named, **groups[group], "num_rows": len(members), "sources": sources}
+            if keys in (("device", "engine"), ("engine",)):
+                of_group["family"] = _rests_on(named, fit, without)
             entries.append(CalibrationEntry.model_validate(of_group))
     evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))
-    held, spread = evidence_of(samples, held_out_ratios(samples, family_folds(samples))), spread_of(evidence)
+    held, spread = evidence_of(samples, held_out_ratios(samples, folds, fits)), spread_of(evidence)
     one_family = one_family_of(evidence, held, spread)
     spread = spread.model_copy(update={"one_family": one_family, "memory": memory_spreads(memory)})
     return Calibration(entries=tuple(entries), evidence=evidence, spread=spread)
+
+
+def _rests_on(named: Mapping[str, str | bool], fit: _Fit, without: Mapping[str, _Fit]) -> str:
+    """The family of publishers without which less than half of an engine's correction is left; empty without one.
+
+    named: the engine, and the device if the correction is of one device.
+    """
+
+    def corrections(found: _Fit) -> NDArray[np.float64]:
+        logs = np.zeros(len(_FACTORS))
+        for term in _TERMS:
+            if "engine" in term.keys and set(term.keys) <= set(named):
+                group = (term, tuple(named[key] for key in term.keys))
+                logs[_FACTORS.index(term.factor)] += found.factors.get(group, 0.0)
+        return logs
+
+    own = corrections(fit)
+    large = np.abs(own) > _LARGE
+    left = {family: np.min(corrections(each)[large] / own[large], initial=1.0) for family, each in without.items()}
+    family = min(left, key=lambda each: float(left[each]))
+    return family if left[family] < 0.5 else ""
 
 
 def source_folds(samples: Iterable[Sample]) -> list[int]:

@@ -56,7 +56,7 @@ class Band:
         of the user's own runs on the device with the engine, if their calibration states the band.
     unseen: properties of this run that no published run has; they make the band wider.
     axes: the layout's axes, as in `axes_of`.
-    family: the only family of publishers that ran the engine on the device (`only_family`); it makes the band wider.
+    family: the family of publishers on which the engine's corrections rest (`only_family`); it makes the band wider.
     """
 
     low: float
@@ -187,6 +187,7 @@ def _keys(job: Job, layout: Layout) -> dict[str, Any]:
         "experts": job.model.moe is not None,
         "axes": axes_of(layout),
         "features": features_of(job, layout),
+        "family": job.pools[0].calibration.family,
     }
 
 
@@ -209,11 +210,14 @@ def band_of(evidence: Iterable[Evidence], spread: Spread | None = None, **keys: 
     )
 
 
-def only_family(evidence: Sequence[Evidence], *, device: str, engine: str, **_: Any) -> str:
-    """The family of publishers that alone published runs of the engine on the device; empty if there are several.
+def only_family(evidence: Sequence[Evidence], *, device: str, engine: str, family: str = "", **_: Any) -> str:
+    """The family of publishers on which the engine's corrections rest; empty if they rest on several.
 
-    The engine's runs on other devices count if nobody published runs on this device: corrections come from them then.
+    It is the family that the calibration names, or the only one that published runs of the engine on the device. The
+    engine's runs on other devices count if nobody published runs on this device: corrections come from them then.
     """
+    if family:
+        return family
     own = [each for each in evidence if each.engine == engine]
     found = {each.family for each in own if each.device == device} or {each.family for each in own}
     return found.pop() if len(found) == 1 else ""

@@ -33,6 +33,7 @@ class CalibrationEntry(Document):
     kinds: what the runs behind `low` and `high` had (`planner.cost.band.kinds_of`); each other kind widens the band.
     num_rows: number of measured runs behind the entry.
     sources: where these runs were published.
+    family: the family of publishers without whose runs less than half of the engine's correction would be left.
     """
 
     device: Name | None = None
@@ -52,6 +53,7 @@ class CalibrationEntry(Document):
     alone: bool = False
     num_rows: int = Field(default=0, ge=0)
     sources: tuple[str, ...] = ()
+    family: str = ""
 
 
 FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network", "core_attention")
@@ -150,7 +152,7 @@ def find_entry(
     found: dict[str, Any] = {
         key: value for key, value in wanted.items() if any(getattr(entry, key) is not None for entry in matching)
     }
-    for key in ("attention", "low", "high", "kinds", "num_rows", "sources"):
+    for key in ("attention", "low", "high", "kinds", "num_rows", "sources", "family"):
         found |= next(({key: value} for entry in matching if (value := getattr(entry, key))), {})
     found |= {key: math.prod(getattr(entry, key) for entry in matching) for key in FACTORS}
     return CalibrationEntry(**found)
