@@ -216,7 +216,7 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         if not band.num_near:
             rests = f"no published run is {like}, so the band rests on less similar runs"
     if band.family:
-        rests += f"; wider: one family of publishers alone, {band.family}, ran {plan.engine.name} on {device}"
+        rests += f"; wider: the corrections {both} rest on one family of publishers, {band.family}"
     return [
         ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim")),
         *_unmeasured_rows(plan),

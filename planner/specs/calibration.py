@@ -108,7 +108,7 @@ class Spread(Document):
     tails: factor on the logit of a quantile level, because a new source differs from the known sources more than the
     known sources differ from each other.
     unseen: factor on the log width for a kind of run that nobody has published.
-    one_family: factor on the log width where one family of publishers alone ran the engine on the device.
+    one_family: factor on the log width where the engine's corrections rest on one family of publishers.
     memory: distributions of the errors of peak memory.
     """
 
