@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.cost.blocks import output_width, qkv_width
 from planner.cost.layers import FLASH_BACKWARD
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
 from planner.sums import sum_of
@@ -46,10 +47,10 @@ def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
     """Measurements to request from the trainer's program: the model's products, and sizes at which the curves bend."""
     gpu = kind == "cuda"
     tokens, square = ((4096, 16384), 8192) if gpu else ((256, 1024), 512)
-    hidden, heads = model.hidden_size, model.num_heads
+    hidden = model.hidden_size
     maps = [
-        ((heads + 2 * model.num_kv_heads) * model.head_size, hidden),
-        (hidden, heads * model.head_size),
+        (qkv_width(model), hidden),
+        (hidden, output_width(model)),
         (model.ffn_hidden_size, hidden),
         (hidden, model.ffn_hidden_size),
     ]
@@ -72,7 +73,7 @@ def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
         "attention": {
             "lengths": [1024, 2048, 4096, 8192, 16384] if gpu else [128, 256, 512],
             "batch": 1 if gpu else 4,
-            "heads": heads,
+            "heads": model.num_heads,
             "size": model.head_size,
         },
         "cut_layers": {"width": 128, "tokens": 64, "sequences": [1, 64]},

@@ -2,7 +2,7 @@
 
 With `--figures` the program only prints the figures by which a change of the cost model is judged.
 
-Whole sources are held out: each run is forecast by a fit without any run of its source. Errors are
+Whole families of publishers are held out: each run is forecast by a fit without any run of its family. Errors are
 |measured / predicted - 1| of the step time.
 """
 
@@ -42,13 +42,18 @@ HEAD = """# How accurate forecasts are
 <!-- written by `make accuracy`; edit tools/accuracy.py instead -->
 
 This page compares forecasts with {num_runs} published runs of other programs. `tests/published/measurements.csv` names
-every source. {num_measured} of the runs have a measured step time, and the planner can price {num_priced} of these.
+every source, and `families.csv` beside it the family of publishers of each source. {num_measured} of the runs have a
+measured step time, and the planner can price {num_priced} of these.
+
+What this evidence hardly holds: {tuned} of the priced runs fine-tune a trained model, {adapted} train adapters, {amd}
+are on GPUs of AMD, and none is on a consumer card. The figures do not speak of such runs; expect larger errors.
 
 - An error is |measured / predicted - 1| of the step time, in percent: median / mean / 90th percentile. Rates in FLOP/s
   are never compared, because sources count them in ways that differ by a third.
-- *Held out*: the forecast comes from a fit without any run of the same source. *Fitted*: the forecast comes from the
-  shipped fit of all runs.
-- *Pooled* counts every run alike. *By source* is the mean of the sources' own errors, over all sources with at least
+- *Held out*: the forecast comes from a fit without any run of the same family of publishers. Sources of one family
+  share authors, programs and machines, so a sibling in the fit would flatter the forecast. *Source held out*: the
+  siblings stay in the fit. *Fitted*: the forecast comes from the shipped fit of all runs.
+- *Pooled* counts every run alike. *By family* is the mean of the families' own errors, over all families with at least
   {few} runs.
 - The fit has factors for device, engine, precision, kind of layers and links, but never a factor for one model.
   {unfitted} enter
@@ -58,13 +63,13 @@ every source. {num_measured} of the runs have a measured step time, and the plan
 """
 
 BANDS = """A band is meant to hold 8 of 10 runs. In this table the band of a run comes from the forecast errors of other
-sources, and so does the factor that widens the band for new kinds of layouts. The interval score, in log time, is the
+families, and so does the factor that widens the band for new kinds of layouts. The interval score, in log time, is the
 width of the band plus ten times the distance of a run outside the band. A smaller score is better."""
 
 MEMORY = """The table shows the errors of the peak memory for each counter that sources read, and the band of the peak.
 It also shows how many runs ran out of memory, by the answer that the planner gave beforehand (*told*). The chance of
 fitting is the probability that the run needs at most the whole memory that a program can use. Bands and chances come
-from the runs of other sources, whether or not they publish their memory. Rows that do not say whether activations are
+from the runs of other families, whether or not they publish their memory. Rows that do not say whether activations are
 recomputed are left out."""
 
 RANKING = """A sweep is a set of at least {} layouts of one job on one cluster, with one release and one kind of
@@ -147,15 +152,15 @@ def three(values: Iterable[float]) -> str:
     return " / ".join(f"{value:.1f}" for value in values)
 
 
-def by_source(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool_]) -> str:
-    """Each source's figures, averaged over all sources.
+def by_family(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool_]) -> str:
+    """Each family's figures, averaged over all families.
 
-    Sources with few runs are left out, unless there are no others.
+    Families with few runs are left out, unless there are no others.
     """
     members = defaultdict(list)
     for sample, ratio, is_in in zip(scored.samples, ratios, mask, strict=True):
         if is_in:
-            members[sample.source].append(ratio)
+            members[sample.family].append(ratio)
     large = [own for own in members.values() if len(own) >= FEW] or list(members.values())
     return three(np.mean([sizes(np.array(own)) for own in large], axis=0))
 
@@ -163,19 +168,20 @@ def by_source(scored: Scored, ratios: NDArray[np.float64], mask: NDArray[np.bool
 def table(scored: Scored, name: str, key: Callable[[Sample], str], *, everything: bool = False) -> list[str]:
     """Errors by the groups of one key, the worst group first."""
     found = [key(sample) for sample in scored.samples]
-    held = scored.held.ratios
+    held, of_sources = scored.held.ratios, scored.held.of_sources
     masks = {value: np.array([own == value for own in found]) for value in set(found)}
     values = sorted(masks, key=lambda value: (-sizes(held[masks[value]])[0], value))
     if everything:
         values = ["all", *values]
         masks["all"] = np.ones(len(found), dtype=np.bool_)
     lines = [
-        f"| {name} | runs | held out, pooled | held out, by source | fitted, pooled |",
-        "|---|---|---|---|---|",
+        f"| {name} | runs | held out, pooled | held out, by family | source held out, pooled | fitted, pooled |",
+        "|---|---|---|---|---|---|",
     ]
     for value in values:
         mask = masks[value]
-        cells = [three(sizes(held[mask])), by_source(scored, held, mask), three(sizes(scored.fitted[mask]))]
+        cells = [three(sizes(held[mask])), by_family(scored, held, mask)]
+        cells += [three(sizes(each[mask])) for each in (of_sources, scored.fitted)]
         lines.append(f"| {value} | {mask.sum()} | {' | '.join(cells)} |")
     return lines
 
@@ -202,28 +208,28 @@ def interval_score(found: Band, ratio: float) -> float:
 
 
 def bands(scored: Scored) -> list[str]:
-    """Coverage, width and interval score of the bands: of all runs, then of each source, the least covered first."""
-    found = held_out_bands(scored.samples, scored.held.ratios)
+    """Coverage, width and interval score of the bands: of all runs, then of each family, the least covered first."""
+    found = held_out_bands(scored.samples, scored.held.of_sources, scored.held.ratios)
     members = defaultdict(list)
     for sample, band, ratio in zip(scored.samples, found, scored.held.ratios, strict=True):
         row = (band.low <= ratio <= band.high, band.high / band.low, interval_score(band, float(ratio)))
-        members[sample.source].append(row)
+        members[sample.family].append(row)
 
     def line(name: str, count: int, inside: float, width: float, points: float) -> str:
         return f"| {name} | {count} | {inside:.0%} | {width:.2f} | {points:.2f} |"
 
     every = np.array([row for own in members.values() for row in own], dtype=float)
-    own = {source: np.array(rows, dtype=float) for source, rows in members.items()}
+    own = {family: np.array(rows, dtype=float) for family, rows in members.items()}
     large = [rows for rows in own.values() if len(rows) >= FEW] or list(own.values())
     means = np.mean([(rows[:, 0].mean(), np.median(rows[:, 1]), rows[:, 2].mean()) for rows in large], axis=0)
     return [
-        "| source | runs | inside | median high / low | interval score |",
+        "| family | runs | inside | median high / low | interval score |",
         "|---|---|---|---|---|",
         line("all, pooled", len(every), every[:, 0].mean(), float(np.median(every[:, 1])), every[:, 2].mean()),
-        line(f"mean over {len(large)} sources", len(every), *means),
+        line(f"mean over {len(large)} families", len(every), *means),
         *(
-            line(source, len(rows), rows[:, 0].mean(), float(np.median(rows[:, 1])), rows[:, 2].mean())
-            for source, rows in sorted(own.items(), key=lambda each: (each[1][:, 0].mean(), each[0]))
+            line(family, len(rows), rows[:, 0].mean(), float(np.median(rows[:, 1])), rows[:, 2].mean())
+            for family, rows in sorted(own.items(), key=lambda each: (each[1][:, 0].mean(), each[0]))
         ),
     ]
 
@@ -299,12 +305,14 @@ def page(scored: Scored) -> str:
         num_priced=len(scored.samples),
         num_measured=measured,
         few=FEW,
+        **_scarce(scored),
         unfitted=f"{told}\n  ({unfitted})",
     )
     keys: dict[str, Callable[[Sample], str]] = {
         "axes": lambda sample: sample.axes,
         "device": lambda sample: str(sample.keys["device"]),
         "engine": lambda sample: str(sample.keys["engine"]),
+        "family of publishers": lambda sample: sample.family,
         "source": lambda sample: sample.source,
         "precision": lambda sample: str(sample.keys["precision"]),
         "architecture": lambda sample: scored.runs[sample.run].arch or "not stated",
@@ -320,6 +328,14 @@ def page(scored: Scored) -> str:
         "Constants set by hand": [CONSTANTS, "", *constants()],
     }
     return "\n".join([head, *(f"## {title}\n\n{_lines(lines)}\n" for title, lines in sections.items())])
+
+
+def _scarce(scored: Scored) -> dict[str, int]:
+    """How many of the priced runs are of kinds that hardly anybody published."""
+    tasks = [scored.runs[sample.run].task for sample in scored.samples]
+    adapted = sum("adapters" in sample.features for sample in scored.samples)
+    amd = sum(str(sample.keys["device"]).startswith("mi") for sample in scored.samples)
+    return {"tuned": tasks.count("sft"), "adapted": adapted, "amd": amd}
 
 
 def _lines(lines: Iterable[str]) -> str:

@@ -8,7 +8,8 @@ differ from 1 only where runs require it. A combination without measured runs ha
 model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
 causes of time have factors: the core of fused attention for each pair of device and engine, the innermost link and the
 links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model.
-The evidence for error bands comes from folds that hold whole sources out.
+The evidence for error bands comes from folds that hold whole sources out. Folds that hold whole families of publishers
+out tell how much wider a band is where only one family ran an engine on a device.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from planner.accuracy.jobs import Unsupported, job_of
 from planner.accuracy.memory_runs import memory_runs, memory_spreads
 from planner.accuracy.runs import read_runs
 from planner.accuracy.score import score, step_seconds
-from planner.cost.band import axes_of, features_of, spread_of
+from planner.cost.band import axes_of, features_of, one_family_of, spread_of
 from planner.cost.limits import unpriced
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,6 +91,9 @@ _TERMS: Final = (
 _NOISE: Final = 0.05
 """Log errors above this are penalised by absolute value, not by square, because published runs have outliers."""
 
+_LARGE: Final = math.log(1.05)
+"""Log factors above this are corrections that a reader notices; plans name those that move the step by 5 %."""
+
 _SWEEPS: Final = 40
 _LARGEST_STEP: Final = 0.3
 _CLOSE: Final = 1e-4
@@ -106,6 +110,7 @@ class Sample:
 
     run: str
     source: str
+    family: str = ""
     keys: dict[str, str | bool]
     axes: str
     fold: int
@@ -186,6 +191,7 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
     return Sample(
         run=run.id,
         source=run.source_set,
+        family=run.family,
         keys={
             "device": job.cluster.device.name,
             "engine": job.engine.name,
@@ -251,11 +257,17 @@ def _fit(samples: Sequence[Sample]) -> _Fit:
     return _Fit(factors={group: float(logs[column]) for group, column in groups.items()})
 
 
-def held_out_ratios(samples: Sequence[Sample], folds: Sequence[int]) -> NDArray[np.float64]:
+def _fits_without(samples: Sequence[Sample], folds: Sequence[int]) -> dict[int, _Fit]:
+    """For each fold, the fit of all samples outside it."""
+    return {fold: _fit([s for s, own in zip(samples, folds, strict=True) if own != fold]) for fold in set(folds)}
+
+
+def held_out_ratios(
+    samples: Sequence[Sample], folds: Sequence[int], fits: Mapping[int, _Fit] | None = None
+) -> NDArray[np.float64]:
     """Measured over predicted seconds of each sample, from a fit without its fold; shape (samples,)."""
     ratios = np.empty(len(samples))
-    for fold in set(folds):
-        fit = _fit([s for s, own in zip(samples, folds, strict=True) if own != fold])
+    for fold, fit in (fits or _fits_without(samples, folds)).items():
         held = [s for s, own in zip(samples, folds, strict=True) if own == fold]
         ratios[np.array(folds) == fold] = _ratios(fit, held)
     return ratios
@@ -272,7 +284,9 @@ def _ratios(fit: _Fit, samples: Sequence[Sample]) -> NDArray[np.float64]:
 
 def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Calibration:
     """The calibration of all samples, with evidence from folds that hold whole sources out."""
-    fit, fitted = _fit(samples), _fitted(samples)
+    fit, fitted, folds = _fit(samples), _fitted(samples), family_folds(samples)
+    fits = _fits_without(samples, folds)
+    without = {sample.family or sample.source: fits[fold] for sample, fold in zip(samples, folds, strict=True)}
     entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
     for keys in dict.fromkeys(term.keys for term in _TERMS):
         groups: dict[tuple[str | bool, ...], dict[str, float]] = defaultdict(dict)
@@ -285,10 +299,35 @@ def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Ca
             sources = tuple(sorted({s.source for s in members}))
             named = dict(zip(keys, group, strict=True))
             of_group = {**named, **groups[group], "num_rows": len(members), "sources": sources}
+            if keys in (("device", "engine"), ("engine",)):
+                of_group["family"] = _rests_on(named, fit, without)
             entries.append(CalibrationEntry.model_validate(of_group))
     evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))
-    spread = spread_of(evidence).model_copy(update={"memory": memory_spreads(memory)})
+    held, spread = evidence_of(samples, held_out_ratios(samples, folds, fits)), spread_of(evidence)
+    one_family = one_family_of(evidence, held, spread)
+    spread = spread.model_copy(update={"one_family": one_family, "memory": memory_spreads(memory)})
     return Calibration(entries=tuple(entries), evidence=evidence, spread=spread)
+
+
+def _rests_on(named: Mapping[str, str | bool], fit: _Fit, without: Mapping[str, _Fit]) -> str:
+    """The family of publishers without which less than half of an engine's correction is left; empty without one.
+
+    named: the engine, and the device if the correction is of one device.
+    """
+
+    def corrections(found: _Fit) -> NDArray[np.float64]:
+        logs = np.zeros(len(_FACTORS))
+        for term in _TERMS:
+            if "engine" in term.keys and set(term.keys) <= set(named):
+                group = (term, tuple(named[key] for key in term.keys))
+                logs[_FACTORS.index(term.factor)] += found.factors.get(group, 0.0)
+        return logs
+
+    own = corrections(fit)
+    large = np.abs(own) > _LARGE
+    left = {family: np.min(corrections(each)[large] / own[large], initial=1.0) for family, each in without.items()}
+    family = min(left, key=lambda each: float(left[each]))
+    return family if left[family] < 0.5 else ""
 
 
 def source_folds(samples: Iterable[Sample]) -> list[int]:
@@ -297,14 +336,21 @@ def source_folds(samples: Iterable[Sample]) -> list[int]:
     return [numbers.setdefault(sample.source, len(numbers)) for sample in samples]
 
 
+def family_folds(samples: Iterable[Sample]) -> list[int]:
+    """The fold of each sample; each family of publishers is one fold."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(sample.family or sample.source, len(numbers)) for sample in samples]
+
+
 def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple[Evidence, ...]:
     """Sorted held-out ratios of each kind of run in each source."""
     kinds = defaultdict(list)
     for sample, ratio in zip(samples, ratios, strict=True):
-        kinds[sample.source, tuple(sample.kind.items())].append(round(float(ratio), 4))
+        family = sample.family or sample.source
+        kinds[sample.source, family, tuple(sample.kind.items())].append(round(float(ratio), 4))
     return tuple(
-        Evidence.model_validate({"source": source, **dict(keys), "ratios": tuple(sorted(own))})
-        for (source, keys), own in sorted(kinds.items(), key=str)
+        Evidence.model_validate({"source": source, "family": family, **dict(keys), "ratios": tuple(sorted(own))})
+        for (source, family, keys), own in sorted(kinds.items(), key=str)
     )
 
 

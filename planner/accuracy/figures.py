@@ -1,4 +1,4 @@
-"""The figures that judge a change of the cost model; each row is forecast by a fit without its source."""
+"""The figures that judge a change of the cost model; each row is forecast by a fit without its family of publishers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from planner.accuracy.calibrate import (
     UNFITTED_SOURCES,
     Sample,
     evidence_of,
+    family_folds,
     held_out_ratios,
     read_samples,
     source_folds,
@@ -22,7 +23,7 @@ from planner.accuracy.calibrate import (
 from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
 from planner.accuracy.score import Row, score
 from planner.accuracy.sweeps import sweeps
-from planner.cost.band import Band, band_of, spread_of
+from planner.cost.band import Band, band_of, one_family_of, spread_of
 from planner.cost.chance import UNLIKELY
 from planner.cost.memory_band import MemoryDistribution
 from planner.specs.job import RISK
@@ -46,15 +47,17 @@ FITS: Final = 1 - RISK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Every row of a table, priced once, and forecasts by fits without the row's source.
+    """Every row of a table, priced once, and forecasts by fits without the row's family of publishers.
 
     rows: all rows; the predictions of rows that the fit uses are held-out predictions.
     ratios: measured over predicted seconds of each sample.
+    of_sources: the same ratios by fits without the row's source alone; they are the evidence behind shipped bands.
     """
 
     rows: tuple[Row, ...]
     samples: tuple[Sample, ...]
     ratios: NDArray[np.float64]
+    of_sources: NDArray[np.float64]
 
 
 class _Priced(NamedTuple):
@@ -63,7 +66,7 @@ class _Priced(NamedTuple):
 
 
 def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
-    """Price every run, and forecast each run by a fit of the runs of other sources."""
+    """Price every run, and forecast each run by a fit of the runs of other families of publishers."""
     chunks = [runs[start : start + _CHUNK] for start in range(0, len(runs), _CHUNK)]
     if processes > 1:
         with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
@@ -71,7 +74,7 @@ def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
     else:
         priced = [each for chunk in chunks for each in _priced(chunk)]
     samples = tuple(each.sample for each in priced if each.sample)
-    ratios = held_out_ratios(samples, source_folds(samples))
+    ratios, of_sources = (held_out_ratios(samples, folds(samples)) for folds in (family_folds, source_folds))
     places = [number for number, each in enumerate(priced) if each.sample]
     rows = [each.row for each in priced]
     for place, sample, ratio in zip(places, samples, ratios, strict=True):
@@ -80,6 +83,7 @@ def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
         rows=tuple(rows),
         samples=samples,
         ratios=ratios,
+        of_sources=of_sources,
     )
 
 
@@ -87,14 +91,23 @@ def _priced(runs: Sequence[Run]) -> list[_Priced]:
     return [_Priced(score(run), next(iter(read_samples([run])), None)) for run in runs]
 
 
-def held_out_bands(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> list[Band]:
-    """The band of each sample, from the evidence of other sources and from the spread chosen for these sources."""
+def held_out_bands(
+    samples: Sequence[Sample], ratios: NDArray[np.float64], held: NDArray[np.float64] | None = None
+) -> list[Band]:
+    """The band of each sample, from the evidence of other families and from the spread chosen for this evidence.
+
+    ratios: those of `HeldOut.of_sources`, of which shipped bands are made.
+    held: those of `HeldOut.ratios`; without them, bands that rest on one family are not wider.
+    """
     bands: dict[int, Band] = {}
-    folds = source_folds(samples)
+    folds = family_folds(samples)
     for fold in set(folds):
         others = [i for i, own in enumerate(folds) if own != fold]
         evidence = evidence_of([samples[i] for i in others], ratios[others])
         spread = spread_of(evidence)
+        if held is not None:
+            own = evidence_of([samples[i] for i in others], held[others])
+            spread = spread.model_copy(update={"one_family": one_family_of(evidence, own, spread)})
         for i, own in enumerate(folds):
             if own == fold:
                 bands[i] = band_of(evidence, spread, **samples[i].kind)
@@ -133,9 +146,9 @@ def _times(held: HeldOut) -> list[Figure]:
         chosen = ratios[[test(sample) for sample in samples]]
         return [Figure(name, len(chosen), _three(sizes(chosen)), aim)] if len(chosen) else []
 
-    own = [values for source, values in _by_source(held).items() if source not in (LARGEST, *UNFITTED_SOURCES)]
+    own = list(_by_family(held).values())
     large = [sizes(values) for values in own if len(values) >= _FEW]
-    macro = [Figure(f"mean over {len(large)} sources", sum(map(len, own)), _three(np.mean(large, axis=0)), "10 13 22")]
+    macro = [Figure(f"mean over {len(large)} families", sum(map(len, own)), _three(np.mean(large, axis=0)), "10 13 22")]
     return [
         *where(f"all but {LARGEST}, pooled", lambda s: s.source != LARGEST, "6.5 11 24"),
         *(macro if large else []),
@@ -153,29 +166,30 @@ def _three(values: Iterable[float]) -> str:
     return " / ".join(f"{value:.1f}" for value in values)
 
 
-def _by_source(held: HeldOut) -> dict[str, list[float]]:
+def _by_family(held: HeldOut) -> dict[str, list[float]]:
     found = defaultdict(list)
     for sample, ratio in zip(held.samples, held.ratios, strict=True):
-        found[sample.source].append(float(ratio))
+        if sample.source not in (LARGEST, *UNFITTED_SOURCES):
+            found[sample.family].append(float(ratio))
     return found
 
 
 def _bands(held: HeldOut) -> list[Figure]:
-    if len({sample.source for sample in held.samples}) < 2:
+    if len({sample.family for sample in held.samples}) < 2:
         return []
-    bands = held_out_bands(held.samples, held.ratios)
+    bands = held_out_bands(held.samples, held.of_sources, held.ratios)
     inside: dict[str, list[bool]] = defaultdict(list)
     for sample, ratio, found in zip(held.samples, held.ratios, bands, strict=True):
-        inside[sample.source].append(bool(found.low <= ratio <= found.high))
+        inside[sample.family].append(bool(found.low <= ratio <= found.high))
     every = [each for own in inside.values() for each in own]
     means = [float(np.mean(own)) for own in inside.values() if len(own) >= _FEW]
     width = float(np.median([found.high / found.low for found in bands]))
-    many = sorted((source for source, own in inside.items() if len(own) >= _MANY), key=lambda s: np.mean(inside[s]))
+    many = sorted((family for family, own in inside.items() if len(own) >= _MANY), key=lambda f: np.mean(inside[f]))
     return [
         Figure("band: inside, pooled", len(every), f"{np.mean(every):.0%}"),
-        Figure(f"band: inside, mean over {len(means)} sources", len(every), f"{np.mean(means):.0%}", "77 to 84 %"),
+        Figure(f"band: inside, mean over {len(means)} families", len(every), f"{np.mean(means):.0%}", "77 to 84 %"),
         Figure("band: median high / low", len(every), f"{width:.2f}", "<= 1.6"),
-        *(Figure(f"band: inside, {s}", len(inside[s]), f"{np.mean(inside[s]):.0%}", ">= 62 %") for s in many),
+        *(Figure(f"band: inside, {f}", len(inside[f]), f"{np.mean(inside[f]):.0%}", ">= 62 %") for f in many),
     ]
 
 
@@ -197,14 +211,14 @@ def _memory(held: HeldOut) -> list[Figure]:
 
 
 def _memory_bands(held: HeldOut) -> list[Figure]:
-    """The share of runs inside the band from other sources, and verdicts on known outcomes."""
-    runs = memory_runs(held.rows)
+    """The share of runs inside the band from other families, and verdicts on known outcomes."""
+    runs, families = memory_runs(held.rows), {row.run.source_set: row.run.family for row in held.rows}
     inside: dict[str, list[bool]] = defaultdict(list)
     chances: list[tuple[float, bool]] = []
     widths: list[float] = []
-    for source in sorted({run.source for run in runs}):
-        spreads = memory_spreads([run for run in runs if run.source != source])
-        for run in [run for run in runs if run.source == source]:
+    for family in sorted({families[run.source] for run in runs}):
+        spreads = memory_spreads([run for run in runs if families[run.source] != family])
+        for run in [run for run in runs if families[run.source] == family]:
             found = spread_of_run(spreads, run)
             if found is None:
                 continue
@@ -212,7 +226,7 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
             if run.counter == "needed" and run.kind != "exact":
                 chances.append((float(told.chance(math.exp(run.log))), run.kind == "above"))
             elif run.counter != "needed":
-                inside[source].append(told.quantile(0.1) <= math.exp(run.log) <= told.quantile(0.9))
+                inside[family].append(told.quantile(0.1) <= math.exp(run.log) <= told.quantile(0.9))
                 widths.append(told.quantile(0.9) / told.quantile(0.1))
     if not widths:
         return []
@@ -220,7 +234,7 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
     mean = np.mean([np.mean(own) for own in inside.values()])
     return [
         Figure("memory band: inside, pooled", len(every), f"{np.mean(every):.0%}", "77 to 84 %"),
-        Figure(f"memory band: inside, mean over {len(inside)} sources", len(every), f"{mean:.0%}", "77 to 84 %"),
+        Figure(f"memory band: inside, mean over {len(inside)} families", len(every), f"{mean:.0%}", "77 to 84 %"),
         Figure("memory band: median high / low", len(every), f"{np.median(widths):.2f}"),
         *_reliability(chances),
     ]
@@ -305,6 +319,6 @@ def to_text(found: Sequence[Figure]) -> str:
     """The figures as a table for a terminal."""
     width = max(len(figure.name) for figure in found)
     wide = max(len(figure.value) for figure in found)
-    head = f"{'whole sources held out':{width}}  {'rows':>6}  {'median / mean / p90, %':{wide}}  aim"
+    head = f"{'whole families held out':{width}}  {'rows':>6}  {'median / mean / p90, %':{wide}}  aim"
     lines = [f"{f.name:{width}}  {f.num_rows:6}  {f.value:{wide}}  {f.aim}".rstrip() for f in found]
     return "\n".join([head, *lines]) + "\n"

@@ -31,10 +31,12 @@ class Run:
 
     A number is None if the source does not state it, or states it in words. A text is empty if the source does not
     state it.
+    family: the family of publishers of the source, from `families.csv` beside the table; without one, the source.
     """
 
     id: str
     source_set: str
+    family: str
     source_ref: str
     release: str
     framework: str
@@ -126,13 +128,25 @@ def read_runs(path: Path) -> tuple[Run, ...]:
         with path.open("rb") as file:
             reader = rows_of(limited_text(file, shown))
         _check_columns(reader.fieldnames or (), shown)
-        return tuple(run_of(row, f"row {number}") for number, row in enumerate(reader, 1))
+        families = _families(path.with_name("families.csv"))
+        return tuple(
+            run_of({**row, "family": families.get(row.get("source_set") or "", "")}, f"row {number}")
+            for number, row in enumerate(reader, 1)
+        )
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise InputError(f"{shown} is no file", hint="name a CSV table of runs") from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
     except (csv.Error, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{shown} is not a CSV table: {printable(str(error))}") from None
+
+
+def _families(path: Path) -> dict[str, str]:
+    """The family of publishers of each source; sources of one family share authors, programs and machines."""
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        return {row["source_set"]: row["family"] for row in rows_of(limited_text(file, printable(str(path))))}
 
 
 def rows_of(text: str) -> csv.DictReader[str]:
@@ -164,6 +178,7 @@ def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
         text = text.strip() if isinstance(text, str) else ""
         values[field.name] = text if field.type == "str" else _number(text, whole=field.type == "int | None")
     values["id"] = values["id"] or fallback_id
+    values["family"] = values["family"] or values["source_set"]
     return Run(**values)
 
 

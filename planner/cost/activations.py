@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
-from planner.cost.blocks import expert_input_width, gate_params, indexer_matmul_params
-from planner.cost.layers import kv_heads_of_ranks, norm_is_one_kernel, tokens_per_microbatch
+from planner.cost.blocks import expert_input_width, gate_params, indexer_matmul_params, output_width
+from planner.cost.layers import core_widths, norm_is_one_kernel, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.parameters import cross_attention_share
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from planner.layout import Degrees
     from planner.numbers import Number
     from planner.specs.job import PoolJob
-    from planner.specs.model import MixtureOfExperts
+    from planner.specs.model import MixtureOfExperts, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +211,10 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
     return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
 
 
-def _half(query: int, key: int) -> float:
+def _half(model: ModelSpec) -> float:
     """Ratio of the elements of queries and values to the elements of queries, keys and values."""
-    return (query + key) / (query + 2 * key)
+    query, key, value = core_widths(model, 1)
+    return 1.0 if model.shares_keys else float((query + value) / (query + key + value))
 
 
 def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
@@ -233,17 +234,20 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     if not model.attends:
         return further
     if model.mla is None:
-        query, key = model.num_heads * model.head_size, kv_heads_of_ranks(model, layout) * model.head_size
+        query, key, value = core_widths(model, t)
+        if model.shares_keys:
+            key, value = 0 * key, 0 * value  # the earlier layer keeps them
         terms = [
             ActivationTerm(
                 name="queries, keys and values",
-                num_bytes=element * (query + 2 * key * context) / t,
-                saved=_half(query, model.num_kv_heads * model.head_size),
+                num_bytes=element * (query + (key + value) * context) / t,
+                saved=_half(model),
             ),
-            ActivationTerm(name="attention output", num_bytes=outputs * element * query / t, saved=1.0),
+            ActivationTerm(name="attention output", num_bytes=outputs * element * output_width(model) / t, saved=1.0),
         ]
         if job.engine.memory.keeps_joint_projection and model.position == "rope":
-            terms.append(ActivationTerm(name="joint projection", num_bytes=element * (query + key) / t))
+            rotated = 0 if model.shares_keys else query + key * (not model.keys_are_values)  # values are a view
+            terms.append(ActivationTerm(name="joint projection", num_bytes=element * rotated / t))
         if model.qk_norm != "none":
             normed_bytes = _norm_tensors(job) * element * (query + key) / t
             terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=normed_bytes))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.blocks import projections
 from planner.cost.parameters import end_params_on_device, num_params
 from planner.cost.stage import HeldParams, held_params, layer_kinds, layer_params
 from planner.sums import sum_of
@@ -30,11 +31,9 @@ def adapted_matrices(model: ModelSpec, training: TrainingSpec) -> tuple[tuple[st
 
     Source: Hu et al., LoRA (2021), section 4.
     """
-    h, query, key = model.hidden_size, model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    shapes = {"query": (h, query), "key": (h, key), "value": (h, key), "output": (query, h)}
-    if model.activation == "swiglu":
-        shapes["gate"] = (h, model.ffn_hidden_size)
+    h, shapes = model.hidden_size, projections(model)
     shapes |= {"up": (h, model.ffn_hidden_size), "down": (model.ffn_hidden_size, h)}
+    shapes |= {"gate": (h, model.ffn_hidden_size)} if model.activation == "swiglu" else {}
     wanted = dict.fromkeys(training.lora_targets) if training.lora_rank else {}
     return tuple((name, *shapes[name]) for name in wanted if name in shapes)
 
@@ -122,7 +121,7 @@ def without_adapters(job: Job) -> str:
     Source: what `adapted_matrices` counts.
     """
     model, training = job.model, job.training
-    have = ["query", "key", "value", "output"]
+    have = [*projections(model)]
     have += ["up", "down", *(["gate"] if model.activation == "swiglu" else [])] if model.moe is None else []
     if model.mla is not None or model.kind == "encoder-decoder":
         return f"{model.name} has latent attention, or an encoder and a decoder"

@@ -20,24 +20,24 @@ def norm_params(model: ModelSpec) -> int:
     return model.hidden_size * (2 if model.norm == "layernorm" and model.norm_bias else 1)
 
 
-def _query_width(model: ModelSpec) -> int:
-    return model.num_heads * model.head_size
-
-
 def value_size(model: ModelSpec) -> int:
     """Size of a head's values: the size of its queries and keys, unless the model document gives another size.
 
-    Source: definition of the model document.
+    Source: definition of the model document; DeepSeek-V2 (2024), section 2.1, for latent attention.
     """
-    return model.value_head_size or model.head_size
+    return model.mla.value_head_size if model.mla else model.value_head_size or model.head_size
 
 
-def _key_width(model: ModelSpec) -> int:
-    return 0 if model.shares_keys else model.num_kv_heads * model.head_size
+def projections(model: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Matrices of plain attention as (inputs, outputs), by name; matrices that the layer does not have are left out.
 
-
-def _value_width(model: ModelSpec) -> int:
-    return 0 if model.shares_keys or model.keys_are_values else model.num_kv_heads * value_size(model)
+    Source: Ainslie et al., GQA (2023), section 2.2; definition of the model document.
+    """
+    h, keys, values = model.hidden_size, model.num_kv_heads * model.head_size, model.num_kv_heads * value_size(model)
+    found = {"query": (h, model.num_heads * model.head_size)}
+    found |= {} if model.shares_keys else {"key": (h, keys)}
+    found |= {} if model.shares_keys or model.keys_are_values else {"value": (h, values)}
+    return found | {"output": (output_width(model), h)}
 
 
 def qkv_width(model: ModelSpec) -> int:
@@ -45,7 +45,7 @@ def qkv_width(model: ModelSpec) -> int:
 
     Source: Ainslie et al., GQA (2023), section 2.2.
     """
-    return _query_width(model) + _key_width(model) + _value_width(model)
+    return sum(outputs for name, (_, outputs) in projections(model).items() if name != "output")
 
 
 def output_width(model: ModelSpec) -> int:
@@ -53,7 +53,7 @@ def output_width(model: ModelSpec) -> int:
 
     Source: Vaswani et al. (2017), section 3.2.2.
     """
-    return model.num_heads * (model.mla.value_head_size if model.mla else value_size(model))
+    return model.num_heads * value_size(model)
 
 
 def gate_params(model: ModelSpec) -> int:
@@ -101,7 +101,7 @@ def _latent_matmul_params(model: ModelSpec, mla: LatentAttention) -> int:
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
     """
-    queries = (mla.q_lora_rank or model.hidden_size) * _query_width(model)
+    queries = (mla.q_lora_rank or model.hidden_size) * model.num_heads * model.head_size
     keys_values = mla.kv_lora_rank * model.num_heads * (mla.nope_head_size + mla.value_head_size)
     output = model.num_heads * mla.value_head_size * model.hidden_size
     return down_projection_params(model, mla) + queries + keys_values + output
@@ -134,9 +134,10 @@ def attention_norm_params(model: ModelSpec) -> int:
     indexer = 2 * model.sparse.head_size if model.sparse and not model.sparse.shared else 0  # LayerNorm of its key
     if model.mla:
         return indexer + model.mla.q_lora_rank + model.mla.kv_lora_rank
-    heads = model.head_size if model.shares_keys else 2 * model.head_size
-    widths = {"none": 0, "head": heads, "width": _query_width(model) + _key_width(model)}
-    return indexer + widths[model.qk_norm]
+    if model.qk_norm == "none":
+        return indexer
+    normed = [outputs for name, (_, outputs) in projections(model).items() if name in ("query", "key")]
+    return indexer + (sum(normed) if model.qk_norm == "width" else model.head_size * len(normed))
 
 
 def _attention_biases(model: ModelSpec) -> int:

@@ -79,12 +79,15 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     return job.training.sequence_length * layout.mbs / layout.cp
 
 
-def kv_heads_of_ranks(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Key-value heads of all tensor-parallel ranks together: every rank has at least one head.
+def core_widths(model: ModelSpec, tp: Number) -> tuple[int, Number, Number]:
+    """Widths of the queries, keys and values that the core of attention reads, of all tensor-parallel ranks together.
 
-    Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition).
+    Every rank has at least one key-value head.
+
+    Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition); DeepSeek-V2 (2024), section 2.1.
     """
-    return np.maximum(model.num_kv_heads, layout.tp)
+    shared = np.maximum(model.num_kv_heads, tp) if model.mla is None else model.num_heads
+    return model.num_heads * model.head_size, shared * model.head_size, shared * value_size(model)
 
 
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
@@ -121,8 +124,6 @@ def head_widths(model: ModelSpec) -> int:
 
     Source: definition of the model document; DeepSeek-V2 (2024), section 2.1, for latent attention.
     """
-    if model.mla is not None:
-        return model.mla.nope_head_size + model.mla.rope_head_size + model.mla.value_head_size
     return model.head_size + value_size(model)
 
 
@@ -195,7 +196,8 @@ def _projection_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     share = cross_attention_share(model)
     if not share:
         return sum(maps, PassSeconds())
-    query, key_value = model.num_heads * model.head_size / t, 2 * model.num_kv_heads * model.head_size / t
+    query = model.num_heads * model.head_size
+    query, key_value = query / t, (qkv_width(model) - query) / t
     cross = linear_seconds(job, tokens, h, query) + linear_seconds(job, tokens, h, key_value) + maps[-1]
     return sum(maps, cross * share)
 
@@ -246,7 +248,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         one = PassSeconds(forward=flops / rate + launch, backward_input=FLASH_BACKWARD * flops / rate + launch)
         return one + _merge_seconds(job, layout) + _mixer_core_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
-    weighted = matmul_seconds(job, rows, model.head_size, s, heads, precision=job.core_precision)
+    weighted = matmul_seconds(job, rows, value_size(model), s, heads, precision=job.core_precision)
     square = rows * s * heads * job.compute_bytes / 2
     one = PassSeconds(
         forward=scores + weighted + memory_bound_seconds(job, 9.0 * square),
@@ -269,19 +271,12 @@ def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     Source: Liu et al., Ring Attention (2023), section 3; byte counts derived here from the operators' inputs and
     outputs.
     """
-    model = job.model
-    hops = _num_hops(job, layout)
+    model, hops = job.model, _num_hops(job, layout)
     tokens = tokens_per_microbatch(job, layout) / layout.tp
-    queries = outputs = model.num_heads * model.head_size
-    keys_and_values = 2 * kv_heads_of_ranks(model, layout) * model.head_size
-    if model.mla is not None:
-        queries = model.num_heads * (model.mla.nope_head_size + model.mla.rope_head_size)
-        outputs = model.num_heads * model.mla.value_head_size
-        keys_and_values = queries + outputs
     num_bytes = 3.0 * job.compute_bytes * tokens
     return PassSeconds(
-        forward=hops * memory_bound_seconds(job, num_bytes * outputs),
-        backward_input=hops * memory_bound_seconds(job, num_bytes * (queries + keys_and_values)),
+        forward=hops * memory_bound_seconds(job, num_bytes * output_width(model)),
+        backward_input=hops * memory_bound_seconds(job, num_bytes * sum(core_widths(model, layout.tp))),
     )
 
 
@@ -423,9 +418,9 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
     - norm: 4h and 10h
     - residual addition: 6h and 8h; with dropout 7h and 9h
-    - rotary positions: 4 (a + g) d in each pass
-    - norms of queries and keys: 4 (a + g) d and 10 (a + g) d
-    - transposes of unfused attention: 16 a d and 22 a d
+    - rotary positions: 4 (a + g) d in each pass, 4 a d in a layer that reuses the keys of an earlier one
+    - norms of queries and keys: as positions, and 2.5 times as much
+    - transposes of unfused attention: 8 a (d + d_v) and 11 a (d + d_v)
 
     Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
     """
@@ -438,7 +433,8 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     norm = _norm_bytes(job)
     forward = [norm[0] * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
     backward = [norm[1] * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
-    heads = 4.0 * (model.num_heads + kv_heads_of_ranks(model, layout)) * model.head_size * split
+    queries, keys, _ = core_widths(model, layout.tp)
+    heads = 4.0 * (queries + keys * (not model.shares_keys)) * split
     if not model.attends:
         heads = 0.0 * split
     if model.position == "rope":
@@ -448,9 +444,9 @@ def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
         forward.append(heads)
         backward.append(2.5 * heads)
     if job.training.attention == "unfused":
-        width = model.num_heads * model.head_size
-        forward.append(16.0 * width * split)
-        backward.append(22.0 * width * split)
+        width = model.num_heads * head_widths(model)
+        forward.append(8.0 * width * split)
+        backward.append(11.0 * width * split)
     light = PassSeconds(
         forward=sum_of(memory_bound_seconds(job, num_bytes) for num_bytes in forward),
         backward_input=sum_of(memory_bound_seconds(job, num_bytes) for num_bytes in backward),

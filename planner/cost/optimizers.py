@@ -14,8 +14,7 @@ from planner.cost.blocks import (
     gate_params,
     indexer_matmul_params,
     norm_params,
-    output_width,
-    qkv_width,
+    projections,
 )
 from planner.cost.compute import memory_bound_seconds
 from planner.cost.mixers import mixer_shape
@@ -118,9 +117,7 @@ def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:
     if not model.attends:
         return
     if mla is None:
-        yield query, h, 1
-        yield (qkv_width(model) - query) / 2, h, 2
-        yield h, output_width(model), 1
+        yield from ((outputs, inputs, 1) for inputs, outputs in projections(model).values())
         return
     if mla.q_lora_rank:
         yield mla.q_lora_rank, h, 1

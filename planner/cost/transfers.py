@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.blocks import expert_input_width, ffn_matrices
-from planner.cost.layers import kv_heads_of_ranks, tokens_per_microbatch
+from planner.cost.blocks import expert_input_width, ffn_matrices, output_width, qkv_width, value_size
+from planner.cost.layers import core_widths, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
 from planner.cost.parameters import cross_attention_share, embedding_params_on_device
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from planner.cost.stage import Stage
-    from planner.layout import Degrees, LayerDegrees
+    from planner.layout import Degrees, LayerDegrees, Layout
     from planner.numbers import Number
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.engine import EngineSpec
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 
@@ -192,8 +194,7 @@ def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     model = job.model
     if model.mla is not None or not job.engine.can.repeats_kv_heads:
         return ()
-    width = (model.num_heads + 2 * model.num_kv_heads) * model.head_size
-    num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
+    num_bytes = tokens_per_microbatch(job, layout) * qkv_width(model) * job.compute_bytes
     once = np.where(np.greater(layout.tp, model.num_kv_heads), 1.0, 0.0)
     of = partial(Transfer, line=LineName.TP_COMM, where=_span(layout, layout.tp, 1), num_bytes=num_bytes)
     return of(kind="all-gather", times={"forward": once}), of(kind="reduce-scatter", times={"backward": once})
@@ -255,14 +256,31 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
     """
     model, t = job.model, layout.tp
     elements = tokens_per_microbatch(job, layout) * job.compute_bytes
-    heads, kv_heads = model.num_heads / t, kv_heads_of_ranks(model, layout) / t
-    key, value, shared = model.head_size, model.head_size, kv_heads
-    if model.mla is not None:
-        key, value, shared = model.mla.nope_head_size + model.mla.rope_head_size, model.mla.value_head_size, heads
+    queries, keys, values = (width / t for width in core_widths(model, t))
     if job.engine.communication.context_exchange != "all-to-all":
-        return (elements * shared * (key + value),)
-    shared = np.maximum(shared, layout.cp)
-    return tuple(elements * width for width in (heads * key, shared * key, shared * value, heads * value))
+        return (elements * (keys + values),)
+    keys, values = np.maximum(keys, layout.cp * model.head_size), np.maximum(values, layout.cp * value_size(model))
+    return tuple(elements * width for width in (queries, keys, values, output_width(model) / t))
+
+
+MEASURED_DISPATCH: Final = ("switch", "fat-tree")
+"""Kinds of links on which published runs sent a token to each host once: NVLink, and InfiniBand.
+
+There the devices start transfers themselves. Elsewhere (EFA, other Ethernet) a proxy on the host starts them, and no
+published run tells whether this is faster than an all-to-all.
+"""
+
+
+def unmeasured_dispatch(model: ModelSpec, engine: EngineSpec, cluster: ClusterSpec, layout: Layout) -> str:
+    """The link whose dispatch of tokens to experts, once per host, nobody measured; empty if there is no such link.
+
+    Source: the published runs with a dispatcher, which a test counts by kind of link.
+    """
+    size = layout.ep * layout.etp
+    if model.moe is None or layout.ep == 1 or not engine.communication.dispatches_once_per_host:
+        return ""
+    spanned = next(each for each in cluster.links if (each.num_devices or cluster.num_devices) >= size)
+    return "" if spanned.kind in MEASURED_DISPATCH else spanned.name
 
 
 def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from planner.cost.ledger import LineName, Verdict
+from planner.cost.transfers import unmeasured_dispatch
 from planner.layout import format_layout
 from planner.plan import layout_to_dict, plan_to_dict
 from planner.specs.document import Document
@@ -51,7 +52,10 @@ class PlanFigures(Document):
 
 
 class Difference(Document):
-    """The differences between two plans; time lines in seconds, memory lines in bytes of the fullest stage."""
+    """The differences between two plans; time lines in seconds, memory lines in bytes of the fullest stage.
+
+    not_compared: why no published run tells which step is shorter; empty if runs do.
+    """
 
     before: PlanFigures
     after: PlanFigures
@@ -59,6 +63,7 @@ class Difference(Document):
     layout: tuple[ChangedValue, ...]
     time: tuple[LineDifference, ...]
     memory: tuple[LineDifference, ...]
+    not_compared: tuple[str, ...] = ()
 
 
 def figures_of(plan: Plan) -> PlanFigures:
@@ -88,7 +93,24 @@ def difference_of(before: Plan, after: Plan) -> Difference:
         layout=tuple(_changes(layout_to_dict(before.layout), layout_to_dict(after.layout))),
         time=_lines(_seconds(before), _seconds(after)),
         memory=_lines(_bytes(before), _bytes(after)),
+        not_compared=not_compared(before, after),
     )
+
+
+def not_compared(before: Plan, after: Plan) -> tuple[str, ...]:
+    """Why the step times of two plans are not compared; empty if they are.
+
+    A correction that rests on one family of publishers may be the age of its runs, and not a property of the engine.
+    """
+    found = []
+    if before.engine.name != after.engine.name:
+        alone = {plan.engine.name: plan.band.family for plan in (before, after) if plan.band and plan.band.family}
+        found = [f"the corrections of {engine} rest on one family of publishers, {alone[engine]}" for engine in alone]
+    once = [plan.engine.communication.dispatches_once_per_host for plan in (before, after)]
+    link = max(unmeasured_dispatch(p.model, p.engine, p.cluster.pools[0], p.layout) for p in (before, after))
+    if once[0] != once[1] and link:
+        found.append(f"the gain of DeepEP or HybridEP over an all-to-all is not measured on {link}")
+    return tuple(found)
 
 
 def _inputs(plan: Plan) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from planner.cost.estimate import estimate
 from planner.errors import InputError
-from planner.explain.difference import PlanFigures, figures_of
+from planner.explain.difference import PlanFigures, figures_of, not_compared
 from planner.explain.outcome import Outcome, outcome_of_search, plan_again
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.layout import format_layout
@@ -42,6 +42,9 @@ class WhatIf(Document):
         description="the plan's own layout, priced after the change; null if the layout is illegal"
     )
     outcome: Outcome
+    not_compared: tuple[str, ...] = Field(
+        default=(), description="why no published run tells whether the change makes the step shorter"
+    )
 
 
 class Gain(Document):
@@ -90,16 +93,19 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
     """
     job = change_job(job_of(plan), asked)
     try:
-        same = figures_of(plan_for_layout(job, plan.layout))
+        same = plan_for_layout(job, plan.layout)
     except InputError:
         same = None
     best = None if plan.certificate else _best(plan, job_of(plan))
+    outcome = outcome_of_search(plan, job, constraints_of(plan), reporter)
+    reasons = not_compared(plan, same) if same else outcome.difference.not_compared if outcome.difference else ()
     return WhatIf(
         asked=asked,
         step_seconds=plan.step_seconds,
         best_step_seconds=best.step_seconds if best else None,
-        same_layout=same,
-        outcome=outcome_of_search(plan, job, constraints_of(plan), reporter),
+        same_layout=figures_of(same) if same else None,
+        outcome=outcome,
+        not_compared=reasons,
     )
 
 

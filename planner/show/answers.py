@@ -68,7 +68,7 @@ def what_if_section(found: WhatIf) -> Group:
         words = "The plan's layout is not legal then."
     else:
         fits = "" if same.fits else f", and {same.verdict}"
-        share = slower_by(same.step_seconds / found.step_seconds - 1)
+        share = "not compared" if found.not_compared else slower_by(same.step_seconds / found.step_seconds - 1)
         steps = f"{format_seconds(found.step_seconds)} now, {format_seconds(same.step_seconds)} then"
         words = f"The plan's own layout: {steps}, {share}{fits}."
     title = Text(f"What if {asked}", style="bold")

@@ -31,7 +31,7 @@ _MOST_INPUTS = 20
 def difference_view(found: Difference, *, names: tuple[str, str]) -> Group:
     """Output of `planner diff`: the totals, layout keys, lines of both ledgers and inputs that differ."""
     return stack(
-        section("Totals", _totals(found.before, found.after, names)),
+        section("Totals", *_reasons(found), _totals(found, names)),
         *_ledgers(found, names),
         _inputs(found.inputs, names),
     )
@@ -60,7 +60,12 @@ def outcome_body(outcome: Outcome, *, names: tuple[str, str]) -> list[Renderable
     found = outcome.difference
     if found.before.layout == found.after.layout and found.before.step_seconds == found.after.step_seconds:
         return [indented(Text("The plan is this already."))]
-    return [indented(_totals(found.before, found.after, names)), *map(indented, _ledgers(found, names))]
+    return [*map(indented, [*_reasons(found), _totals(found, names)]), *map(indented, _ledgers(found, names))]
+
+
+def _reasons(found: Difference) -> list[RenderableType]:
+    """Say why step times are not compared."""
+    return [Text(clean(f"Step times are not compared: {each}."), style="bold") for each in found.not_compared]
 
 
 def _shortfall(found: Shortfall) -> Group:
@@ -77,7 +82,8 @@ def _shortfall(found: Shortfall) -> Group:
     return Group(heading, indented(Columns(rows, wrap=(1,))))
 
 
-def _totals(before: PlanFigures, after: PlanFigures, names: tuple[str, str]) -> Columns:
+def _totals(found: Difference, names: tuple[str, str]) -> Columns:
+    before, after = found.before, found.after
     rows: list[list[RenderableType]] = [
         ["step", format_seconds(before.step_seconds), format_seconds(after.step_seconds)],
         [
@@ -99,7 +105,8 @@ def _totals(before: PlanFigures, after: PlanFigures, names: tuple[str, str]) -> 
         after.limit_bytes / before.limit_bytes,
         after.num_devices / before.num_devices,
     ]
-    shown = [[*row, change(ratio - 1)] for row, ratio in zip(rows, ratios, strict=False)]
+    silent = ("step", "tokens/s per device", "MFU") if found.not_compared else ()
+    shown = [[*row, "" if row[0] in silent else change(ratio - 1)] for row, ratio in zip(rows, ratios, strict=False)]
     return Columns([*shown, rows[-1]], right=(1, 2, 3), header=("", *map(clean, names), "change"))
 
 
@@ -123,7 +130,9 @@ def _ledgers(found: Difference, names: tuple[str, str]) -> list[RenderableType]:
     note = f"of {stage_range(sorted(stages))}" if len(stages) == 1 else "of the fullest stage of each"
     parts = [
         section("Layout", _changes(found.layout, names)) if found.layout else None,
-        _lines(found.time, seconds, names, f"Time, {seconds.unit}", note="of the slowest stage of each"),
+        None
+        if found.not_compared
+        else _lines(found.time, seconds, names, f"Time, {seconds.unit}", note="of the slowest stage of each"),
         _lines(found.memory, size, names, f"Memory, {size.unit}", note=note),
     ]
     return [part for part in parts if part is not None]

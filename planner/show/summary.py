@@ -13,6 +13,7 @@ from planner.cost.adapters import num_trained_params
 from planner.cost.ledger import total_exposed_seconds
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
+from planner.cost.transfers import unmeasured_dispatch
 from planner.fit import chance_words, fit_words
 from planner.layout import NOT_PRICED, UNKNOWN
 from planner.no_plan import command_again
@@ -230,10 +231,13 @@ def band_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
         rests = f"rests on {runs} {like}, and on less similar runs"
         if not band.num_near:
             rests = f"no published run is {like}, so the band rests on less similar runs"
+    if band.family:
+        rests += f"; wider: the corrections {both} rest on one family of publishers, {band.family}"
     return [
         ("band", Text(f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}; {clean(rests)}", style="dim")),
         *_unmeasured_rows(plan),
         *_label_rows(plan),
+        *_dispatch_rows(plan),
     ]
 
 
@@ -246,7 +250,17 @@ def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     runs = f"{label.num_runs:,} run{'s' if label.num_runs != 1 else ''}" if label.num_runs else "no run"
     moved = f"{more_or_less(label.share, 'slower', 'faster')} than with the corrections that all engines share"
     words = f"forecast {moved}; no feature of {engine} explains the difference, which rests on {runs} on {device}"
+    if plan.band and plan.band.family:
+        words = f"corrections rest on one family of publishers, {plan.band.family} ({runs} on {device}), and move the "
+        words += f"forecast by {abs(label.share):.0%}; it is not compared with forecasts for other engines"
     return [("engine", Text(clean(words), style="dim"))]
+
+
+def _dispatch_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
+    """Say that nobody measured the dispatcher of tokens on this network."""
+    link = unmeasured_dispatch(plan.model, plan.engine, plan.cluster.pools[0], plan.layout)
+    words = f"DeepEP or HybridEP sends tokens to experts; its gain over an all-to-all is not measured on {clean(link)}"
+    return [("dispatch", Text(words, style="dim"))] if link else []
 
 
 def _unmeasured_rows(plan: Plan) -> list[tuple[str, RenderableType]]:

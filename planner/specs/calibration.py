@@ -33,6 +33,7 @@ class CalibrationEntry(Document):
     kinds: what the runs behind `low` and `high` had (`planner.cost.band.kinds_of`); each other kind widens the band.
     num_rows: number of measured runs behind the entry.
     sources: where these runs were published.
+    family: the family of publishers without whose runs less than half of the engine's correction would be left.
     """
 
     device: Name | None = None
@@ -52,6 +53,7 @@ class CalibrationEntry(Document):
     alone: bool = False
     num_rows: int = Field(default=0, ge=0)
     sources: tuple[str, ...] = ()
+    family: str = ""
 
 
 FACTORS: Final = ("slowdown", "memory", "host", "scale_up", "network", "core_attention")
@@ -65,11 +67,13 @@ class Evidence(Document):
     """Measured over predicted step times of one kind of runs, each forecast by a fit that excluded the run's source.
 
     source: where the runs were published; every source has the same total weight.
+    family: the family of publishers of the source, whose sources share authors, programs and machines.
     axes: the axes that divide the work, as `planner.cost.band.axes_of` writes them.
     features: further properties of the runs, as `planner.cost.band.features_of` names them.
     """
 
     source: str = ""
+    family: str = ""
 
     device: Name
     engine: Name
@@ -104,11 +108,13 @@ class Spread(Document):
     tails: factor on the logit of a quantile level, because a new source differs from the known sources more than the
     known sources differ from each other.
     unseen: factor on the log width for a kind of run that nobody has published.
+    one_family: factor on the log width where the engine's corrections rest on one family of publishers.
     memory: distributions of the errors of peak memory.
     """
 
     tails: float = Field(default=1.25, gt=0)
     unseen: float = Field(default=1.5, ge=1)
+    one_family: float = Field(default=1.0, ge=1)
     memory: tuple[MemorySpread, ...] = ()
 
 
@@ -146,7 +152,7 @@ def find_entry(
     found: dict[str, Any] = {
         key: value for key, value in wanted.items() if any(getattr(entry, key) is not None for entry in matching)
     }
-    for key in ("attention", "low", "high", "kinds", "num_rows", "sources"):
+    for key in ("attention", "low", "high", "kinds", "num_rows", "sources", "family"):
         found |= next(({key: value} for entry in matching if (value := getattr(entry, key))), {})
     found |= {key: math.prod(getattr(entry, key) for entry in matching) for key in FACTORS}
     return CalibrationEntry(**found)

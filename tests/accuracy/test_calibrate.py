@@ -108,3 +108,23 @@ def test_slowdowns_multiply_and_the_first_statement_counts():
     alone = (CalibrationEntry(engine="megatron", slowdown=1.1, alone=True), *entries)
     assert find_entry(Calibration(entries=alone), **asked).slowdown == 1.1
     assert find_entry(Calibration(entries=entries[2:3]), **asked) == UNCALIBRATED
+
+
+@pytest.mark.parametrize(("others", "rests_on"), [(0.0, "old"), (5.0, "")])
+def test_a_correction_rests_on_a_family_if_no_other_has_runs_that_show_it(others, rests_on):
+    """Both families ran the engine; without seconds in the core of attention, runs tell nothing about its factor."""
+
+    def family(name, core):
+        parts = [{"core_attention": (seconds, 1.2 * 1.6)} for seconds in np.linspace(0.0, core, 40)]
+        return [replace(made_up(slowdown=1.2, source=name, **part), family=name) for part in parts]
+
+    plain = [replace(run, family="third") for run in runs() if run.keys["engine"] == "fsdp"]
+    found = find_entry(
+        calibrate([*family("old", 5.0), *family("new", others), *plain]),
+        device="a100-80gb",
+        engine="megatron",
+        precision="bf16",
+        experts=False,
+    )
+    assert found.core_attention > 1.4
+    assert found.family == rests_on

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.band import axes_of, band, band_of, distribution_of, spread_of, time_distribution, unseen_of
+from planner.cost.band import (
+    axes_of,
+    band,
+    band_of,
+    distribution_of,
+    one_family_of,
+    spread_of,
+    time_distribution,
+    unseen_of,
+)
 from planner.layout import parse_layout
 from planner.specs.calibration import CalibrationEntry, Evidence, Spread
 
@@ -155,3 +164,29 @@ def test_what_sets_a_job_apart_is_named(make_job):
     assert "unknown framework" in unseen_of(seen, **KEYS, features=("unknown framework",))  # each is another one
     whole = time_distribution(job, layout)
     assert (min(whole.quantile(0.1), 1.0), max(whole.quantile(0.9), 1.0)) == (found.low, found.high)
+
+
+def test_bands_of_one_family_hold_eight_of_ten_runs_of_families_that_were_held_out():
+    """Every family has a bias of its own, which the evidence of one family cannot show."""
+    rng = np.random.default_rng(5)
+    biases = [0.0, 0.4, -0.4, 0.3, -0.3, 0.5]
+    runs, held = [], []
+    for number, bias in enumerate(biases):
+        keys = {"family": f"f{number}", "source": f"s{number}", "engine": f"e{number // 2}"}
+        noise = 0.02 * rng.standard_normal(40)
+        runs.append(evidence(np.exp(noise), **keys))  # a sibling in the fit takes the bias away
+        held.append(evidence(np.exp(noise + bias), **keys))
+    spread = spread_of(runs)
+    factor = one_family_of(runs, held, spread)
+    assert 1 < factor < 4.0001
+    assert one_family_of(runs, runs, spread) < factor
+    wider = spread.model_copy(update={"one_family": min(factor, 4.0)})
+    inside = []
+    for each in held:
+        others = [run for run in runs if run.family != each.family]
+        keys = {**KEYS, "engine": each.engine}
+        alone, plain = (band_of(others, given, **keys) for given in (wider, spread))
+        assert alone.family
+        assert np.log(alone.high / alone.low) >= np.log(plain.high / plain.low)
+        inside += [alone.low <= ratio <= alone.high for ratio in each.ratios]
+    assert factor == 4.0 or np.mean(inside) >= 0.8

@@ -36,6 +36,12 @@ def llama3_8b(T, _own, t):
     return [*attention, (T, 4096, 2 * 14336 / t), (T, 14336 / t, 4096)], 2 * 2 * 128 * 32 / t
 
 
+def narrow_values(T, _own, t):
+    """Llama 3's layer with keys of 256 beside values of 128, as MiMo-V2-Flash has 192 beside 128."""
+    attention = [(T, 4096, (8192 + 2048 + 1024) / t), (T, 4096 / t, 4096)]
+    return [*attention, (T, 4096, 2 * 14336 / t), (T, 14336 / t, 4096)], 2 * (256 + 128) * 32 / t
+
+
 def gpt3_175b(T, _own, t):
     h = 12288
     return [(T, h, 3 * h / t), (T, h / t, h), (T, h, 4 * h / t), (T, 4 * h / t, h)], 2 * 2 * h / t
@@ -82,6 +88,7 @@ LATENT = (
 LONG = (f"model.max_sequence_length={LENGTH}",)
 CASES = {
     llama3_8b: ("llama3-8b", ()),
+    narrow_values: ("llama3-8b", ("model.head_size=256", "model.value_head_size=128")),
     gpt3_175b: ("gpt3-175b", LONG),
     t5_large: ("t5-large", LONG),
     deepseek_v2_lite: ("deepseek-v2-lite", LATENT),
@@ -212,8 +219,9 @@ def test_unfused_attention_moves_the_square_of_scores(make_job, text):
     assert found.core_forward == pytest.approx(products + 9 * heads * s * s)
     assert forward == pytest.approx(products + 9 * heads * s * s + 16 * copied)
     assert backward == pytest.approx(2 * products + 11 * heads * s * s + 22 * copied)
-    counted, *_ = priced(make_job, gpt3_175b, text, "flops", "training.attention=unfused")
-    assert counted.core_forward == pytest.approx(2 * 2 * heads * s * s * 128)
+    for by_hand, widths in ((gpt3_175b, 96 * (128 + 128)), (narrow_values, 32 * (256 + 128))):
+        counted, *_ = priced(make_job, by_hand, text, "flops", "training.attention=unfused")
+        assert counted.core_forward == pytest.approx(2 * layout.mbs / layout.tp * s * s * widths)
 
 
 @pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=2"])
@@ -266,14 +274,20 @@ def test_light_recompute_repeats_norms_the_gate_and_what_comes_from_a_latent(mak
     assert sum(repeated) == pytest.approx(again)
 
 
-@pytest.mark.parametrize("by_hand", [llama3_8b, deepseek_v2_lite])
+@pytest.mark.parametrize(
+    ("by_hand", "outputs", "gradients"),
+    [
+        (llama3_8b, 4096, 4096 + 2 * 1024),
+        (narrow_values, 4096, 8192 + 2048 + 1024),
+        (deepseek_v2_lite, 16 * 128, 16 * (256 + 256 + 128)),
+    ],
+)
 @pytest.mark.parametrize("text", ["tp=1,cp=4", "tp=2,cp=2,mbs=3"])
-def test_a_hop_of_a_ring_adds_a_part_to_the_sum(make_job, by_hand, text):
+def test_a_hop_of_a_ring_adds_a_part_to_the_sum(make_job, by_hand, outputs, gradients, text):
     """A hop reads part and sum, and writes the sum: outputs forward; gradients of queries, keys, values backward."""
     gathered, layout, T, *_ = priced(make_job, by_hand, text, "bytes")
     ring, *_ = priced(make_job, by_hand, text, "bytes", exchange="ring")
     hops, cut = layout.cp - 1, T / layout.tp
-    outputs, gradients = (4096, 4096 + 2 * 1024) if by_hand is llama3_8b else (16 * 128, 16 * (256 + 256 + 128))
     assert ring.core_forward - gathered.core_forward == pytest.approx(hops * 2 * 3 * outputs * cut)
     backward = ring.passes.backward_input - gathered.passes.backward_input
     assert backward == pytest.approx(hops * 2 * 3 * gradients * cut, rel=1e-6)

@@ -48,5 +48,5 @@ def test_some_engines_name_moves_the_step_and_the_summary_says_so():
     plan = priced("megatron")
     assert plan.engine_label is not None
     said, silent = (to_text(summary(each, ""), Screen()) for each in (plan, replace(plan, engine_label=None)))
-    assert f"rests on {plan.engine_label.num_runs} runs on" in " ".join(said.split())
+    assert f"{plan.engine_label.num_runs} runs on" in " ".join(said.split())
     assert "which no feature" not in " ".join(silent.split())
