@@ -106,8 +106,8 @@ def held_out_bands(
         evidence = evidence_of([samples[i] for i in others], ratios[others])
         spread = spread_of(evidence)
         if held is not None:
-            own = evidence_of([samples[i] for i in others], held[others])
-            spread = spread.model_copy(update={"one_family": one_family_of(evidence, own, spread)})
+            unseen = evidence_of([samples[i] for i in others], held[others])
+            spread = spread.model_copy(update={"one_family": one_family_of(evidence, unseen, spread)})
         for i, own in enumerate(folds):
             if own == fold:
                 bands[i] = band_of(evidence, spread, **samples[i].kind)
