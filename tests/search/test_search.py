@@ -51,7 +51,7 @@ from planner.search.least_memory import least_peak
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.executed_schedules import busy_seconds, executed_candidates
-from planner.search.optimum.pricing import price_candidates
+from planner.search.optimum.pricing import layout_at, price_candidates
 from planner.search.questions.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, fits, plan_for_layout, search
@@ -650,6 +650,26 @@ def test_chunks_of_a_model_that_begins_dense_differ_by_a_layer(layers, dense, gp
     check_bounds(job)
 
 
+@pytest.mark.parametrize("dense", [1, 2, 3])
+def test_splits_into_chunks_that_the_search_prices_are_those_with_all_dense_layers_in_the_first(dense):
+    """Each has the step of its own ledger, which counts the kinds of layers chunk by chunk."""
+    job = small_mixture_job(0.5)
+    moe = job.model.moe.model_copy(update={"num_dense_layers": dense})
+    job = replace(job, model=job.model.model_copy(update={"num_layers": 9, "moe": moe}))
+    pins = Constraints.parse(["pp=2,interleave=2,dp=1,tp=1,cp=1,mbs=1,zero=0,recompute=none"], [])
+    (degrees,) = legal_degrees(job, pins)
+    policies = allowed_policies(job, pins, degrees)
+    (candidate,) = price_candidates(job, degrees, policies, constraints=pins)
+    priced = {}
+    for columns in itertools.product(*(np.flatnonzero(candidate.stage == stage).tolist() for stage in (0, 1))):
+        if candidate.is_choice(columns):
+            split = candidate.layers[list(columns)].tolist()
+            layout = layout_at(degrees.take(0), split, candidate.policy[list(columns)].tolist())
+            assert candidate.step_seconds(columns) == pytest.approx(estimate(job, layout).step_seconds, rel=1e-9)
+            priced[tuple(split)] = layout.layers_per_stage
+    assert {*priced} == {s for s in compositions(9, 2, 2) if balanced_chunks(s, 2)[0] >= dense}
+
+
 @pytest.mark.parametrize(
     ("different", "words"),
     [
@@ -664,14 +684,14 @@ def test_the_proof_names_interleaved_stages_that_were_not_searched(different, wo
     """It names some exactly if the model has chunks that can run, but that no search tries."""
     job = small_mixture_job(0.5)
     moe = job.model.moe.model_copy(update={"num_dense_layers": 0, **different})
-    job = replace(job, model=job.model.model_copy(update={"num_layers": 8, "moe": moe}))
+    job = replace(job, model=job.model.model_copy(update={"num_layers": 7, "moe": moe}))
     common = {"pp": 2, "interleave": 2, "schedule": "interleaved", "offload": "none"}
     tried = {split for split, _ in assignments(job, common)}
-    for split in compositions(8, 2, 2):
+    for split in compositions(7, 2, 2):
         chunks = {"layers_per_stage": balanced_chunks(split, 2), "recompute": ("none",) * 4}
         assert not broken_rules(job, Layout(**common, **chunks))
     certificate = search(job, Constraints.parse(["dp=1,ep=1"], [])).certificate
-    assert bool(certificate.not_searched) == (tried != set(compositions(8, 2, 2)))
+    assert bool(certificate.not_searched) == (tried != set(compositions(7, 2, 2)))
     assert certificate.not_searched == (() if not words else (f"interleaved stages of this model {words}",))
     assert not search(job, Constraints.parse(["dp=1,ep=1,interleave=1"], [])).certificate.not_searched
 

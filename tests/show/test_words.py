@@ -134,6 +134,9 @@ def test_certificate_claims_the_optimum_only_when_it_is_proved(make_plan) -> Non
     none = tuple(replace(stage, limit_bytes=1.0) for stage in plan.memory)
     assert certificate_sentence(replace(stopped, memory=none)).startswith("None fits. Not proved optimal")
     assert certificate_sentence(replace(plan, certificate=None)) == ""
+    assert "Not searched" not in proved
+    partial = replace(plan, certificate=replace(plan.certificate, not_searched=("some stages", "other stages")))
+    assert certificate_sentence(partial) == f"{proved} Not searched: some stages; other stages."
 
 
 def test_what_others_proved_is_not_said_of_the_figures_shown(make_plan) -> None:

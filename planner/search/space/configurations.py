@@ -400,8 +400,8 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     if not pins:
         remedy = "change the batch size or the number of devices" if worst.reads else ""
         return InputError(f"no legal layout exists: {why}", hint=remedy)
-    alone = (broken_rules(job, each, except_for=("pools",), searched=True) for each in _pinned_alone(job, constraints))
-    of_each = list(alone)
+    alone = _pinned_alone(job, constraints)
+    of_each = [broken_rules(job, each, except_for=("pools",), searched=True) for each in alone]
     lead = f"no layout meets the pins {pins}"
     faults = tuple(dict.fromkeys(chain(*of_each))) if all(of_each) else (_legal_values(job, constraints),)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
@@ -415,7 +415,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
 
 
 def _pinned_alone(job: Job, constraints: Constraints) -> Iterator[Layout]:
-    """The simplest layouts with the pinned degrees: one, or if experts overlap a pipeline with and without chunks."""
+    """The simplest layout with the pinned degrees; if experts overlap in a pipeline, also the one with two chunks."""
     pinned = {pin.key: int(pin.value) for pin in constraints.pins if pin.is_numeric and pin.sign == "="}
     overlaps = job.training.expert_overlap and pinned.get("pp", 1) > 1
     if overlaps and not {"ep", "dp"} & pinned.keys():
