@@ -111,8 +111,11 @@ def test_a_missing_solver_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_any_cbc_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver_process.shutil, "which", lambda _name: None)
     monkeypatch.setattr(solver_process.Path, "exists", lambda _path: False)
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'pulp\[cbc\]'"):
+    assert solver_process.default_solver() == "highs"
+    with pytest.raises(EnvironmentProblem, match="CBC, the solver of the integer program, is not installed"):
         solve([two_stages()])
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert solver_process.default_solver() == "cbc"
 
 
 def test_a_folder_that_cannot_be_written_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,26 +73,27 @@ def run_solver(problem: pulp.LpProblem, solver: Literal["cbc", "highs"], time_li
     return outcome
 
 
+def default_solver() -> Literal["cbc", "highs"]:
+    """CBC, or HiGHS if only HiGHS is installed: PuLP 3 contains CBC, PuLP 4 has it as an extra."""
+    return "highs" if _cbc() is None and importlib.util.find_spec("highspy") else "cbc"
+
+
 def cbc_path() -> str:
     """The CBC that comes with PuLP, so that equal inputs use the same solver; if it is missing, the CBC on PATH.
-
-    PuLP 3 contains CBC, and the extra `cbc` of PuLP 4 installs it as the package cbcbox.
 
     Raises:
         EnvironmentProblem: there is no CBC.
     """
-    if bundled := getattr(pulp, "PULP_CBC_CMD", None):
-        found = str(bundled.pulp_cbc_path)
-    else:
-        found = str(pulp.COIN_CMD(msg=False).path)
-    if Path(found).exists():
+    if found := _cbc():
         return found
-    if on_path := shutil.which("cbc"):
-        return on_path
-    raise EnvironmentProblem(
-        "no CBC is installed, the solver of the integer program",
-        hint="pip install 'pulp[cbc]'; or pip install 'parallel-planner[highs]' and plan with --solver highs",
-    )
+    hint = "pip install 'parallel-planner[highs]' (small), or pip install 'pulp[cbc]' (large)"
+    raise EnvironmentProblem("CBC, the solver of the integer program, is not installed", hint=hint)
+
+
+def _cbc() -> str | None:
+    bundled = getattr(pulp, "PULP_CBC_CMD", None)  # PuLP 4 has no such class, and looks for the extra itself
+    found = str(bundled.pulp_cbc_path if bundled else pulp.COIN_CMD(msg=False).path)
+    return found if Path(found).exists() else shutil.which("cbc")
 
 
 def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) -> Outcome:
