@@ -40,6 +40,13 @@ check: lint types test docs-check ## everything a change must pass
 test: $(STAMP) ## the tests, without the long ones
 	$(BIN)/pytest -n auto -m "not slow and not gpu"
 
+.PHONY: coverage
+coverage: $(STAMP) ## the lines that the tests execute (a report)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n auto -m "not slow and not gpu"
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --skip-covered --sort=cover
+
 .PHONY: prove
 prove: $(STAMP) ## the long tests: more examples, more layouts, more ranks
 	$(BIN)/pytest -n auto -m "slow or gpu"
@@ -116,10 +123,10 @@ battery: $(STAMP) ## attack plans and runs, row by row; goes on where it stopped
 	nice $(BIN)/python tools/battery.py --rows "$(ROWS)" $(if $(COUNT),--count $(COUNT))
 
 .PHONY: wheel
-wheel: $(STAMP) ## build the wheel, install it alone into a fresh environment, and plan with it
+wheel: $(STAMP) ## build sdist and wheel, install them alone into a fresh environment, and plan with them
 	tools/wheel.sh "$(BIN)/python"
 
 .PHONY: clean
 clean: ## remove what the commands above wrote, but not .venv and not runs/
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find planner tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

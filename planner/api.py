@@ -30,6 +30,7 @@ from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
 from planner.search.optimum.integer_program import SolverName
+from planner.search.optimum.solver_process import default_solver
 from planner.search.questions.batch_choice import batch_report, choose_batch
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.questions.given import plan_for_text
@@ -185,7 +186,7 @@ def plan_job(
     within: float = WITHIN,
     confidence: float = CONFIDENCE,
     top: int = 3,
-    solver: SolverName = "cbc",
+    solver: SolverName | None = None,
     time_limit: float | None = None,
     check: bool = False,
     reporter: Reporter | None = None,
@@ -200,6 +201,7 @@ def plan_job(
         has.
     confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.
     top: largest number of layouts in `plan.runners_up`, each of another kind.
+    solver: of the integer program; by default CBC, or HiGHS where PuLP came without CBC.
     check: compare lower bounds with the optima of 64 configurations that the bounds ruled out.
     reporter: receives messages about the progress of the search.
     workload: gpus, seq_len, global_batch, precision, engine, settings, failures, risk, headroom, calibration,
@@ -215,7 +217,7 @@ def plan_job(
         EnvironmentProblem: a file cannot be read.
     """
     _check_choice("--objective", objective, ObjectiveName)
-    _check_choice("--solver", solver, SolverName)
+    _check_choice("--solver", solver := solver or default_solver(), SolverName)
     _check_confidence(confidence)
     asked = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
@@ -288,7 +290,7 @@ def compare_clusters(
     forbid: Texts = (),
     objective: ObjectiveName = "throughput",
     within: float = WITHIN,
-    solver: SolverName = "cbc",
+    solver: SolverName | None = None,
     time_limit: float | None = None,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],

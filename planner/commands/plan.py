@@ -50,7 +50,7 @@ def run(
     within: float | None = None,
     confidence: float = 0.8,
     top: int = 3,
-    solver: SolverName = "cbc",
+    solver: SolverName | None = None,
     time_limit: float | None = None,
     check: bool = False,
     output: Path | None = None,
@@ -230,9 +230,7 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 @click.option(
     "--solver",
     type=click.Choice(["cbc", "highs"]),
-    default="cbc",
-    show_default=True,
-    help="Solver of the integer program.",
+    help="Solver of the integer program; by default CBC, or HiGHS where PuLP came without CBC.",
 )
 @click.option(
     "--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Time limit of the search, in seconds."

@@ -79,9 +79,10 @@ def entries_of(words: Iterable[str]) -> tuple[Entry, ...]:
 
 
 def _matches(word: str) -> list[Entry]:
-    if exact := entry_for(word):
-        return [exact]
     key = _key(word)
+    if exact := entry_for(word):
+        homonyms = [each for each in entries() if {key, key.removesuffix("s")} & {*map(_key, each.terms)}]
+        return [exact, *(each for each in homonyms if each != exact)]
     if key and (inside := [each for each in entries() if any(key in _key(term) for term in each.terms)]):
         return inside
     hint = did_you_mean(key, _by_term(), otherwise="`planner glossary` lists all terms")

@@ -19,7 +19,8 @@ from planner.search.optimum import certificate, solver_process
 from planner.search.optimum.candidate import Candidate, Choice
 from planner.search.optimum.certificate import solve
 from planner.search.optimum.dynamic_program import best_choice
-from planner.search.optimum.integer_program import solve_program
+from planner.search.optimum.integer_program import JointProgram, solve_program
+from planner.search.optimum.pruning import lower_bounds
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="shell scripts and process groups")
 
@@ -107,6 +108,16 @@ def test_a_missing_solver_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     assert solve([two_stages()]).solver == "dynamic program"
 
 
+def test_without_any_cbc_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver_process.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(solver_process.Path, "exists", lambda _path: False)
+    assert solver_process.default_solver() == "highs"
+    with pytest.raises(EnvironmentProblem, match="CBC, the solver of the integer program, is not installed"):
+        solve([two_stages()])
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert solver_process.default_solver() == "cbc"
+
+
 def test_a_folder_that_cannot_be_written_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     assert solve([two_stages()]).solver == "dynamic program"
@@ -119,8 +130,9 @@ def test_highs_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.
 
 
 def rows(choice: Choice, candidate: Candidate) -> str:
-    """Rows of a CBC solution file for a choice; variables are numbered in the order of their names."""
-    names = sorted(["w_0", "u_0", "v_0", *(f"y_0_{column}" for column in range(candidate.num_columns))])
+    """Rows of a CBC solution file for a choice; the numbers of the variables are PuLP's."""
+    program = JointProgram([candidate], lower_bounds([candidate]))
+    names = [variable.name for variable in program.problem.variables()]
     ones = {"w_0", *(f"y_0_{column}" for column in choice.columns)}
     return "".join(f"{i} X{i:07d} {int(name in ones)} 0\\n" for i, name in enumerate(names))
 

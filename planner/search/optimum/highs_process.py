@@ -1,7 +1,7 @@
 """HiGHS on an MPS file as a process: `python -m planner.search.optimum.highs_process MODEL SOLUTION LIMIT`.
 
 Unlike a library call, a solver in its own process can be stopped at once, and its crash does not end the planner. The
-answer is JSON: `status`, `bound` (proved lower bound) and `values` by column name, or null.
+answer is JSON: `status`, `bound` (proved lower bound) and `values` in the order of the columns, or null.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ def solve_file(model: Path, solution: Path, time_limit: float) -> None:
     highs.run()
     info = highs.getInfo()
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    names = highs.getLp().col_names_
     answer = {
         "status": _STATUS.get(highs.getModelStatus(), str(highs.getModelStatus())),
         "bound": info.mip_dual_bound,
-        "values": dict(zip(names, highs.getSolution().col_value, strict=True)) if found else None,
+        "values": list(highs.getSolution().col_value) if found else None,
     }
     solution.write_text(json.dumps(answer), encoding="utf-8")
 

@@ -37,7 +37,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from operator import eq, ge, le
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pulp
@@ -48,11 +49,15 @@ from planner.search.optimum.pruning import SLACK, LowerBounds, lower_bounds
 from planner.search.optimum.solver_process import run_solver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from planner.numbers import FloatArray, IntArray
 
 SolverName = Literal["cbc", "highs"]
+Terms: TypeAlias = "list[tuple[pulp.LpVariable, float]]"
+
+# PuLP 3 makes a sum of terms with the class itself, PuLP 4 with a method of the class
+weighted_sum: Callable[[Terms], Any] = getattr(pulp.LpAffineExpression, "from_list", pulp.LpAffineExpression)
 
 _UNITS_OF_SLOWEST = 1e4  # the largest time in the program, in units
 
@@ -109,20 +114,20 @@ class JointProgram:
     def _binary(self, name: str) -> pulp.LpVariable:
         return self.problem.add_variable(name, 0, 1, pulp.LpBinary)
 
-    def _add(self, terms: list[tuple[pulp.LpVariable, float]], sense: int, name: str) -> None:
-        self.problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, 0))
+    def _add(self, terms: Terms, sense: Callable[[Any, float], Any], name: str, bound: float = 0) -> None:
+        self.problem.addConstraint(sense(weighted_sum(terms), bound), name)
 
     def _minimise_step_time(self) -> None:
         terms = [term for c in range(len(self._candidates)) for term in self._step_time(c)]
-        self.problem.setObjective(pulp.LpAffineExpression(terms))
+        self.problem.setObjective(weighted_sum(terms))
 
     def _meet_the_deadline(self, c: int) -> None:
         longest = self._candidates[c].longest_seconds
         if np.isfinite(longest):
             (w, known), *others = self._step_time(c)
-            self._add([(w, known - longest / self.unit_seconds), *others], pulp.LpConstraintLE, f"deadline_{c}")
+            self._add([(w, known - longest / self.unit_seconds), *others], le, f"deadline_{c}")
 
-    def _step_time(self, c: int) -> list[tuple[pulp.LpVariable, float]]:
+    def _step_time(self, c: int) -> Terms:
         """Terms of a candidate's step time in units, with the term of w_c first. The sum is 0 for an unchosen one."""
         each = self._candidates[c]
         known = each.steady_count * self._bounds.bottleneck[c] + self._bounds.tail[c]
@@ -135,18 +140,17 @@ class JointProgram:
         ]
 
     def _choose_one_candidate(self) -> None:
-        one = pulp.LpAffineExpression([(w, 1.0) for w in self._w])
-        self.problem.addConstraint(pulp.LpConstraint(one, pulp.LpConstraintEQ, "one_candidate", 1))
+        self._add([(w, 1.0) for w in self._w], eq, "one_candidate", 1)
 
     def _choose_one_column_per_stage(self, c: int) -> None:
         for stage, columns in self._stages(c):
             terms = [(self._y[c][k], 1.0) for k in columns]
-            self._add([*terms, (self._w[c], -1.0)], pulp.LpConstraintEQ, f"column_{c}_{stage}")
+            self._add([*terms, (self._w[c], -1.0)], eq, f"column_{c}_{stage}")
 
     def _place_every_layer(self, c: int) -> None:
         each = self._candidates[c]
         terms = list(zip(self._y[c], each.layers.astype(float).tolist(), strict=True))
-        self._add([*terms, (self._w[c], -float(each.num_layers))], pulp.LpConstraintEQ, f"layers_{c}")
+        self._add([*terms, (self._w[c], -float(each.num_layers))], eq, f"layers_{c}")
 
     def _wait_for_the_slowest_stage(self, c: int) -> None:
         beyond = np.maximum(self._candidates[c].seconds - self._bounds.bottleneck[c], 0.0)
@@ -166,7 +170,7 @@ class JointProgram:
         for stage, columns in stages[:-1]:
             if longest > min(slack[k] for k in columns):
                 terms = [(self._slowest[c], 1.0), known, *((self._y[c][k], -own[k]) for k in columns), *last]
-                self._add(terms, pulp.LpConstraintGE, f"last_chunk_{c}_{stage}")
+                self._add(terms, ge, f"last_chunk_{c}_{stage}")
 
     def _begin_where_the_one_before_ends(self, c: int) -> None:
         each, stages = self._candidates[c], self._stages(c)
@@ -179,14 +183,14 @@ class JointProgram:
                 terms = [(self._y[c][k], 1.0) for k in here if end[k] == state]
                 terms += [(self._y[c][k], -1.0) for k in there if start[k] == state]
                 if terms:
-                    self._add(terms, pulp.LpConstraintEQ, f"state_{c}_{stage}_{state}")
+                    self._add(terms, eq, f"state_{c}_{stage}_{state}")
 
     def _wait_for(self, c: int, longest: pulp.LpVariable, beyond: FloatArray, name: str) -> None:
         units = (beyond / self.unit_seconds).tolist()
         for stage, columns in self._stages(c):
             terms = [(self._y[c][k], -units[k]) for k in columns if units[k] > 0]
             if terms:
-                self._add([(longest, 1.0), *terms], pulp.LpConstraintGE, f"{name}_{c}_{stage}")
+                self._add([(longest, 1.0), *terms], ge, f"{name}_{c}_{stage}")
 
     def _stages(self, c: int) -> list[tuple[int, range]]:
         each = self._candidates[c]

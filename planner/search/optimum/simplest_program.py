@@ -23,13 +23,14 @@ value of its key, so the least number has the lexicographically least keys.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import ge, le
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pulp
 
 from planner.search.optimum.candidate import Choice, dominated
-from planner.search.optimum.integer_program import JointProgram, SolverName, columns_within
+from planner.search.optimum.integer_program import JointProgram, SolverName, Terms, columns_within, weighted_sum
 from planner.search.optimum.pruning import greedy_choice, lower_bounds
 from planner.search.optimum.simplicity import Simplicity, tenths_of
 from planner.search.optimum.solver_process import run_solver
@@ -72,7 +73,7 @@ class _KeyProgram(JointProgram):
 
     def minimise_keys(self) -> None:
         """Make the keys the objective, instead of the step time."""
-        digits: dict[str, tuple[int, list[tuple[pulp.LpVariable, float]]]] = {
+        digits: dict[str, tuple[int, Terms]] = {
             "idle": self._of_candidates([each.idle for each in self._rated]),
             "recomputed": (_base(self._tenths), [(self._tenths, 1.0)]),
             "interleave": self._of_candidates([each.interleave for each in self._rated]),
@@ -86,7 +87,7 @@ class _KeyProgram(JointProgram):
             for variable, value in digit:
                 coefficients[variable] = coefficients.get(variable, 0.0) + weight * value
             weight *= base
-        self.problem.setObjective(pulp.LpAffineExpression(coefficients))
+        self.problem.setObjective(weighted_sum([*coefficients.items()]))
 
     def allow(self, simplicity: Simplicity) -> None:
         """Require that the keys decided by columns do not exceed the values in `simplicity`."""
@@ -95,12 +96,12 @@ class _KeyProgram(JointProgram):
             (self._tenths, simplicity.recomputed),
             (self._uneven, simplicity.uneven),
         ):
-            self.problem.addConstraint(pulp.LpConstraint(variable, pulp.LpConstraintLE, f"most_{variable.name}", most))
+            self._add([(variable, 1.0)], le, f"most_{variable.name}", most)
 
     def _whole(self, name: str, most: int) -> pulp.LpVariable:
         return self.problem.add_variable(name, 0, most, pulp.LpInteger)
 
-    def _of_candidates(self, values: list[int]) -> tuple[int, list[tuple[pulp.LpVariable, float]]]:
+    def _of_candidates(self, values: list[int]) -> tuple[int, Terms]:
         """The digit of a key of the candidate itself: the position of its value among the distinct values."""
         places = sorted(set(values))
         return len(places), [(w, float(places.index(value))) for w, value in zip(self._w, values, strict=True)]
@@ -113,7 +114,7 @@ class _KeyProgram(JointProgram):
                 for k in np.flatnonzero((each.candidate.stage == stage) & (each.risk > 0)).tolist()
             ]
             if terms:
-                self._add([(self._risk, 1.0), *terms], pulp.LpConstraintGE, f"risk_{stage}")
+                self._add([(self._risk, 1.0), *terms], ge, f"risk_{stage}")
 
     def _count_repeated(self) -> None:
         terms = [
@@ -122,10 +123,10 @@ class _KeyProgram(JointProgram):
             for k in np.flatnonzero(each.repeated).tolist()
         ]
         if terms:
-            self._add([(self._tenths, 1.0), *terms], pulp.LpConstraintGE, "repeated")
+            self._add([(self._tenths, 1.0), *terms], ge, "repeated")
 
     def _count_uneven(self) -> None:
-        even: list[tuple[pulp.LpVariable, float]] = [(self._uneven, 1.0)]
+        even: Terms = [(self._uneven, 1.0)]
         for c, each in enumerate(self._rated):
             if each.candidate.num_stages < 3:
                 even.append((self._w[c], 1.0))
@@ -136,8 +137,8 @@ class _KeyProgram(JointProgram):
                 for stage in range(1, each.candidate.num_stages - 1):
                     own = (each.candidate.stage == stage) & (each.candidate.layers == count) & each.alike
                     terms = [(self._y[c][k], 1.0) for k in np.flatnonzero(own).tolist()]
-                    self._add([*terms, (chosen, -1.0)], pulp.LpConstraintGE, f"even_{c}_{count}_{stage}")
-        self.problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(even), pulp.LpConstraintGE, "even", 1))
+                    self._add([*terms, (chosen, -1.0)], ge, f"even_{c}_{count}_{stage}")
+        self._add(even, ge, "even", 1)
 
 
 def _base(variable: pulp.LpVariable) -> int:

@@ -73,15 +73,32 @@ def run_solver(problem: pulp.LpProblem, solver: Literal["cbc", "highs"], time_li
     return outcome
 
 
+def default_solver() -> Literal["cbc", "highs"]:
+    """CBC, or HiGHS if only HiGHS is installed: PuLP 3 contains CBC, PuLP 4 has it as an extra."""
+    return "highs" if _cbc() is None and importlib.util.find_spec("highspy") else "cbc"
+
+
 def cbc_path() -> str:
-    """The CBC that PuLP ships, so that equal inputs use the same solver; if it is missing, the CBC on PATH."""
-    bundled = str(pulp.PULP_CBC_CMD.pulp_cbc_path)
-    return bundled if Path(bundled).exists() else shutil.which("cbc") or bundled
+    """The CBC that comes with PuLP, so that equal inputs use the same solver; if it is missing, the CBC on PATH.
+
+    Raises:
+        EnvironmentProblem: there is no CBC.
+    """
+    if found := _cbc():
+        return found
+    hint = "pip install 'parallel-planner[highs]' (small), or pip install 'pulp[cbc]' (large)"
+    raise EnvironmentProblem("CBC, the solver of the integer program, is not installed", hint=hint)
+
+
+def _cbc() -> str | None:
+    bundled = getattr(pulp, "PULP_CBC_CMD", None)  # PuLP 4 has no such class, and looks for the extra itself
+    found = str(bundled.pulp_cbc_path if bundled else pulp.COIN_CMD(msg=False).path)
+    return found if Path(found).exists() else shutil.which("cbc")
 
 
 def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) -> Outcome:
     model, solution = folder / "model.mps", folder / "solution.txt"
-    variables, short_names, row_names, _ = problem.writeMPS(str(model), rename=1)
+    names = problem.writeMPS(str(model), rename=True)  # other lists in PuLP 3 and 4; each reads its own
     limit = () if time_limit is None else ("-seconds", str(time_limit))
     command = [cbc_path(), str(model), *limit, *_CBC_OPTIONS, "-solve", "-solution", str(solution)]
     log = _run(command, folder, time_limit)
@@ -89,7 +106,7 @@ def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) ->
         return Outcome(status="time limit", values=None)
     try:
         reader = pulp.COIN_CMD(path=command[0], msg=False)
-        status, values, *_, sol_status = reader.readsol_MPS(str(solution), problem, variables, short_names, row_names)
+        status, values, *_, sol_status = reader.readsol_MPS(str(solution), problem, *names)
     except (OSError, ValueError, IndexError) as error:
         raise SolverTrouble(f"cbc wrote no readable answer ({error}): {_last_line(log)}") from error
     return _cbc_outcome(status, sol_status, values, log)
@@ -118,7 +135,7 @@ def _run_highs(problem: pulp.LpProblem, folder: Path, time_limit: float | None) 
     if importlib.util.find_spec("highspy") is None:
         raise EnvironmentProblem("HiGHS is not installed", hint="pip install 'parallel-planner[highs]'")
     model, solution = folder / "model.mps", folder / "solution.json"
-    variables, short_names, _, _ = problem.writeMPS(str(model), rename=1)
+    problem.writeMPS(str(model), rename=True)
     limit = "inf" if time_limit is None else str(time_limit)
     command = [sys.executable, "-m", "planner.search.optimum.highs_process", str(model), str(solution), limit]
     log = _run(command, folder, time_limit)
@@ -126,8 +143,9 @@ def _run_highs(problem: pulp.LpProblem, folder: Path, time_limit: float | None) 
         return Outcome(status="time limit", values=None)
     try:
         answer = json.loads(solution.read_text(encoding="utf-8"))
-        by_short_name, bound = answer["values"], float(answer["bound"])
-        values = {v.name: float(by_short_name[short_names[v.name]]) for v in variables} if by_short_name else None
+        columns, bound = answer["values"], float(answer["bound"])  # a model's columns are PuLP's variables, in order
+        names = [variable.name for variable in problem.variables()]
+        values = dict(zip(names, map(float, columns), strict=True)) if columns else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SolverTrouble(f"highs wrote no readable answer ({error}): {_last_line(log)}") from error
     if answer["status"] not in ("optimal", "time limit", "infeasible"):
