@@ -130,7 +130,7 @@ def read_runs(path: Path) -> tuple[Run, ...]:
         _check_columns(reader.fieldnames or (), shown)
         families = _families(path.with_name("families.csv"))
         return tuple(
-            run_of({**row, "family": families.get(row.get("source_set") or "", "")}, f"row {number}")
+            run_of({"family": families.get(row.get("source_set") or "", ""), **row}, f"row {number}")
             for number, row in enumerate(reader, 1)
         )
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
