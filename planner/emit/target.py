@@ -52,11 +52,6 @@ class Doubt(NamedTuple):
     field: str = ""
 
 
-def decisive(*rows: tuple[str, str, str]) -> dict[str, Doubt]:
-    """Pattern of a key -> its doubt, from rows of patterns (blanks between them), reason and field."""
-    return {pattern: Doubt(why, field) for patterns, why, field in rows for pattern in patterns.split()}
-
-
 class Given:
     """Keys and values of a foreign file; a key counts as understood as soon as a setting has read it.
 

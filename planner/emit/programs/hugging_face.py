@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, adapters_of, decisive, follows, only
+from planner.emit.target import Refusal, Setting, adapters_of, follows, only
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
@@ -594,69 +595,10 @@ def yours(plan: Plan, how: How) -> dict[str, str]:
     return found
 
 
-IGNORED: Final = (
-    *("stage", "template", "preprocessing_*", "plot_loss", "max_samples", "overwrite_cache"),
-    *("output_dir", "logging_*", "save_*", "eval_*", "evaluation_strategy", "report_to", "run_name", "push_to_hub*"),
-    *("hub_*", "dataset*", "data", "tokenizer*", "weights", "model_name_or_path", "trust_remote_code", "do_*", "ddp_*"),
-    *("num_train_epochs", "per_device_eval_batch_size", "dataloader_*", "remove_unused_columns", "overwrite_*", "tf32"),
-    *("warmup_ratio", "lr_scheduler_*", "disable_tqdm", "deepspeed", "config", "local_rank", "chat_template*", "beta"),
-    *("accelerate.compute_environment", "accelerate.debug", "accelerate.machine_rank", "accelerate.main_*"),
-    *(
-        "accelerate.num_*",
-        "accelerate.rdzv_backend",
-        "accelerate.same_network",
-        "accelerate.tpu_*",
-        "accelerate.gpu_ids",
-    ),
-    *(
-        "accelerate.distributed_type",
-        "accelerate.use_cpu",
-        "accelerate.enable_cpu_affinity",
-        "accelerate.main_training*",
-    ),
-    *("accelerate.fsdp_config.fsdp_auto_wrap_policy", "accelerate.fsdp_config.fsdp_transformer_layer_cls_to_wrap"),
-    *("accelerate.fsdp_config.fsdp_state_dict_type", "accelerate.fsdp_config.fsdp_sync_module_states"),
-    *("accelerate.fsdp_config.fsdp_cpu_ram_efficient_loading", "accelerate.fsdp_config.fsdp_version"),
-    *("accelerate.fsdp_config.fsdp_use_orig_params", "accelerate.fsdp_config.fsdp_backward_prefetch*"),
-    *(
-        "accelerate.fsdp_config.fsdp_forward_prefetch",
-        "accelerate.fsdp_config.fsdp_limit_all_gathers",
-        "streaming",
-        "val_size",
-    ),
-    *("*vllm_*", "vllm.*", "offload_folder", "accelerate.parallelism_config.parallelism_config_cp_comm_strategy"),
-    *(
-        "*parallelism_config_sp_*",
-        "deepspeed.checkpoint.*",
-        "deepspeed.autotuning.*",
-        "fsdp_transformer_layer_cls_to_wrap",
-    ),
-    *("accelerate.downcast_bf16", "accelerate.dynamo_*", "accelerator_config.*"),
-    *("deepspeed.steps_per_print", "deepspeed.wall_clock_breakdown", "deepspeed.zero_allow_untested_optimizer"),
-    # all of ZeRO's keys but where the weights lie (offload_param.device), which has no price
-    *("deepspeed.zero_optimization.[!o]*", "deepspeed.zero_optimization.ov*"),
-    *(
-        "deepspeed.zero_optimization.offload_*.[!d]*",
-        "deepspeed.gradient_clipping",
-        "deepspeed.fp16.*",
-        "deepspeed.bf16.*",
-    ),
-    *("deepspeed.scheduler.*", "deepspeed.optimizer.params.*", "deepspeed.zero_force_ds_cpu_optimizer"),
-    *("deepspeed.gradient_accumulation_steps", "deepspeed.dump_state", "deepspeed.train_batch_size"),
-    *("accelerate.deepspeed_config.*", "seed", "ignore_*", "resume*", "log_level*", "include_*"),
-)
+_NAMES: Final = names_beside(__file__)
+IGNORED: Final = listed(_NAMES["ignores"])
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
-DECISIVE: Final = decisive(
-    ("*use_vllm *gpu_memory_utilization", "an engine that generates answers takes memory of the same devices", ""),
-    ("reward_model* ref_model* teacher_model* value_model*", "a second model on the same devices has no price", ""),
-    ("activation_offloading offload_model offload_optimizer", "what it offloads has no price", "layout.offload"),
-    ("*.offload_param.device", "weights in the host's memory have no price", "layout.offload"),
-    ("*.offload_optimizer.ratio", "a part of the states on the host has no price", "layout.offload"),
-    ("*.mics_shard_size", "shards over a part of the ranks have no price here", "layout.hsdp"),
-    ("*.zero_hpz_partition_size", "a second copy of the weights in each host has no price", ""),
-    ("*modules_to_save", "modules that are trained whole beside adapters have no price", ""),
-    ("fp8", "products in 8 bits have no price here", "training.precision"),
-)
+DECISIVE: Final = decisive(_NAMES["decides"])
 """Patterns of keys that decide the answer and have no price."""
 
 TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text(encoding="utf-8")

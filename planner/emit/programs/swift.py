@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import listed, names_beside
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
@@ -29,17 +30,8 @@ RENAMED: Final = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "seq_length": "max_length",
 }
-DEFAULTS: Final[dict[str, Value]] = {
-    "micro_batch_size": "1",
-    "global_batch_size": "16",
-    "recompute_granularity": "selective",
-    "use_distributed_optimizer": "true",
-    "expert_tensor_parallel_size": "1",
-    "attention_backend": "flash",
-    "attention_dropout": "0",
-    "hidden_dropout": "0",
-    "bf16": "true",
-}
+_NAMES: Final = names_beside(__file__)
+DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Defaults of ms-swift's options that differ from Megatron-LM's defaults."""
 
 
@@ -128,21 +120,7 @@ TARGET: Final = Target(
     yours=_yours,
     takes=("data",),
     environment=MEGATRON.environment,
-    ignores=(
-        *(*IGNORED, "dataset*", "output_dir", "*_steps", "num_train_epochs", "packing", "padding_free", "train_type"),
-        *(
-            "tuner_type",
-            "attn_impl",
-            "cached_*",
-            "columns",
-            "sys*",
-            "save_*",
-            "template",
-            "use_hf",
-            "*_format",
-            "vllm_*",
-        ),
-    ),
+    ignores=(*IGNORED, *listed(_NAMES["ignores"])),
     decides=DECISIVE,
     executable="megatron",
     install="pip install ms-swift",
