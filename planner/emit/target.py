@@ -406,6 +406,24 @@ def same(path: str, key: str) -> Setting:
     return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
 
 
+def number(path: str, key: str, zero: float = 0.0) -> Setting:
+    """A setting for a number; zero: the planner's value for the program's 0."""
+
+    def read(given: Given) -> Mapping[str, Any]:
+        return {path: given.number(key) or zero} if key in given else {}
+
+    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
+
+
+def whole(path: str, key: str, default: int | None = None) -> Setting:
+    """A setting for a whole number; default: the program's value if the file does not give the key."""
+
+    def read(given: Given) -> Mapping[str, Any]:
+        return {path: given.whole(key, default or 0)} if key in given or default is not None else {}
+
+    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
+
+
 def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
     """A setting for a field whose values have other names in the program.
 

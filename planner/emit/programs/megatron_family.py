@@ -12,7 +12,7 @@ from planner.emit.hosts import uneven_hosts
 from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import Refusal, Setting, follows, not_carried, only
+from planner.emit.target import Refusal, Setting, follows, not_carried, number, only, whole
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.specs.recipe import NAMED_RECIPES
@@ -388,27 +388,8 @@ def _read_rates(given: Given) -> Mapping[str, Any]:
     return found | ({"training.steps": steps} if steps else {})
 
 
-def _number(path: str, key: str, zero: float = 0.0) -> Setting:
-    """A setting for a number; zero: the planner's value for the program's 0."""
-    return Setting(
-        says=(path,),
-        write=lambda plan: {key: getattr(plan.training, path.partition(".")[2])},
-        read=lambda given: {path: given.number(key) or zero} if key in given else {},
-    )
-
-
-def _whole(path: str, key: str, default: int | None = None) -> Setting:
-    """A setting for a whole number; default: the program's value if the file does not give the key."""
-    document, _, name = path.partition(".")
-    return Setting(
-        says=(path,),
-        write=lambda plan: {key: getattr(getattr(plan, document), name)},
-        read=lambda given: {path: given.whole(key, default or 0)} if key in given or default is not None else {},
-    )
-
-
 LAYOUT: Final = (
-    _whole("layout.tp", "tensor_model_parallel_size", 1),
+    whole("layout.tp", "tensor_model_parallel_size", 1),
     Setting(
         says=("layout.sp",),
         write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
@@ -421,10 +402,10 @@ LAYOUT: Final = (
         write=_write_chunks,
         read=_read_chunks,
     ),
-    _whole("layout.cp", "context_parallel_size", 1),
+    whole("layout.cp", "context_parallel_size", 1),
     Setting(says=("layout.ep", "layout.etp"), write=_write_experts, read=_read_experts),
     Setting(says=("layout.zero", "layout.hsdp"), write=_write_zero, read=_read_zero),
-    _whole("layout.mbs", "micro_batch_size"),
+    whole("layout.mbs", "micro_batch_size"),
     Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
     Setting(says=("engine.overlap.tensor_parallel",), write=_write_overlap, read=_read_overlap),
     Setting(says=("layout.offload",), write=_write_offload, read=_read_offload),
@@ -432,8 +413,8 @@ LAYOUT: Final = (
 )
 
 TRAINING: Final = (
-    _whole("training.global_batch_size", "global_batch_size"),
-    _whole("training.sequence_length", "seq_length"),
+    whole("training.global_batch_size", "global_batch_size"),
+    whole("training.sequence_length", "seq_length"),
     Setting(says=("training.precision",), write=lambda plan: _PRECISION[plan.training.precision], read=_read_precision),
     Setting(
         says=("training.optimizer",),
@@ -463,12 +444,12 @@ TRAINING: Final = (
         write=_write_rates,
         read=_read_rates,
     ),
-    _number("training.weight_decay", "weight_decay"),
-    _number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
-    _number("training.adam_beta1", "adam_beta1"),
-    _number("training.adam_beta2", "adam_beta2"),
-    _number("training.adam_epsilon", "adam_eps"),
-    _whole("training.seed", "seed"),
+    number("training.weight_decay", "weight_decay"),
+    number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
+    number("training.adam_beta1", "adam_beta1"),
+    number("training.adam_beta2", "adam_beta2"),
+    number("training.adam_epsilon", "adam_eps"),
+    whole("training.seed", "seed"),
     not_carried("training.epochs"),
 )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, only, same
+from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, only, whole
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split, offloads_optimizer
 from planner.specs.by_name import load_model
@@ -443,26 +443,6 @@ def _read_betas(given: Given) -> Mapping[str, Any]:
     return {"training.adam_beta1": pair[0], "training.adam_beta2": pair[1]}
 
 
-def _number(path: str, key: str) -> Setting:
-    plain = same(path, key)
-    return Setting(
-        says=(path,), write=plain.write, read=lambda given: {path: given.number(key)} if key in given else {}
-    )
-
-
-def _degree(path: str, key: str) -> Setting:
-    plain = same(path, key)
-    return Setting(says=(path,), write=plain.write, read=lambda given: {path: given.whole(key, 1)})
-
-
-def _seed(given: Given) -> Mapping[str, Any]:
-    return {"training.seed": given.whole("debug.seed")} if "debug.seed" in given else {}
-
-
-def _steps(given: Given) -> Mapping[str, Any]:
-    return {"training.steps": given.whole("training.steps", 10000)}
-
-
 def _sp(given: Given) -> Mapping[str, Any]:
     """Whether sequence parallelism is used: with tensor parallelism it is on unless the file turns it off."""
     on = given.flag("parallelism.enable_sequence_parallel", default=True)
@@ -492,14 +472,14 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
     return (
         Setting(says=_OF_MODEL, write=_write_model, read=_read_model),
         Setting(says=tuple(f"model.{each}" for each in _POSITIONS), write=_write_positions, read=_read_positions),
-        _degree("layout.tp", "parallelism.tensor_parallel_degree"),
+        whole("layout.tp", "parallelism.tensor_parallel_degree", 1),
         Setting(
             says=("layout.sp",),
             write=lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)},
             read=_sp,
         ),
-        _degree("layout.cp", "parallelism.context_parallel_degree"),
-        _degree("layout.ep", "parallelism.expert_parallel_degree"),
+        whole("layout.cp", "parallelism.context_parallel_degree", 1),
+        whole("layout.ep", "parallelism.expert_parallel_degree", 1),
         Setting(
             says=(),  # a refusal covers the field; releases up to 0.2 have a key
             write=lambda plan: {},  # noqa: ARG005 - as the others
@@ -535,18 +515,18 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
                 "training.cuda_graphs": "none" if given.flag("training.disable_cuda_graphs", default=True) else "step"
             },
         ),
-        Setting(says=("training.steps",), write=same("training.steps", "training.steps").write, read=_steps),
-        _number("training.gradient_clip", "training.max_norm"),
-        _number("training.learning_rate", "optimizer.lr"),
+        whole("training.steps", "training.steps", 10000),
+        number("training.gradient_clip", "training.max_norm"),
+        number("training.learning_rate", "optimizer.lr"),
         Setting(says=("training.adam_beta1", "training.adam_beta2"), write=_write_betas, read=_read_betas),
-        _number("training.adam_epsilon", "optimizer.eps"),
-        _number("training.weight_decay", "optimizer.weight_decay"),
+        number("training.adam_epsilon", "optimizer.eps"),
+        number("training.weight_decay", "optimizer.weight_decay"),
         Setting(
             says=("training.warmup_steps", "training.min_learning_rate_ratio", "training.schedule"),
             write=_write_schedule,
             read=_read_schedule,
         ),
-        Setting(says=("training.seed",), write=same("training.seed", "debug.seed").write, read=_seed),
+        whole("training.seed", "debug.seed"),
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
         not_carried("training.weights", "training.warmup_ratio", "training.epochs"),
         follows("layout.pools", "layout.segment"),
