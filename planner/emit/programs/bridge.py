@@ -161,10 +161,8 @@ def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
     if not plan.training.lora_rank or _modules_of(plan):
         return None
     message = f"training.lora_targets is {', '.join(plan.training.lora_targets)}, and its modules hold several matrices"
-    return (
-        message,
-        "--set training.lora_targets=[query,key,value]: query, key and value are one, and so are gate and up",
-    )
+    hint = "--set training.lora_targets=[query,key,value]: query, key and value are one, and so are gate and up"
+    return message, hint
 
 
 def _write_loss(plan: Plan) -> Values:

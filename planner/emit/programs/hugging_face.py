@@ -144,26 +144,20 @@ def is_named(plan: Plan) -> bool:
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
     config = config_of(plan.model)
     if plan.model.vision:
-        return (
-            f"model.vision: {plan.model.name} reads images, which the script that is written does not load",
-            "`--set model.vision=null` plans its text alone",
-        )
+        why = f"model.vision: {plan.model.name} reads images, which the script that is written does not load"
+        return why, "`--set model.vision=null` plans its text alone"
     if config is None and not is_named(plan):
         return f"no model of transformers is built as {plan.model.name}", "plan for another --engine"
     kind = str(config["model_type"]) if config else plan.model.name
     if plan.training.dropout and kind not in _DROPOUT:
-        return (
-            f"training.dropout is {plan.training.dropout:g}, which {kind} has not",
-            "plan with --set training.dropout=0",
-        )
+        why = f"training.dropout is {plan.training.dropout:g}, which {kind} has not"
+        return why, "plan with --set training.dropout=0"
     if plan.training.attention == "flash" and FLASH.get(kind, "sdpa") is None:
         why = f"training.attention is flash, which {kind} has not"
         return why, "plan with --set training.attention=unfused"
     if plan.training.lora_rank and (kind in _OTHERS_MODULES or config is None):
-        return (
-            f"training.lora_rank: the matrices of {kind} are not kept one by one",
-            "plan with --set training.lora_rank=0",
-        )
+        why = f"training.lora_rank: the matrices of {kind} are not kept one by one"
+        return why, "plan with --set training.lora_rank=0"
     return None
 
 
@@ -534,10 +528,8 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
     if len(policies) == 1 and (policies[0] in ("none", "full") or is_of_some_layers(policy_code(policies[0]))):
         return None
     shown = " and ".join(policies)
-    return (
-        f"layout.recompute is {shown}, and the program recomputes a layer whole or not at all",
-        "plan again with --pin recompute=full",
-    )
+    why = f"layout.recompute is {shown}, and the program recomputes a layer whole or not at all"
+    return why, "plan again with --pin recompute=full"
 
 
 REFUSALS: Final = (

@@ -352,6 +352,9 @@ _STYLES: Final = {
 """Schedule -> --lr-decay-style."""
 
 
+_RATES: Final = ("learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps")
+
+
 def _write_rates(plan: Plan) -> Values:
     training = plan.training
     share: dict[str, Value] = {"lr_warmup_fraction": training.warmup_ratio}
@@ -435,12 +438,7 @@ TRAINING: Final = (
         read=_read_dropout,
     ),
     Setting(
-        says=tuple(
-            f"training.{name}"
-            for name in (
-                *("learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps"),
-            )
-        ),
+        says=tuple(f"training.{name}" for name in _RATES),
         write=_write_rates,
         read=_read_rates,
     ),
