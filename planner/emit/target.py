@@ -52,11 +52,6 @@ class Doubt(NamedTuple):
     field: str = ""
 
 
-def decisive(*rows: tuple[str, str, str]) -> dict[str, Doubt]:
-    """Pattern of a key -> its doubt, from rows of patterns (blanks between them), reason and field."""
-    return {pattern: Doubt(why, field) for patterns, why, field in rows for pattern in patterns.split()}
-
-
 class Given:
     """Keys and values of a foreign file; a key counts as understood as soon as a setting has read it.
 
@@ -125,14 +120,8 @@ class Given:
 
 
 _SWITCHES: Final = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 _MOST_DIGITS: Final = 12
 
@@ -407,6 +396,24 @@ def same(path: str, key: str) -> Setting:
 
     def read(given: Given) -> Mapping[str, Any]:
         return {path: given.get(key)} if key in given else {}
+
+    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
+
+
+def number(path: str, key: str, zero: float = 0.0) -> Setting:
+    """A setting for a number; zero: the planner's value for the program's 0."""
+
+    def read(given: Given) -> Mapping[str, Any]:
+        return {path: given.number(key) or zero} if key in given else {}
+
+    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
+
+
+def whole(path: str, key: str, default: int | None = None) -> Setting:
+    """A setting for a whole number; default: the program's value if the file does not give the key."""
+
+    def read(given: Given) -> Mapping[str, Any]:
+        return {path: given.whole(key, default or 0)} if key in given or default is not None else {}
 
     return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
 

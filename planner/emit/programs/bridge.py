@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import listed, names_beside
 from planner.emit.programs.megatron import shown
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
@@ -24,39 +25,14 @@ CHECKOUT: Final = "BRIDGE_PATH"
 RECIPE: Final = "RECIPE"
 DATA: Final = "DATASET"
 
-SECTIONS: Final = {
-    "optimizer": (
-        *("lr", "min_lr", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad", "optimizer"),
-        *("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype"),
-        *("optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d"),
-    ),
-    "scheduler": ("lr_decay_style", "lr_decay_iters", "lr_warmup_iters", "lr_warmup_fraction"),
-    "train": ("micro_batch_size", "global_batch_size", "train_iters"),
-    "ddp": (
-        *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
-        *("num_distributed_optimizer_instances", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
-    ),
-    "rng": ("seed",),
-    "dataset": ("seq_length",),
-    "peft": ("dim", "target_modules"),
-}
+_NAMES: Final = names_beside(__file__)
+SECTIONS: Final = {section: listed(keys) for section, keys in _NAMES["sections"].items()}
 """Section of the configuration -> keys of the table with unchanged names; all other keys belong to section `model`."""
 
-RENAMED: Final = {
-    "num_experts": "model.num_moe_experts",
-    "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
-    "norm_epsilon": "model.layernorm_epsilon",
-    "swiglu": "model.gated_linear_unit",
-    "use_rope_scaling": "model.rope_scaling",
-}
+RENAMED: Final[dict[str, str]] = _NAMES["renamed"]
 OVERLAP: Final = "comm_overlap.tp_comm_overlap"
 """Section `comm_overlap` of a recipe, if present, replaces the model's value. Source: training/comm_overlap.py."""
-INVERTED: Final = {
-    "disable_bias_linear": "model.add_bias_linear",
-    "untie_embeddings_and_output_weights": "model.share_embeddings_and_output_weights",
-    "no_check_for_nan_in_loss_and_grad": "ddp.check_for_nan_in_grad",
-    "no_gradient_accumulation_fusion": "model.gradient_accumulation_fusion",
-}
+INVERTED: Final[dict[str, str]] = _NAMES["inverted"]
 _LEFT_OUT: Final = ("group_query_attention", "rope_type")
 """Keys without an override: the number of groups implies the first key, and the latent model's class the second."""
 _PRECISIONS: Final = {
@@ -70,31 +46,9 @@ _OF_PRECISION: Final = ("bf16", "fp16", "fp8_format", "fp4_format", "fp8_param_g
 _SECTION_OF: Final = {key: section for section, keys in SECTIONS.items() for key in keys}
 
 
-NEUTRAL: Final[dict[str, Value]] = {
-    **dict.fromkeys(("model.sequence_parallel", "ddp.use_distributed_optimizer", "ddp.overlap_param_gather"), False),
-    **dict.fromkeys(("model.pipeline_model_parallel_layout", "model.virtual_pipeline_model_parallel_size"), None),
-    **dict.fromkeys((f"model.recompute_{each}" for each in ("granularity", "method", "num_layers", "modules")), None),
-    **dict.fromkeys(("optimizer.use_precision_aware_optimizer", "optimizer.optimizer_cpu_offload"), False),
-    "ddp.num_distributed_optimizer_instances": 1,
-    "model.cpu_offloading": False,
-    "model.cpu_offloading_num_layers": 0,
-    "model.tp_comm_overlap": False,
-    "model.cuda_graph_impl": "none",
-    "model.account_for_embedding_in_pipeline_split": False,
-    "model.account_for_loss_in_pipeline_split": False,
-    "model.mtp_num_layers": None,
-    "model.add_qkv_bias": False,
-    "model.qk_layernorm": False,
-    "model.gated_linear_unit": False,
-    "model.add_bias_linear": True,
-    "model.share_embeddings_and_output_weights": True,
-}
+NEUTRAL: Final[dict[str, Value]] = _NAMES["neutral"]
 """Overrides that reset a recipe's values to Megatron-Core's defaults, for keys that the table does not write."""
-NEUTRAL_EXPERTS: Final[dict[str, Value]] = {
-    "model.overlap_moe_expert_parallel_comm": False,
-    "model.moe_shared_expert_intermediate_size": None,
-    "model.moe_layer_freq": 1,
-}
+NEUTRAL_EXPERTS: Final[dict[str, Value]] = _NAMES["neutral_experts"]
 
 
 def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
@@ -207,10 +161,8 @@ def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
     if not plan.training.lora_rank or _modules_of(plan):
         return None
     message = f"training.lora_targets is {', '.join(plan.training.lora_targets)}, and its modules hold several matrices"
-    return (
-        message,
-        "--set training.lora_targets=[query,key,value]: query, key and value are one, and so are gate and up",
-    )
+    hint = "--set training.lora_targets=[query,key,value]: query, key and value are one, and so are gate and up"
+    return message, hint
 
 
 def _write_loss(plan: Plan) -> Values:
@@ -261,11 +213,6 @@ def _shown(value: Value) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else shown(value)
 
 
-_ELSEWHERE: Final = (
-    *("dataset.*", "checkpoint.*", "logger.*", "validation.*", "dist.*", "tokenizer.*", "rerun_*", "alpha"),
-    *("pretrained_checkpoint", "save_dir", "load_dir", "profiling.*"),
-)
-
 TARGET: Final = Target(
     name="megatron-bridge",
     program="Megatron-Bridge of August 2026 or later, scripts/training/run_recipe.py",
@@ -286,19 +233,7 @@ TARGET: Final = Target(
     yours=_yours,
     advice=_advice,
     environment=connections,
-    ignores=(
-        *(
-            *IGNORED,
-            "dataset.*",
-            "checkpoint.*",
-            "logger.*",
-            "validation.*",
-            "dist.*",
-            "tokenizer.*",
-            "rerun_*",
-            "alpha",
-        ),
-    ),
+    ignores=(*IGNORED, *listed(_NAMES["ignores"])),
     decides=DECISIVE,
     install="git clone https://github.com/NVIDIA-NeMo/Megatron-Bridge, or the container nvcr.io/nvidia/nemo",
 )

@@ -76,10 +76,8 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str: 
 def _offload_fault(plan: Plan) -> tuple[str, str] | None:
     if not offloads_optimizer(plan.layout) or plan.layout.zero:
         return None
-    return (
-        f"layout.offload is {plan.layout.offload} without ZeRO",
-        "plan again with --pin zero=2, or --pin offload=none",
-    )
+    why = f"layout.offload is {plan.layout.offload} without ZeRO"
+    return why, "plan again with --pin zero=2, or --pin offload=none"
 
 
 def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, adapters_of, decisive, follows, only
+from planner.emit.target import Refusal, Setting, adapters_of, follows, only
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
@@ -143,26 +144,20 @@ def is_named(plan: Plan) -> bool:
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
     config = config_of(plan.model)
     if plan.model.vision:
-        return (
-            f"model.vision: {plan.model.name} reads images, which the script that is written does not load",
-            "`--set model.vision=null` plans its text alone",
-        )
+        why = f"model.vision: {plan.model.name} reads images, which the script that is written does not load"
+        return why, "`--set model.vision=null` plans its text alone"
     if config is None and not is_named(plan):
         return f"no model of transformers is built as {plan.model.name}", "plan for another --engine"
     kind = str(config["model_type"]) if config else plan.model.name
     if plan.training.dropout and kind not in _DROPOUT:
-        return (
-            f"training.dropout is {plan.training.dropout:g}, which {kind} has not",
-            "plan with --set training.dropout=0",
-        )
+        why = f"training.dropout is {plan.training.dropout:g}, which {kind} has not"
+        return why, "plan with --set training.dropout=0"
     if plan.training.attention == "flash" and FLASH.get(kind, "sdpa") is None:
         why = f"training.attention is flash, which {kind} has not"
         return why, "plan with --set training.attention=unfused"
     if plan.training.lora_rank and (kind in _OTHERS_MODULES or config is None):
-        return (
-            f"training.lora_rank: the matrices of {kind} are not kept one by one",
-            "plan with --set training.lora_rank=0",
-        )
+        why = f"training.lora_rank: the matrices of {kind} are not kept one by one"
+        return why, "plan with --set training.lora_rank=0"
     return None
 
 
@@ -533,10 +528,8 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
     if len(policies) == 1 and (policies[0] in ("none", "full") or is_of_some_layers(policy_code(policies[0]))):
         return None
     shown = " and ".join(policies)
-    return (
-        f"layout.recompute is {shown}, and the program recomputes a layer whole or not at all",
-        "plan again with --pin recompute=full",
-    )
+    why = f"layout.recompute is {shown}, and the program recomputes a layer whole or not at all"
+    return why, "plan again with --pin recompute=full"
 
 
 REFUSALS: Final = (
@@ -594,69 +587,10 @@ def yours(plan: Plan, how: How) -> dict[str, str]:
     return found
 
 
-IGNORED: Final = (
-    *("stage", "template", "preprocessing_*", "plot_loss", "max_samples", "overwrite_cache"),
-    *("output_dir", "logging_*", "save_*", "eval_*", "evaluation_strategy", "report_to", "run_name", "push_to_hub*"),
-    *("hub_*", "dataset*", "data", "tokenizer*", "weights", "model_name_or_path", "trust_remote_code", "do_*", "ddp_*"),
-    *("num_train_epochs", "per_device_eval_batch_size", "dataloader_*", "remove_unused_columns", "overwrite_*", "tf32"),
-    *("warmup_ratio", "lr_scheduler_*", "disable_tqdm", "deepspeed", "config", "local_rank", "chat_template*", "beta"),
-    *("accelerate.compute_environment", "accelerate.debug", "accelerate.machine_rank", "accelerate.main_*"),
-    *(
-        "accelerate.num_*",
-        "accelerate.rdzv_backend",
-        "accelerate.same_network",
-        "accelerate.tpu_*",
-        "accelerate.gpu_ids",
-    ),
-    *(
-        "accelerate.distributed_type",
-        "accelerate.use_cpu",
-        "accelerate.enable_cpu_affinity",
-        "accelerate.main_training*",
-    ),
-    *("accelerate.fsdp_config.fsdp_auto_wrap_policy", "accelerate.fsdp_config.fsdp_transformer_layer_cls_to_wrap"),
-    *("accelerate.fsdp_config.fsdp_state_dict_type", "accelerate.fsdp_config.fsdp_sync_module_states"),
-    *("accelerate.fsdp_config.fsdp_cpu_ram_efficient_loading", "accelerate.fsdp_config.fsdp_version"),
-    *("accelerate.fsdp_config.fsdp_use_orig_params", "accelerate.fsdp_config.fsdp_backward_prefetch*"),
-    *(
-        "accelerate.fsdp_config.fsdp_forward_prefetch",
-        "accelerate.fsdp_config.fsdp_limit_all_gathers",
-        "streaming",
-        "val_size",
-    ),
-    *("*vllm_*", "vllm.*", "offload_folder", "accelerate.parallelism_config.parallelism_config_cp_comm_strategy"),
-    *(
-        "*parallelism_config_sp_*",
-        "deepspeed.checkpoint.*",
-        "deepspeed.autotuning.*",
-        "fsdp_transformer_layer_cls_to_wrap",
-    ),
-    *("accelerate.downcast_bf16", "accelerate.dynamo_*", "accelerator_config.*"),
-    *("deepspeed.steps_per_print", "deepspeed.wall_clock_breakdown", "deepspeed.zero_allow_untested_optimizer"),
-    # all of ZeRO's keys but where the weights lie (offload_param.device), which has no price
-    *("deepspeed.zero_optimization.[!o]*", "deepspeed.zero_optimization.ov*"),
-    *(
-        "deepspeed.zero_optimization.offload_*.[!d]*",
-        "deepspeed.gradient_clipping",
-        "deepspeed.fp16.*",
-        "deepspeed.bf16.*",
-    ),
-    *("deepspeed.scheduler.*", "deepspeed.optimizer.params.*", "deepspeed.zero_force_ds_cpu_optimizer"),
-    *("deepspeed.gradient_accumulation_steps", "deepspeed.dump_state", "deepspeed.train_batch_size"),
-    *("accelerate.deepspeed_config.*", "seed", "ignore_*", "resume*", "log_level*", "include_*"),
-)
+_NAMES: Final = names_beside(__file__)
+IGNORED: Final = listed(_NAMES["ignores"])
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
-DECISIVE: Final = decisive(
-    ("*use_vllm *gpu_memory_utilization", "an engine that generates answers takes memory of the same devices", ""),
-    ("reward_model* ref_model* teacher_model* value_model*", "a second model on the same devices has no price", ""),
-    ("activation_offloading offload_model offload_optimizer", "what it offloads has no price", "layout.offload"),
-    ("*.offload_param.device", "weights in the host's memory have no price", "layout.offload"),
-    ("*.offload_optimizer.ratio", "a part of the states on the host has no price", "layout.offload"),
-    ("*.mics_shard_size", "shards over a part of the ranks have no price here", "layout.hsdp"),
-    ("*.zero_hpz_partition_size", "a second copy of the weights in each host has no price", ""),
-    ("*modules_to_save", "modules that are trained whole beside adapters have no price", ""),
-    ("fp8", "products in 8 bits have no price here", "training.precision"),
-)
+DECISIVE: Final = decisive(_NAMES["decides"])
 """Patterns of keys that decide the answer and have no price."""
 
 TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside
 from planner.errors import InputError
 from planner.specs.huggingface import config_from_text
 from planner.specs.huggingface_types import TYPES
@@ -16,32 +17,7 @@ if TYPE_CHECKING:
 
 _FIRST: Final = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral", "deepseek_v3", "gpt2")
 _GATED: Final = {"gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh", "gemma3_text": "gelu_pytorch_tanh"}
-LAYERS: Final = {
-    "bloom": "BloomBlock",
-    "deepseek_v2": "DeepseekV2DecoderLayer",
-    "deepseek_v3": "DeepseekV3DecoderLayer",
-    "falcon": "FalconDecoderLayer",
-    "gemma": "GemmaDecoderLayer",
-    "gemma2": "Gemma2DecoderLayer",
-    "gemma3_text": "Gemma3DecoderLayer",
-    "gpt2": "GPT2Block",
-    "gpt_neox": "GPTNeoXLayer",
-    "gpt_oss": "GptOssDecoderLayer",
-    "granite": "GraniteDecoderLayer",
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "mixtral": "MixtralDecoderLayer",
-    "nemotron": "NemotronDecoderLayer",
-    "olmo2": "Olmo2DecoderLayer",
-    "olmoe": "OlmoeDecoderLayer",
-    "opt": "OPTDecoderLayer",
-    "phi3": "Phi3DecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen2_moe": "Qwen2MoeDecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "qwen3_moe": "Qwen3MoeDecoderLayer",
-    "starcoder2": "Starcoder2DecoderLayer",
-}
+LAYERS: Final[dict[str, str]] = names_beside(__file__)["layers"]
 """Type of a causal model -> class of its layers. Source: transformers 5, models/*/modeling_*.py."""
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import uneven_hosts
+from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import Refusal, Setting, decisive, follows, not_carried, only
+from planner.emit.target import Refusal, Setting, follows, not_carried, number, only, whole
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.specs.recipe import NAMED_RECIPES
@@ -351,6 +352,9 @@ _STYLES: Final = {
 """Schedule -> --lr-decay-style."""
 
 
+_RATES: Final = ("learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps")
+
+
 def _write_rates(plan: Plan) -> Values:
     training = plan.training
     share: dict[str, Value] = {"lr_warmup_fraction": training.warmup_ratio}
@@ -387,27 +391,8 @@ def _read_rates(given: Given) -> Mapping[str, Any]:
     return found | ({"training.steps": steps} if steps else {})
 
 
-def _number(path: str, key: str, zero: float = 0.0) -> Setting:
-    """A setting for a number; zero: the planner's value for the program's 0."""
-    return Setting(
-        says=(path,),
-        write=lambda plan: {key: getattr(plan.training, path.partition(".")[2])},
-        read=lambda given: {path: given.number(key) or zero} if key in given else {},
-    )
-
-
-def _whole(path: str, key: str, default: int | None = None) -> Setting:
-    """A setting for a whole number; default: the program's value if the file does not give the key."""
-    document, _, name = path.partition(".")
-    return Setting(
-        says=(path,),
-        write=lambda plan: {key: getattr(getattr(plan, document), name)},
-        read=lambda given: {path: given.whole(key, default or 0)} if key in given or default is not None else {},
-    )
-
-
 LAYOUT: Final = (
-    _whole("layout.tp", "tensor_model_parallel_size", 1),
+    whole("layout.tp", "tensor_model_parallel_size", 1),
     Setting(
         says=("layout.sp",),
         write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
@@ -420,10 +405,10 @@ LAYOUT: Final = (
         write=_write_chunks,
         read=_read_chunks,
     ),
-    _whole("layout.cp", "context_parallel_size", 1),
+    whole("layout.cp", "context_parallel_size", 1),
     Setting(says=("layout.ep", "layout.etp"), write=_write_experts, read=_read_experts),
     Setting(says=("layout.zero", "layout.hsdp"), write=_write_zero, read=_read_zero),
-    _whole("layout.mbs", "micro_batch_size"),
+    whole("layout.mbs", "micro_batch_size"),
     Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
     Setting(says=("engine.overlap.tensor_parallel",), write=_write_overlap, read=_read_overlap),
     Setting(says=("layout.offload",), write=_write_offload, read=_read_offload),
@@ -431,8 +416,8 @@ LAYOUT: Final = (
 )
 
 TRAINING: Final = (
-    _whole("training.global_batch_size", "global_batch_size"),
-    _whole("training.sequence_length", "seq_length"),
+    whole("training.global_batch_size", "global_batch_size"),
+    whole("training.sequence_length", "seq_length"),
     Setting(says=("training.precision",), write=lambda plan: _PRECISION[plan.training.precision], read=_read_precision),
     Setting(
         says=("training.optimizer",),
@@ -453,21 +438,16 @@ TRAINING: Final = (
         read=_read_dropout,
     ),
     Setting(
-        says=tuple(
-            f"training.{name}"
-            for name in (
-                *("learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps"),
-            )
-        ),
+        says=tuple(f"training.{name}" for name in _RATES),
         write=_write_rates,
         read=_read_rates,
     ),
-    _number("training.weight_decay", "weight_decay"),
-    _number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
-    _number("training.adam_beta1", "adam_beta1"),
-    _number("training.adam_beta2", "adam_beta2"),
-    _number("training.adam_epsilon", "adam_eps"),
-    _whole("training.seed", "seed"),
+    number("training.weight_decay", "weight_decay"),
+    number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
+    number("training.adam_beta1", "adam_beta1"),
+    number("training.adam_beta2", "adam_beta2"),
+    number("training.adam_epsilon", "adam_eps"),
+    whole("training.seed", "seed"),
     not_carried("training.epochs"),
 )
 
@@ -516,40 +496,8 @@ def connections(plan: Plan) -> Mapping[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
 
 
-IGNORED: Final = (
-    *("data_*", "*_data_path", "train_data_path", "split", "mock_data", "tokenizer*", "vocab_file", "merge_file"),
-    *("make_vocab_size_divisible_by", "padded_vocab_size", "save*", "load*", "no_save_*", "no_load_*", "eval_*"),
-    *("no_ckpt_*", "no_pipeline_parallel", "data_parallel_random_init", "*_parallel_comm_backend"),
-    *("log_*", "tensorboard*", "wandb*", "timing_*", "exit_*", "distributed_*", "num_workers", "init_method*"),
-    *("use_mcore_models", "initial_loss_scale", "loss_scale*"),
-    *("min_loss_scale", "hysteresis", "lr_*", "decoupled_*", "train_samples", "start_weight_decay", "end_weight_decay"),
-    *("weight_decay_incr_style", "adlr_*", "reset_*", "eod_mask_loss", "dataloader_type"),
-    *("no_create_attention_mask_in_dataloader", "ckpt_*", "dist_ckpt_*", "use_dist_ckpt", "async_save", "finetune"),
-    *("auto_detect_ckpt_format", "no_mmap_bin_files", "num_dataset_builder_threads", "manual_gc*", "profile*"),
-    *("use_checkpoint_*", "override_opt_*", "sgd_momentum", "muon_*", "check_*", "no_check_*", "fp8_margin"),
-    *("fp8_interval", "fp8_amax_*", "apply_query_key_layer_scaling", "no_query_key_*"),
-    *("apply_layernorm_1p", "rotary_percent"),
-    *("rotary_seq_len_*", "rotary_scaling_factor", "mscale*", "yarn_*", "moe_router_*", "moe_aux_loss_coeff"),
-    *("moe_z_loss_coeff", "moe_token_drop_policy", "mtp_loss_*", "te_rng_tracker", "enable_experimental", "deepspeed*"),
-    *("app_tag_*", "enable_one_logger", "no_one_logger", "one_logger_*", "seed_*", "rank", "local_rank", "result_*"),
-    *(
-        "openai_gelu",
-        "squared_relu",
-        "quick_geglu",
-        "onnx_safe",
-        "inference_*",
-        "no_strict*",
-        "dist_*",
-        "empty_unused_*",
-    ),
-)
+_NAMES: Final = names_beside(__file__)
+IGNORED: Final = listed(_NAMES["ignores"])
 """Options that do not change the priced bytes and seconds of a step."""
-DECISIVE: Final = decisive(
-    ("cpu_offloading_* fine_grained_*offloading offload_* cpu_optimizer", "its offload has no price", "layout.offload"),
-    ("moe_layer_recompute distribute_saved_* partition_activations", "what it keeps has no price", "layout.recompute"),
-    ("encoder_*parallel_size *_context_parallel* outer_dp_sharding_strategy", "this degree has no price", ""),
-    ("pipeline_model_parallel_split_rank standalone_embedding_stage", "these stages have no price", ""),
-    ("microbatch_group_size_per_virtual_pipeline_stage use_torch_fsdp2", "its order or sharding has no price", ""),
-    ("fp4_format first_last_layers_bf16", "this precision has no price", "training.precision"),
-)
+DECISIVE: Final = decisive(_NAMES["decides"])
 """Options that decide the answer and have no price. Source: Megatron-LM, training/arguments.py."""

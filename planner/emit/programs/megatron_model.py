@@ -57,6 +57,9 @@ def _read_layers(given: Given) -> Mapping[str, Any]:
     return {"model.num_layers": layers} if layers else {}
 
 
+_POSITIONS: Final = ("max_sequence_length", "extra_positions", "position", "rope_theta", "rope_scaling")
+
+
 def _write_positions(plan: Plan) -> Values:
     model = plan.model
     longest = max(model.max_sequence_length, plan.training.sequence_length) + model.extra_positions
@@ -98,10 +101,8 @@ def _positions_fault(plan: Plan) -> tuple[str, str] | None:
         return f"model.rope_theta is {model.rope_theta}, and --rotary-base is a whole number", "round it"
     band = scaling and (scaling.low_frequency, scaling.high_frequency, scaling.original_max_sequence_length)
     if band and band != _LLAMA_3_SCALING:
-        return (
-            "model.rope_scaling has another band than that of Llama 3",
-            "leave model.rope_scaling out: it has no price",
-        )
+        why = "model.rope_scaling has another band than that of Llama 3"
+        return why, "leave model.rope_scaling out: it has no price"
     return None
 
 
@@ -136,10 +137,8 @@ def _read_biases(given: Given) -> Mapping[str, Any]:
 def _biases_fault(plan: Plan) -> tuple[str, str] | None:
     if _has_bias(plan) is not None:
         return None
-    return (
-        "model.attention_bias, model.mlp_bias and those of experts differ, and Megatron-Core has all or none",
-        "set them alike in the model document",
-    )
+    why = "model.attention_bias, model.mlp_bias and those of experts differ, and Megatron-Core has all or none"
+    return why, "set them alike in the model document"
 
 
 def _write_window(plan: Plan) -> Values:
@@ -290,16 +289,13 @@ def _read_latent(given: Given) -> Mapping[str, Any]:
     return {"model.mla": found}
 
 
-def _read_when_model(path: str, key: str, *, default: Any, names: Mapping[str, Any]) -> Any:
-    def read(given: Given) -> Mapping[str, Any]:
-        if "num_layers" not in given and "encoder_num_layers" not in given:
-            return {}
-        text = given.text(key, default)
-        if text not in names:
-            raise InputError(f"{text[:80]!r} has no price here", where=key, hint=f"known: {', '.join(names)}")
-        return {path: names[text]}
-
-    return read
+def _read_norm(given: Given) -> Mapping[str, Any]:
+    if "num_layers" not in given and "encoder_num_layers" not in given:
+        return {}
+    text, back = given.text("normalization", "LayerNorm"), {name: ours for ours, name in _NORMS.items()}
+    if text not in back:
+        raise InputError(f"{text[:80]!r} has no price here", where="normalization", hint=f"known: {', '.join(back)}")
+    return {"model.norm": back[text]}
 
 
 def _flag(path: str, key: str, *, on: Any, off: Any) -> Setting:
@@ -334,23 +330,11 @@ MODEL: Final = (
     Setting(says=("model.num_heads", "model.num_kv_heads", "model.head_size"), write=_write_heads, read=_read_heads),
     same("model.vocab_size", "vocab_size"),
     Setting(
-        says=tuple(
-            f"model.{name}"
-            for name in ("max_sequence_length", "extra_positions", "position", "rope_theta", "rope_scaling")
-        ),
+        says=tuple(f"model.{name}" for name in _POSITIONS),
         write=_write_positions,
         read=_read_positions,
     ),
-    Setting(
-        says=("model.norm",),
-        write=lambda plan: {"normalization": _NORMS[plan.model.norm]},
-        read=_read_when_model(
-            "model.norm",
-            "normalization",
-            default="LayerNorm",
-            names={"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"},
-        ),
-    ),
+    Setting(says=("model.norm",), write=lambda plan: {"normalization": _NORMS[plan.model.norm]}, read=_read_norm),
     same("model.norm_epsilon", "norm_epsilon"),
     _flag("model.activation", "swiglu", on="swiglu", off="gelu"),
     Setting(says=("model.attention_bias", "model.mlp_bias", "model.qkv_bias"), write=_write_biases, read=_read_biases),
@@ -367,6 +351,11 @@ MODEL: Final = (
     Setting(says=("model.mla",), write=_write_latent, read=_read_latent),
 )
 """Source: Megatron-LM, megatron/training/arguments.py and megatron/core/transformer/transformer_config.py."""
+
+
+_OF_OTHER_KINDS: Final = (
+    *("kind", "num_encoder_layers", "output_head", "num_token_types", "pooler", "patches", "relative_buckets"),
+)
 
 
 def _kind_fault(plan: Plan) -> tuple[str, str] | None:
@@ -415,16 +404,7 @@ def _not_here(path: str, value: Any) -> Refusal:
 
 
 MODEL_REFUSALS: Final = (
-    Refusal(
-        says=tuple(
-            f"model.{name}"
-            for name in (
-                *("kind", "num_encoder_layers", "output_head", "num_token_types", "pooler", "patches"),
-                "relative_buckets",
-            )
-        ),
-        fault=_kind_fault,
-    ),
+    Refusal(says=tuple(f"model.{name}" for name in _OF_OTHER_KINDS), fault=_kind_fault),
     Refusal(says=tuple(f"model.{name}" for name in _NO_BLOCKS), fault=_blocks_fault),
     Refusal(says=(), fault=_positions_fault),
     Refusal(says=(), fault=_biases_fault),

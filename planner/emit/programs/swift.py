@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import listed, names_beside
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
@@ -29,17 +30,8 @@ RENAMED: Final = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "seq_length": "max_length",
 }
-DEFAULTS: Final[dict[str, Value]] = {
-    "micro_batch_size": "1",
-    "global_batch_size": "16",
-    "recompute_granularity": "selective",
-    "use_distributed_optimizer": "true",
-    "expert_tensor_parallel_size": "1",
-    "attention_backend": "flash",
-    "attention_dropout": "0",
-    "hidden_dropout": "0",
-    "bf16": "true",
-}
+_NAMES: Final = names_beside(__file__)
+DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Defaults of ms-swift's options that differ from Megatron-LM's defaults."""
 
 
@@ -113,13 +105,7 @@ TARGET: Final = Target(
         only("training.dropout", 0.0, why="the model's own configuration says it"),
         only("training.cuda_graphs", "none", why="ms-swift has no option for it"),
         only("training.expert_overlap", False, why="ms-swift has no option for it"),
-        only(
-            "layout.offload",
-            "none",
-            "optimizer",
-            why="ms-swift offloads optimizer states alone",
-            pin="--pin offload=none",
-        ),
+        only("layout.offload", "none", "optimizer", why="ms-swift offloads optimizer states alone"),
         only("layout.hsdp", 1, why="ms-swift has no option for it"),
         only("training.memory_recipe", *_RECIPES, why="ms-swift sums gradients in fp32"),
         only("training.precision", "bf16", "fp16", "fp8", why="ms-swift has no option for it", pin="--precision bf16"),
@@ -128,21 +114,7 @@ TARGET: Final = Target(
     yours=_yours,
     takes=("data",),
     environment=MEGATRON.environment,
-    ignores=(
-        *(*IGNORED, "dataset*", "output_dir", "*_steps", "num_train_epochs", "packing", "padding_free", "train_type"),
-        *(
-            "tuner_type",
-            "attn_impl",
-            "cached_*",
-            "columns",
-            "sys*",
-            "save_*",
-            "template",
-            "use_hf",
-            "*_format",
-            "vllm_*",
-        ),
-    ),
+    ignores=(*IGNORED, *listed(_NAMES["ignores"])),
     decides=DECISIVE,
     executable="megatron",
     install="pip install ms-swift",

@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, decisive, follows, not_carried, only, same
+from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, only, whole
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split, offloads_optimizer
 from planner.specs.by_name import load_model
@@ -25,24 +26,8 @@ if TYPE_CHECKING:
     from planner.emit.target import Given, How, Place, Value, Values
     from planner.plan import Plan
 
-REGISTRY: Final = {
-    "llama3.2-1b": ("llama3", "1B"),
-    "llama3.2-3b": ("llama3", "3B"),
-    "llama3-8b": ("llama3", "8B"),
-    "llama3-70b": ("llama3", "70B"),
-    "llama3-405b": ("llama3", "405B"),
-    "qwen3-0.6b": ("qwen3", "0.6B"),
-    "qwen3-1.7b": ("qwen3", "1.7B"),
-    "qwen3-4b": ("qwen3", "4B"),
-    "qwen3-8b": ("qwen3", "8B"),
-    "qwen3-14b": ("qwen3", "14B"),
-    "qwen3-32b": ("qwen3", "32B"),
-    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
-    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
-    "deepseek-v2-lite": ("deepseek_v3", "16B"),
-    "gpt-oss-20b": ("gpt_oss", "20b"),
-    "gpt-oss-120b": ("gpt_oss", "120b"),
-}
+_NAMES: Final = names_beside(__file__)
+REGISTRY: Final = {name: (package, flavor) for name, (package, flavor) in _NAMES["registry"].items()}
 """Our model name -> package and flavor in torchtitan's model_registry."""
 SCHEDULES: Final = {
     "1f1b": "1F1B",
@@ -458,49 +443,13 @@ def _read_betas(given: Given) -> Mapping[str, Any]:
     return {"training.adam_beta1": pair[0], "training.adam_beta2": pair[1]}
 
 
-def _number(path: str, key: str) -> Setting:
-    plain = same(path, key)
-    return Setting(
-        says=(path,), write=plain.write, read=lambda given: {path: given.number(key)} if key in given else {}
-    )
-
-
-def _degree(path: str, key: str) -> Setting:
-    plain = same(path, key)
-    return Setting(says=(path,), write=plain.write, read=lambda given: {path: given.whole(key, 1)})
-
-
-def _seed(given: Given) -> Mapping[str, Any]:
-    return {"training.seed": given.whole("debug.seed")} if "debug.seed" in given else {}
-
-
-def _steps(given: Given) -> Mapping[str, Any]:
-    return {"training.steps": given.whole("training.steps", 10000)}
-
-
 def _sp(given: Given) -> Mapping[str, Any]:
     """Whether sequence parallelism is used: with tensor parallelism it is on unless the file turns it off."""
     on = given.flag("parallelism.enable_sequence_parallel", default=True)
     return {"layout.sp": int(on and given.whole("parallelism.tensor_parallel_degree", 1) > 1)}
 
 
-_PLAIN: Final = {
-    "parallelism.enable_async_tensor_parallel": False,
-    "parallelism.disable_loss_parallel": False,
-    "parallelism.enable_fsdp_symm_mem": False,
-    "parallelism.spmd_backend": "spmd_types",
-    "parallelism.context_parallel_load_balancer": "headtail",
-    "parallelism.context_parallel_rotate_method": "allgather",
-    "parallelism.pipeline_parallel_schedule_csv": "",
-    "parallelism.pipeline_parallel_expert_parallel_overlap": True,
-    "training.mixed_precision_reduce": "float32",
-    "optimizer.early_step_in_backward": False,
-    "optimizer.implementation": "fused",
-    "compile.enable": False,
-    "fault_tolerance.enable": False,
-    "validation.enable": False,
-    "validator.enable": False,
-}
+_PLAIN: Final[dict[str, Value]] = _NAMES["plain"]
 """Key -> default value, for keys whose default changes no cost; any other value is reported as not priced."""
 
 
@@ -523,14 +472,14 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
     return (
         Setting(says=_OF_MODEL, write=_write_model, read=_read_model),
         Setting(says=tuple(f"model.{each}" for each in _POSITIONS), write=_write_positions, read=_read_positions),
-        _degree("layout.tp", "parallelism.tensor_parallel_degree"),
+        whole("layout.tp", "parallelism.tensor_parallel_degree", 1),
         Setting(
             says=("layout.sp",),
             write=lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)},
             read=_sp,
         ),
-        _degree("layout.cp", "parallelism.context_parallel_degree"),
-        _degree("layout.ep", "parallelism.expert_parallel_degree"),
+        whole("layout.cp", "parallelism.context_parallel_degree", 1),
+        whole("layout.ep", "parallelism.expert_parallel_degree", 1),
         Setting(
             says=(),  # a refusal covers the field; releases up to 0.2 have a key
             write=lambda plan: {},  # noqa: ARG005 - as the others
@@ -566,18 +515,18 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
                 "training.cuda_graphs": "none" if given.flag("training.disable_cuda_graphs", default=True) else "step"
             },
         ),
-        Setting(says=("training.steps",), write=same("training.steps", "training.steps").write, read=_steps),
-        _number("training.gradient_clip", "training.max_norm"),
-        _number("training.learning_rate", "optimizer.lr"),
+        whole("training.steps", "training.steps", 10000),
+        number("training.gradient_clip", "training.max_norm"),
+        number("training.learning_rate", "optimizer.lr"),
         Setting(says=("training.adam_beta1", "training.adam_beta2"), write=_write_betas, read=_read_betas),
-        _number("training.adam_epsilon", "optimizer.eps"),
-        _number("training.weight_decay", "optimizer.weight_decay"),
+        number("training.adam_epsilon", "optimizer.eps"),
+        number("training.weight_decay", "optimizer.weight_decay"),
         Setting(
             says=("training.warmup_steps", "training.min_learning_rate_ratio", "training.schedule"),
             write=_write_schedule,
             read=_read_schedule,
         ),
-        Setting(says=("training.seed",), write=same("training.seed", "debug.seed").write, read=_seed),
+        whole("training.seed", "debug.seed"),
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
         not_carried("training.weights", "training.warmup_ratio", "training.epochs"),
         follows("layout.pools", "layout.segment"),
@@ -602,21 +551,9 @@ REFUSALS: Final = (
     only("training.dropout", 0.0, why="its models have none"),
     only("training.lora_rank", 0, why="adapters are not written"),
 )
-IGNORED: Final = (
-    *("job.*", "profiling.*", "profiler.*", "metrics.*", "checkpoint.*", "comm.*", "validation.*", "validator.*"),
-    *("debug.*", "memory_estimation.*", "experimental.*", "override.*", "tokenizer.*", "dataloader.*", "dataloader"),
-    *("training.dataset*", "training.dataloader.*", "training.gc_*", "hf_assets_path", "dump_folder", "quantize.*"),
-    *("model_spec.*", "lr_scheduler.*", "compile.components", "compile.backend", "compile.enable_async*", "loss.*"),
-    *("activation_checkpoint.*", "fault_tolerance.*", "float8.*", "mx.*", "parallelism.context_parallel_ptrr*"),
-)
+IGNORED: Final = listed(_NAMES["ignores"])
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
-DECISIVE: Final = decisive(
-    ("experimental.*_degree", "a degree of an older release has no price", ""),
-    ("parallelism.disable_loss_parallel", "a loss on whole logits has no price", "training.loss"),
-    ("optimizer.early_step_in_backward", "steps inside the backward pass have no price", ""),
-    ("optimizer.state_dtype", "states in this precision have no price", "training.memory_recipe"),
-    ("parallelism.*_schedule_csv parallelism.*_split_points", "these stages have no price", "layout.layers_per_stage"),
-)
+DECISIVE: Final = decisive(_NAMES["decides"])
 """Patterns of keys that decide the answer and have no price."""
 
 

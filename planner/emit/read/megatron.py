@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from planner.emit.names import names_beside
 from planner.emit.programs import megatron
 from planner.emit.read import Reader
 from planner.emit.read.options import options_of
@@ -17,17 +18,7 @@ if TYPE_CHECKING:
 _VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 """Vocabulary sizes of tokenizers that have only one vocabulary. Source: the vocabularies of GPT-2 and Llama 2."""
 
-DEFAULTS: Final[dict[str, Value]] = {
-    "min_lr": 0.0,
-    "lr_decay_style": "linear",
-    "lr_warmup_iters": 0,
-    "weight_decay": 0.01,
-    "clip_grad": 1.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_eps": 1e-8,
-    "seed": 1234,
-}
+DEFAULTS: Final[dict[str, Value]] = names_beside(__file__)["defaults"]
 """Values of options that a command leaves out. Source: Megatron-LM d98e8a64, megatron/training/arguments.py."""
 
 _OWN_OPTION: Final = re.compile(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b")

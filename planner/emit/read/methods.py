@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from planner.emit.names import names_beside
 from planner.emit.read import METHOD
 from planner.emit.target import Doubt, matches
 from planner.errors import InputError, Mistake
@@ -21,20 +22,8 @@ if TYPE_CHECKING:
 
 _SAYS: Final = rf"stage|rl|rlhf_type|{METHOD}"
 _ON: Final = r"(?!(0(\.0*)?|false|none|null|no|off|\(\))$).*"
-_REFERENCE: Final = "the weights and the forward pass of a reference model, and pairs of sequences"
-_PAIRS: Final = "pairs of sequences and their loss"
-REFUSED: Final = (
-    (_SAYS, r"dpo\w*|ipo|kto\w*|bco|apo\w*", _REFERENCE),
-    (_SAYS, r"orpo|cpo|simpo", _PAIRS),
-    (_SAYS, r"rm|prm|reward\w*", "the head of a reward model, and pairs of sequences"),
-    (_SAYS, r"gkd|minillm|[om]psd", "the weights and the forward pass of a teacher, and its generation"),
-    ("loss_type", r"sigmoid\w*|hinge|ipo|robust|discopop|(exo|nca|bco|kto)_pair|sppo_hard|(aot|apo)\w*", _REFERENCE),
-    ("loss_type", r"orpo|simpo|kto", _PAIRS),
-    (r"use_(galore|apollo)|(galore|apollo)_\w+", _ON, "the projections and the states of fewer dimensions"),
-    (r"use_badam|badam_\w+|lisa_\w+", _ON, "which layers are trained in a step, and the states of these layers alone"),
-    ("load_in_8bit", _ON, "frozen weights in 8 bits and their products"),
-    (r"quantization_bit|quant_bits", r"(?!4$|16$)[0-9.]+", "frozen weights in this number of bits and their products"),
-    (r"freeze_(llm|language_model|parameters\w*)|unfrozen_\w+|trainable_parameters\w*", _ON, "weights frozen in part"),
+REFUSED: Final = tuple(
+    (row.get("key", _SAYS), row.get("value", _ON), row["needs"]) for row in names_beside(__file__)["refused"]
 )
 """Pattern of a key, pattern of its value in lower case, and what would have to be priced."""
 

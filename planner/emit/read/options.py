@@ -15,17 +15,8 @@ if TYPE_CHECKING:
 
 _LAUNCHER: Final = {"nnodes": HOSTS, "num_nodes": HOSTS, "nproc_per_node": RANKS, "num_gpus": RANKS}
 _PLACE: Final = (
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "rdzv_",
-    "standalone",
-    "max_restarts",
-    "tee",
-    "role",
-    "redirects",
-    "wait",
-    "kill_on_bad_exit",
+    *("node_rank", "master_addr", "master_port", "rdzv_", "standalone"),
+    *("max_restarts", "tee", "role", "redirects", "wait", "kill_on_bad_exit"),
 )
 _STARTED: Final = re.compile(r"-m|.*\.py")
 """Matches the program that a launcher starts; it ends the values of the launcher's last option."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import decisive, listed, names_beside
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import overrides_of
 from planner.emit.read.shell import option_words
-from planner.emit.target import Setting, Target, adapters_of, decisive
+from planner.emit.target import Setting, Target, adapters_of
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def _reading(*says: str, read: Callable[[Given], Mapping[str, Any]]) -> Setting:
     return Setting(says=says, write=lambda plan: {}, read=read)  # noqa: ARG005 - nothing is emitted for verl
 
 
+_NAMES: Final = names_beside(__file__)
+
 TABLE: Final = Target(
     name="verl",
     program="verl, the training step of the actor",
@@ -146,20 +149,8 @@ TABLE: Final = Target(
         _reading("training.lora_rank", "training.lora_targets", read=_read_adapters),
     ),
     command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
-    ignores=(
-        *("data.*", "algorithm.*", "trainer.*", "critic.*", "reward_model.*", "custom_reward_function.*", "config_*"),
-        *(f"{_ROLLOUT}.*", "actor_rollout_ref.ref.*"),
-        *(f"{_ACTOR}.{name}" for name in ("optim.*", "kl_*", "entropy_coeff", "clip_*", "grad_clip")),
-        *(f"{_ACTOR}.{name}" for name in ("checkpoint.*", "loss_*", "ppo_epochs", "shuffle", "strategy")),
-        *("*.dist_checkpointing_path", "*.use_dist_checkpointing", "*mbridge", "*.name", "*.use_remove_padding"),
-        *("actor_rollout_ref.nccl_timeout", "ray_*", "hydra.*"),
-    ),
-    decides=decisive(
-        (f"{_ROLLOUT}.gpu_memory_utilization", "the rollout engine takes memory of the same devices", ""),
-        ("*.use_kl_loss algorithm.use_kl_in_reward", "a reference model on the same devices has no price", ""),
-        ("critic.model.path reward_model.enable", "a second model on the same devices has no price", ""),
-        ("*.model.enable_activation_offload", "activations on the host have no price", "layout.offload"),
-    ),
+    ignores=listed(_NAMES["ignores"]),
+    decides=decisive(_NAMES["decides"]),
 )
 
 READER: Final = Reader(

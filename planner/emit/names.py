@@ -1,0 +1,33 @@
+"""Documents beside the tables: names of a program, and patterns of its keys that no setting prices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from planner.emit.target import Doubt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def names_beside(module: str) -> dict[str, Any]:
+    """The YAML document beside a module; module: the module's file."""
+    text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")
+    names: dict[str, Any] = yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader
+    return names
+
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader takes a tenth of the time
+
+
+def listed(lines: Sequence[str]) -> tuple[str, ...]:
+    """Keys or patterns from lines that hold several of them, with blanks between."""
+    return tuple(each for line in lines for each in line.split())
+
+
+def decisive(rows: Sequence[Mapping[str, str]]) -> dict[str, Doubt]:
+    """Pattern of a key -> its doubt, from rows of patterns (blanks between them), reason and field."""
+    return {key: Doubt(row["why"], row.get("field", "")) for row in rows for key in row["keys"].split()}
