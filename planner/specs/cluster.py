@@ -134,7 +134,7 @@ class LinkSpec(InputDocument):
     )
     bandwidth: Bandwidth
     latency: Seconds = Field(
-        description="time of one hop; NCCL counts 3.4 us for NVLink, 5.7 us for PCIe and 14 us for a network"
+        le=60, description="time of one hop; NCCL counts 3.4 us for NVLink, 5.7 us for PCIe and 14 us for a network"
     )
     kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory", "pcie"]
     efficiency: float = Field(default=0.8, gt=0, le=1)

@@ -36,6 +36,8 @@ class Document(BaseModel):
 _LARGEST: Final = 1e24
 _SMALLEST: Final = 1e-40
 """Limits of the numbers in an input document, apart from 0. Beyond these, a forecast could become infinite."""
+_SLOWEST: Final = 1e6
+"""Least bytes and FLOPs per second; with slower devices and links, bounds of the search lose their digits."""
 
 
 class InputDocument(Document):
@@ -69,6 +71,12 @@ def _positive(value: float) -> float:
     return value
 
 
+def _possible_rate(value: float) -> float:
+    if value < _SLOWEST:
+        raise ValueError("must be at least a million per second")
+    return value
+
+
 def _not_negative(value: float) -> float:
     if value < 0:
         raise ValueError("must be at least zero")
@@ -91,8 +99,8 @@ def _quantity(kind: str) -> Any:
 
 
 Bytes = Annotated[float, *_quantity("bytes"), AfterValidator(_positive)]
-Bandwidth = Annotated[float, *_quantity("bytes_per_second"), AfterValidator(_positive)]
-FlopsPerSecond = Annotated[float, *_quantity("flops_per_second"), AfterValidator(_positive)]
+Bandwidth = Annotated[float, *_quantity("bytes_per_second"), AfterValidator(_possible_rate)]
+FlopsPerSecond = Annotated[float, *_quantity("flops_per_second"), AfterValidator(_possible_rate)]
 Seconds = Annotated[float, *_quantity("seconds"), AfterValidator(_not_negative)]
 Watts = Annotated[float, *_quantity("watts"), AfterValidator(_positive)]
 UsdPerHour = Annotated[float, *_quantity("usd_per_hour"), AfterValidator(_positive)]
