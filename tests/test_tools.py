@@ -19,7 +19,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 TARGETS = (
     *("help", "setup", "run", "test", "check", "prove", "lint", "types", "format", "docs", "docs-check"),
-    *("golden", "accuracy", "plans", "calibrate", "bench", "pictures", "shape", "mutate", "battery", "wheel", "clean"),
+    *(
+        "golden",
+        "accuracy",
+        "coverage",
+        "plans",
+        "calibrate",
+        "bench",
+        "pictures",
+        "shape",
+        "mutate",
+        "battery",
+        "wheel",
+        "clean",
+    ),
 )
 
 

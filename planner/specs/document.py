@@ -36,8 +36,6 @@ class Document(BaseModel):
 _LARGEST: Final = 1e24
 _SMALLEST: Final = 1e-40
 """Limits of the numbers in an input document, apart from 0. Beyond these, a forecast could become infinite."""
-_SLOWEST: Final = 1e6
-"""Least bytes and FLOPs per second; with slower devices and links, bounds of the search lose their digits."""
 
 
 class InputDocument(Document):
@@ -71,10 +69,15 @@ def _positive(value: float) -> float:
     return value
 
 
-def _possible_rate(value: float) -> float:
-    if value < _SLOWEST:
-        raise ValueError("must be at least a million per second")
-    return value
+def _at_least(least: float) -> AfterValidator:
+    """A limit for rates; with slower devices and links, bounds of the search lose their digits."""
+
+    def check(value: float) -> float:
+        if value < least:
+            raise ValueError(f"must be at least {least:g} per second")
+        return value
+
+    return AfterValidator(check)
 
 
 def _not_negative(value: float) -> float:
@@ -99,8 +102,8 @@ def _quantity(kind: str) -> Any:
 
 
 Bytes = Annotated[float, *_quantity("bytes"), AfterValidator(_positive)]
-Bandwidth = Annotated[float, *_quantity("bytes_per_second"), AfterValidator(_possible_rate)]
-FlopsPerSecond = Annotated[float, *_quantity("flops_per_second"), AfterValidator(_possible_rate)]
+Bandwidth = Annotated[float, *_quantity("bytes_per_second"), _at_least(1)]
+FlopsPerSecond = Annotated[float, *_quantity("flops_per_second"), _at_least(1e6)]
 Seconds = Annotated[float, *_quantity("seconds"), AfterValidator(_not_negative)]
 Watts = Annotated[float, *_quantity("watts"), AfterValidator(_positive)]
 UsdPerHour = Annotated[float, *_quantity("usd_per_hour"), AfterValidator(_positive)]
