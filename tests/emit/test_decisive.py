@@ -385,3 +385,17 @@ def test_a_plan_without_a_verdict_stays_without_one_when_it_is_read_again(writte
     path = Path(tmp_path / "plan.json")
     path.write_text(capsys.readouterr().out)
     assert read_plan(path).unknown_because == (UTILIZATION,)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"{AXOLOTL}bf16: maybe\nfsdp_config: {{fsdp_version: 2}}\n", "bf16"),
+        (f"{AXOLOTL}fsdp_config: [1, 2]\n", "fsdp_config"),
+        ('{"zero_optimization": 3, "train_micro_batch_size_per_gpu": 1}', "zero_optimization"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_where_it_decides(text, key, written):
+    with pytest.raises(InputError) as error:
+        read_foreign(written(text, "a.yaml"), model="qwen2.5-7b")
+    assert key in str(error.value)

@@ -311,7 +311,7 @@ def _write_precision(plan: Plan) -> Values:
 
 def _read_precision(given: Given) -> Mapping[str, Any]:
     mixed = given.text("accelerate.mixed_precision", "no")
-    bf16 = given.text("bf16", "false").lower() in ("true", "auto", "1", "yes") or given.flag("deepspeed.bf16.enabled")
+    bf16 = given.text("bf16").lower() == "auto" or given.flag("bf16") or given.flag("deepspeed.bf16.enabled")
     fp16 = given.flag("fp16") or given.flag("deepspeed.fp16.enabled")
     dtype = given.text("dtype", given.text("torch_dtype", ""))
     pure = dtype == "bfloat16" and not (bf16 or fp16 or mixed != "no") and not given.get("use_peft")

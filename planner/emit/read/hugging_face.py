@@ -89,8 +89,18 @@ def _accelerate_values(text: str) -> Values:
     return _without_auto(found)
 
 
+def _part(data: dict[str, Any], key: str) -> dict[str, Any]:
+    """The part of a document with this key; empty if there is none."""
+    found = data.get(key) or {}
+    if not isinstance(found, dict):
+        raise InputError("expected keys and values", where=key)
+    return found
+
+
 def _deepspeed_values(text: str) -> Values:
-    return _without_auto(flat(_document(text, THE_FILE), "deepspeed."))
+    found = _document(text, THE_FILE)
+    _part(found, "zero_optimization")
+    return _without_auto(flat(found, "deepspeed."))
 
 
 def _fsdp_values(text: str) -> Values:
@@ -285,8 +295,9 @@ _PRECISIONS: Final = ("bf16", "fp16", "bfloat16", "float16", "float32")
 
 def _axolotl_fsdp(data: dict[str, Any], found: dict[str, Value]) -> None:
     fsdp = data.pop("fsdp", None) or data.get("fsdp_config")
-    for key, value in (data.pop("fsdp_config", None) or {}).items():
+    for key, value in _part(data, "fsdp_config").items():
         found[f"accelerate.fsdp_config.{key if key.startswith('fsdp_') else f'fsdp_{key}'}"] = value
+    data.pop("fsdp_config", None)
     if fsdp:
         found["accelerate.distributed_type"] = "FSDP"
 
