@@ -529,7 +529,8 @@ def explain_layout(
     resource.
 
     Raises:
-        InputError: a question that cannot be read, or a plan whose options are not valid.
+        InputError: a question that cannot be read, a plan whose options are not valid, or a question about what fits
+            if the plan's verdict is unknown.
         EnvironmentProblem: a file that a question names cannot be read.
     """
     from planner.explain.report import Questions, explain
@@ -543,6 +544,8 @@ def explain_layout(
         batch=batch,
         scaling=scaling,
     )
+    if plan.fits is None and (asked.why_not or asked.what_if or asked.batch or asked.scaling):
+        raise undecided(plan.assumed)  # their answers are about what fits
     return explain(plan, asked, reporter=reporter, tell=reporter.about)
 
 

@@ -403,6 +403,16 @@ def test_the_command_that_plans_again_makes_the_same_plan(words, tmp_path, capsy
     assert again == was
 
 
+def test_the_command_that_plans_again_keeps_lists_of_the_training() -> None:
+    targets = ("query", "key", "value", "output")
+    training = {"lora_rank": 8, "lora_targets": list(targets)}
+    words = shlex.split(command_again({"format": 2, "training": training}))
+    setting = next(word for word in words if word.startswith("training.lora_targets="))
+    given = {"model": "tiny-llama", "cluster": "dgx-a100", "sequence_length": 64, "global_batch_size": 8}
+    job = load_job(**given, engine="fsdp", settings=("training.lora_rank=8", setting))
+    assert job.training.lora_targets == targets
+
+
 def test_a_command_for_the_shell_obeys_nothing(made, hostile_text) -> None:
     document = of_format_1(made)
     for part in ("model", "cluster", "engine"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.api import estimate_file, plan_file
+from planner.api import estimate_file, explain_layout, plan_file
 from planner.cli import main
 from planner.emit.read.front import read_foreign, with_layout
 from planner.errors import ExitCode, InputError
@@ -399,3 +399,11 @@ def test_a_value_of_another_kind_is_refused_where_it_decides(text, key, written)
     with pytest.raises(InputError) as error:
         read_foreign(written(text, "a.yaml"), model="qwen2.5-7b")
     assert key in str(error.value)
+
+
+@pytest.mark.parametrize("asked", [{"why_not": "zero=2"}, {"what_if": ""}, {"batch": True}, {"scaling": "8..16"}])
+def test_nothing_is_said_of_what_fits_where_that_is_unknown(asked, written):
+    plan = estimate_file(written(VERL), "dgx-h100")
+    assert plan.verdict == "unknown"
+    with pytest.raises(InputError, match=f"whether it fits is unknown: {UTILIZATION}"):
+        explain_layout(plan, **asked)
