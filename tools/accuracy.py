@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from accuracy_figures import figures, held_out_bands, hold_out, memory_figures, to_text
 
 from planner.accuracy.calibrate import UNFITTED_SOURCES, fitted_ratios
-from planner.accuracy.figures import figures, held_out_bands, hold_out, memory_figures, to_text
 from planner.accuracy.runs import read_runs
 from planner.accuracy.sweeps import sweeps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from accuracy_figures import Figure, HeldOut
     from numpy.typing import NDArray
 
     from planner.accuracy.calibrate import Sample
-    from planner.accuracy.figures import Figure, HeldOut
     from planner.accuracy.runs import Run
     from planner.cost.band import Band
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from accuracy_figures import LARGEST
 
 from planner.accuracy.calibrate import (
     UNFITTED_ENGINES,
@@ -32,7 +33,6 @@ from planner.accuracy.calibrate import (
     read_samples,
     source_folds,
 )
-from planner.accuracy.figures import LARGEST
 from planner.accuracy.jobs import Unsupported, job_of
 from planner.accuracy.learn import EIGHT_OF_TEN, FACTORS, PRIOR, Prior, posterior, prior_of, slopes_of
 from planner.accuracy.runs import read_runs

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from project_tools import load_tool
 
-from planner.accuracy.figures import LARGEST, figures, hold_out, to_text
 from planner.accuracy.runs import read_runs
 from planner.cost.band import Band
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parents[1] / "published" / "measurements.csv"
 EVERY = 60
+
+FIGURES = load_tool("accuracy_figures")
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +26,14 @@ def runs():
 
 @pytest.fixture(scope="module")
 def held(runs):
-    return hold_out(runs)
+    return FIGURES.hold_out(runs)
 
 
 def test_a_row_is_never_forecast_from_its_own_family(runs, held):
     """The rows of one source become twice as slow: no forecast of the family's other sources learns from it."""
     source, family = "megatron-bridge", "nvidia-bridge"
     assert len({run.source_set for run in runs if run.family == family}) > 1
-    slower = hold_out(
+    slower = FIGURES.hold_out(
         [
             replace(run, measured_step_s=2 * seconds)
             if run.source_set == source and (seconds := run.measured_step_seconds)
@@ -49,9 +50,9 @@ def test_a_row_is_never_forecast_from_its_own_family(runs, held):
 
 def test_pooled_errors_are_those_of_the_rows(held):
     errors = sorted(
-        100 * abs(row.error) for row in held.rows if row.error is not None and row.run.source_set != LARGEST
+        100 * abs(row.error) for row in held.rows if row.error is not None and row.run.source_set != FIGURES.LARGEST
     )
-    found = {figure.name: figure for figure in figures(held)}[f"all but {LARGEST}, pooled"]
+    found = {figure.name: figure for figure in FIGURES.figures(held)}[f"all but {FIGURES.LARGEST}, pooled"]
     assert found.num_rows == len(errors)
     middle, mean, ninth = map(float, found.value.split(" / "))
     assert mean == pytest.approx(sum(errors) / len(errors), abs=0.05)
@@ -60,10 +61,10 @@ def test_pooled_errors_are_those_of_the_rows(held):
 
 
 def test_the_text_has_a_line_for_each_figure(held):
-    found = figures(held)
-    lines = to_text(found).splitlines()[1:]
+    found = FIGURES.figures(held)
+    lines = FIGURES.to_text(found).splitlines()[1:]
     assert [line.split("  ")[0].strip() for line in lines] == [figure.name for figure in found]
-    assert "nan" not in to_text(found)
+    assert "nan" not in FIGURES.to_text(found)
 
 
 @pytest.fixture(scope="module")
