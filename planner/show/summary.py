@@ -252,7 +252,7 @@ def _label_rows(plan: Plan) -> list[tuple[str, RenderableType]]:
     words = f"forecast {moved}; no feature of {engine} explains the difference, which rests on {runs} on {device}"
     if plan.band and plan.band.family:
         words = f"corrections rest on one family of publishers, {plan.band.family} ({runs} on {device}), and move the "
-        words += f"forecast by {abs(label.share):.0%}; it is not compared with forecasts for other engines"
+        words += f"forecast by {abs(label.share):.0%}; this forecast is not compared with those for other engines"
     return [("engine", Text(clean(words), style="dim"))]
 
 

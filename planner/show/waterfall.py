@@ -40,7 +40,7 @@ def waterfall_section(waterfall: Waterfall, slowest: str) -> Group:
     rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
     table = Columns(rows, right=(2, 3), wrap=(1,), optional=(1, 4, 3), header=("", "", scale.unit, "share", "bound by"))
     return section(
-        "From peak to predicted", table, note="; ".join(filter(None, ("computing on the mean stage", slowest)))
+        "From peak to predicted", table, note="; other ".join(filter(None, ("computing on the mean stage", slowest)))
     )
 
 
