@@ -332,7 +332,8 @@ def test_a_hybrid_strategy_on_hosts_of_unknown_size_leaves_the_verdict_unknown(w
     path = written(FSDP.format(strategy="HYBRID_SHARD"), "fsdp.yaml")
     (only,) = read_foreign(path, model="llama3-8b", num_devices=32).assumed
     assert (only.settled_by, only.value) == ("--layout hsdp=...", "HYBRID_SHARD")
-    assert with_layout(read_foreign(path, model="llama3-8b", num_devices=32), "hsdp=4").assumed == ()
+    (decided,) = with_layout(read_foreign(path, model="llama3-8b", num_devices=32), "hsdp=4").assumed
+    assert (decided.key, decided.settled_by, decided.rule) == (only.key, "", "decided by --layout")
 
 
 def test_adapters_beside_experts_leave_the_verdict_unknown_and_have_a_size(written):

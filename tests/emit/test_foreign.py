@@ -572,3 +572,10 @@ def test_dropout_of_either_place_has_its_masks(written, rates):
     hidden, attention = rates
     read = read_foreign(written(SMALL + f"--hidden-dropout {hidden} --attention-dropout {attention}"))
     assert "training.dropout=0.2" in read.settings
+
+
+def test_a_definition_that_nothing_reads_is_refused(written):
+    text = "TP=2\ntorchrun pretrain_gpt.py --tensor-model-parallel-size $TP"
+    for wrong in ("NOPE=3", "T=4"):
+        with pytest.raises(InputError, match="no file of the run reads the variable"):
+            read_foreign(written(text), model="llama3-8b", define=(wrong,))

@@ -105,6 +105,7 @@ def read_foreign(
     place = _Run([_opened(each) for each in ([paths] if isinstance(paths, Path) else paths)])
     reader, values = place.read(lambda text: _with_variables(text, define, args, sized))
     shown = place.shown
+    _check_defined(define, place.files)
     ignored = [pattern for each in ignore for pattern in (each, f"*.{each}")]
     values = dict(with_method("\n".join(each.text for each in place.files), values))
     place.of(partial(check_method, values, ignored))
@@ -284,6 +285,15 @@ def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
         raise InputError(f"{file.shown} is a plan", hint=f"`planner explain {file.shown}` explains it, without --from")
     kinds = "; ".join(dict.fromkeys(reader.name for reader in READERS))
     raise InputError(f"{file.shown} is of no kind that is known here", hint=f"known: {kinds}")
+
+
+def _check_defined(define: Sequence[str], files: Sequence[_File]) -> None:
+    """Refuse a definition that no file of the run reads, because it would change nothing."""
+    names = [name for each in define if not (name := each.partition("=")[0]).isdigit()]
+    unread = [name for name in names if not any(re.search(rf"\$\{{?{re.escape(name)}\b", each.text) for each in files)]
+    if unread:
+        words = f"no file of the run reads the variable {printable(', '.join(unread), 80)}"
+        raise InputError(words, where="--define", hint="--set or --layout changes a value that the file itself states")
 
 
 def _with_variables(text: str, define: Sequence[str], args: str | None, hosts: int) -> str:
@@ -498,7 +508,11 @@ def with_layout(foreign: Foreign, text: str) -> Foreign:
 
     given = parse_assignments(text, "--layout")
     settled = {f"--layout {key}=..." for key in given}
-    assumed = tuple(each for each in foreign.assumed if each.key not in given and each.settled_by not in settled)
+    assumed = tuple(
+        replace(each, settled_by="", rule="decided by --layout") if each.settled_by in settled else each
+        for each in foreign.assumed
+        if each.key not in given
+    )
     if {"tp", "pp", "cp"} <= {each.key for each in assumed if each.rule == OF_RECIPE}:
         hint = "--layout tp=N,pp=N,cp=N says it; `planner plan --from` finds one"
         raise InputError("the layout is that of a recipe, which only the program knows", where="--layout", hint=hint)
