@@ -303,3 +303,11 @@ def test_other_programs_files_name_the_weights_and_what_they_leave_open(tmp_path
     (unsaid,) = [each for each in found.left_behind if "does not say" in each]
     assert "weight_decay=0.1" in unsaid
     assert "adam_beta2=0.95" in unsaid
+
+
+@pytest.mark.usefixtures("planned")
+@pytest.mark.parametrize(("line", "told"), [("", True), ("packing: false\n", True), ("packing: true\n", False)])
+def test_samples_that_the_file_does_not_pack_are_named(line, told, tmp_path):
+    """The emitted run packs samples into whole sequences."""
+    (tmp_path / "run.yaml").write_text(TRAINER + line)
+    assert ("packing=false" in read_foreign(tmp_path / "run.yaml").left_behind) is told

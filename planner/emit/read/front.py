@@ -439,6 +439,8 @@ def _left_behind(values: Values, not_carried: Sequence[str], training: Mapping[s
             yield printable(f"{key}={value}", 80)
         elif key in not_carried and not _is_off(f"={value}"):
             yield printable(f"{key}={value}" if _OF_THE_RATE.search(key) else key, 80)
+    if "per_device_train_batch_size" in values and str(values.get("packing")).lower() not in ("true", "1", "yes"):
+        yield "packing=false"  # the emitted train.py packs samples, as the price assumes
     known = {*training, "learning_rate", "warmup_steps", "steps"}  # emit says these itself
     if unstated := [name for name in OF_THE_RUN if name not in known and TrainingSpec.model_fields[name].default]:
         shown = " ".join(f"{name}={TrainingSpec.model_fields[name].default}" for name in unstated)
