@@ -13,6 +13,8 @@ Data flows in one direction, and imports follow the same direction::
 The names below are the Python API (docs/python.md). Each name is imported when it is first used.
 """
 
+from planner.version import VERSION
+
 TYPE_CHECKING = False  # type checkers take it for true; the module `typing` would double the time of this import
 if TYPE_CHECKING:
     from planner.api import (
@@ -56,7 +58,7 @@ __all__ = [
     "shortfall",
 ]
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from planner import __version__
 from planner.commands import (
     accuracy,
     calibrate,
@@ -34,6 +33,7 @@ from planner.commands import (
 )
 from planner.commands.console import Console
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
+from planner.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class _InOrder(click.Group):
 
 
 @click.group(cls=_InOrder, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="planner")
+@click.version_option(VERSION, prog_name="planner")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Plan, explain and run the distributed training of transformer models."""

@@ -9,10 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from planner import __version__
 from planner.plan_parts import MadeBy
 from planner.specs.by_name import calibrations_of, shipped_calibration
 from planner.specs.job import job_on
+from planner.version import VERSION
 
 if TYPE_CHECKING:
     from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, Spread
@@ -32,7 +32,7 @@ def made_by(job: Job) -> MadeBy:
     pools = job.pools
     corrections = tuple(pool.calibration for pool in pools), pools[0].evidence, pools[0].spread
     calibration: Literal["shipped", "own"] = "shipped" if corrections == _of(job, shipped_calibration()) else "own"
-    return MadeBy(planner_version=__version__, digest=_digest(calibration), calibration=calibration)
+    return MadeBy(planner_version=VERSION, digest=_digest(calibration), calibration=calibration)
 
 
 def with_shipped_corrections(job: Job) -> Job:
@@ -75,7 +75,7 @@ def _digest(calibration: Literal["shipped", "own"]) -> str:
 
     A wheel and a checkout have the same hash.
     """
-    package, found = Path(str(files("planner"))), hashlib.sha256(__version__.encode())
+    package, found = Path(str(files("planner"))), hashlib.sha256(VERSION.encode())
     paths = {path for pattern in _FORMULAS for path in package.glob(pattern)}
     if calibration == "shipped":
         paths.add(package / "calibration.json")

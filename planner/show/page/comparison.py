@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner import __version__
 from planner.show.page.charts import choices_chart
 from planner.show.page.render import template
 from planner.show.side_by_side import (
@@ -20,6 +19,7 @@ from planner.show.side_by_side import (
     time_words,
 )
 from planner.show.words import short_layout
+from planner.version import VERSION
 
 if TYPE_CHECKING:
     from planner.search.questions.side_by_side import Choice, SideBySide
@@ -39,7 +39,7 @@ def comparison_page(found: SideBySide) -> str:
         prices=price_notes(found),
         chart=choices_chart(found),
         rows=[_row(found, number, each) for number, each in enumerate(found.choices, start=1)],
-        version=__version__,
+        version=VERSION,
     )
 
 

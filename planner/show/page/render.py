@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from planner import __version__
 from planner.show.explain import answers_by_question
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
 from planner.show.page.facts import facts_of, headline, inputs_of, ledger_rows, sensitivity_rows, stage_rows
@@ -22,6 +21,7 @@ from planner.show.page.topology import topology_data
 from planner.show.screen import Screen, clean, to_text
 from planner.show.words import slowest_words
 from planner.specs.glossary import entries, entry_for
+from planner.version import VERSION
 
 if TYPE_CHECKING:
     from planner.explain.executed import ExecutedStep
@@ -71,7 +71,7 @@ def page_text(
             for title, found in groupby(entries(), key=lambda each: each.section)
         ],
         data=_embedded({"timeline": timeline, "topology": topology_data(plan)}),
-        version=__version__,
+        version=VERSION,
     )
 
 

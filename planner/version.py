@@ -1,0 +1,3 @@
+"""The version of the package, which plans and pages name."""
+
+VERSION = "0.1.0"
