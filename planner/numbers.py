@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Number: TypeAlias = Any
+
+class _OneNumber:
+    """Lets pydantic, which reads plans, accept one number where a formula may also take an array."""
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: Any) -> Any:
+        return handler(int | float)
+
+
+Number: TypeAlias = Annotated[Any, _OneNumber()]
 """`float | NDArray[Any]`: an int or float, or an array of them that broadcasts against the others.
 
 One formula prices one layout (numbers) or a hundred thousand layouts (arrays). For mypy the type is Any. With the

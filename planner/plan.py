@@ -8,17 +8,15 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.goodput import Goodput, goodput
 from planner.cost.ledger import (
     HostMemory,
-    LineName,
-    MemoryLine,
     StageMemory,
     TimeLine,
     Verdict,
@@ -31,10 +29,10 @@ from planner.layout import Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan, of_another_planner
 from planner.plan_parts import BatchChoice, Certificate, EngineLabel, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
-from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec
+from planner.specs.cluster import AnyCluster
 from planner.specs.engine import EngineSpec
 from planner.specs.files import limited_text
-from planner.specs.job import LEAST_RISK, MOST_RISK, job_on
+from planner.specs.job import job_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
+Positive = Annotated[float, Field(gt=0)]
 _MOST_DIGITS: Final = 40
 _NO_SPREAD: Final = Spread()
 
@@ -58,7 +57,7 @@ class RunnerUp:
     """
 
     layout: Layout
-    step_seconds: float
+    step_seconds: Positive
     peak_bytes: float
     reason: str
     differs: str = ""
@@ -74,7 +73,7 @@ class Minimum:
     """
 
     layout: Layout
-    step_seconds: float
+    step_seconds: Positive
     peak_bytes: float
     keys: Keys
     above: float = 0.0
@@ -102,9 +101,9 @@ class Plan:
     layout: Layout
     memory: tuple[StageMemory, ...]
     time: tuple[TimeLine, ...]
-    step_seconds: float
-    low_step_seconds: float | None
-    high_step_seconds: float | None
+    step_seconds: Positive
+    low_step_seconds: Positive | None
+    high_step_seconds: Positive | None
     calibration: tuple[CalibrationEntry, ...]
     tokens_per_second_per_device: float
     mfu: float
@@ -112,7 +111,7 @@ class Plan:
     flops_convention: str
     made_by: MadeBy
     options: SearchOptions
-    slowest_of_mean: float = 1.0
+    slowest_of_mean: Positive = 1.0
     memory_spread: Spread = _NO_SPREAD
     band: Band | None = None
     engine_label: EngineLabel | None = None  # effect of the engine's own calibration, if it is large
@@ -336,35 +335,22 @@ def _float(text: str) -> float:
     return number
 
 
-def layout_from_dict(data: dict[str, Any]) -> Layout:
+def layout_from_dict(data: Any) -> Layout:
     """The inverse of `layout_to_dict`; raise ValueError for a layout that the command line could not express."""
-    fields_: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    layout = Layout(**fields_)
-    if _read_layout(format_layout(layout), layout) != layout:
-        raise ValueError(f"layout: {format_layout(layout)} has values of a wrong type")
+    layout = _strict(Layout, data)
+    _check_layout(layout)
     return layout
 
 
-def _read_layout(text: str, like: Layout) -> Layout:
-    """Parse a layout from its text form, for a model with as many layers as the layout `like`."""
+def _check_layout(layout: Layout) -> None:
+    """Raise ValueError for a layout that the command line could not express."""
+    text = format_layout(layout)
     try:
-        return parse_layout(text, num_layers=sum(like.layers_per_stage), num_devices=1)
+        read = parse_layout(text, num_layers=sum(layout.layers_per_stage), num_devices=1)
     except InputError as error:
         raise ValueError(f"layout: {error.mistakes[0].message}") from None
-
-
-def _number(data: dict[str, Any], key: str, *, above: float = -math.inf) -> Any:
-    value = data[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= above:
-        raise ValueError(f"{key} is {value!r}")
-    return value
-
-
-def _of(kind: type[T], data: dict[str, Any], key: str) -> T:
-    value = data[key]
-    if type(value) is not kind:
-        raise ValueError(f"{key} is {value!r}")
-    return value
+    if read != layout:
+        raise ValueError(f"layout: {text} is read as {format_layout(read)}")
 
 
 def _strict(kind: type[T], data: Any) -> T:
@@ -379,10 +365,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _if_any(kind: type[T], data: Any) -> T | None:
-    return None if data is None else _strict(kind, data)
-
-
 def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
     """Check that a layout names a pool for each stage on a mixed cluster, and no pools on any other cluster."""
     names = {pool.name for pool in cluster.pools} if len(cluster.pools) > 1 else set()
@@ -390,112 +372,17 @@ def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
         raise ValueError(f"layout: pools are {'/'.join(layout.pools) or 'missing'}")
 
 
-def _corrections(data: Any, cluster: AnyCluster) -> tuple[CalibrationEntry, ...]:
-    if len(data) != len(cluster.pools):
-        raise ValueError("calibration: not one entry for each pool")
-    return tuple(_strict(CalibrationEntry, each) for each in data)
-
-
-def _stage_memory(data: dict[str, Any]) -> StageMemory:
-    host = HostMemory(**_memory(data["host"])) if data["host"] else None
-    return StageMemory(
-        stage=_of(int, data, "stage"),
-        most_bytes=_number(data, "most_bytes", above=0),
-        device_chance=_number(data, "device_chance"),
-        **_memory(data),
-        host=host,
-    )
-
-
-def _memory(data: dict[str, Any]) -> dict[str, Any]:
-    lines = (
-        MemoryLine(
-            name=LineName(line["name"]),
-            num_bytes=_number(line, "num_bytes"),
-            formula=_of(str, line, "formula"),
-            source=_of(str, line, "source"),
-        )
-        for line in data["lines"]
-    )
-    return {"limit_bytes": _number(data, "limit_bytes", above=0), "lines": tuple(lines)}
-
-
-def _time_line(data: dict[str, Any]) -> TimeLine:
-    return TimeLine(
-        name=LineName(data["name"]),
-        stage=_of(int, data, "stage"),
-        busy_seconds=_number(data, "busy_seconds"),
-        hidden_seconds=_number(data, "hidden_seconds"),
-        formula=_of(str, data, "formula"),
-        source=_of(str, data, "source"),
-        bound=_of(str, data, "bound"),
-    )
-
-
-def _runner_up(data: dict[str, Any]) -> RunnerUp:
-    return RunnerUp(
-        layout=layout_from_dict(data["layout"]),
-        step_seconds=_number(data, "step_seconds", above=0),
-        peak_bytes=_number(data, "peak_bytes"),
-        reason=_of(str, data, "reason"),
-        differs=_of(str, data, "differs"),
-        near_tie=_of(bool, data, "near_tie"),
-    )
-
-
-def _minimum(data: dict[str, Any]) -> Minimum:
-    return Minimum(
-        layout=layout_from_dict(data["layout"]),
-        step_seconds=_number(data, "step_seconds", above=0),
-        peak_bytes=_number(data, "peak_bytes"),
-        keys=_strict(Keys, data["keys"]),
-        above=_number(data, "above"),
-        reason=_of(str, data, "reason"),
-    )
-
-
 def _plan_from_dict(data: dict[str, Any]) -> Plan:
-    layout, own = layout_from_dict(data["layout"]), data["cluster"]
-    cluster = _strict(MixedClusterSpec, own) if "pools" in own else _strict(ClusterSpec, own)
-    _check_pools(cluster, layout)
-    options, certificate = _strict(SearchOptions, data["options"]), _if_any(Certificate, data["certificate"])
-    if options.headroom is not None and not 0 <= options.headroom < 1:
-        raise ValueError(f"options: headroom is {options.headroom}")
-    if not LEAST_RISK <= options.risk <= MOST_RISK:
-        raise ValueError(f"options: risk is {options.risk}")
-    return Plan(
-        model=_strict(ModelSpec, data["model"]),
-        cluster=cluster,
-        training=_strict(TrainingSpec, data["training"]),
-        engine=_strict(EngineSpec, data["engine"]),
-        calibration=_corrections(data["calibration"], cluster),
-        memory_spread=_strict(Spread, data["memory_spread"]),
-        layout=layout,
-        band=_if_any(Band, data["band"]),
-        engine_label=_if_any(EngineLabel, data["engine_label"]),
-        deadline_chance=data["deadline_chance"]
-        if data["deadline_chance"] is None
-        else _number(data, "deadline_chance"),
-        memory=tuple(map(_stage_memory, data["memory"])),
-        time=tuple(map(_time_line, data["time"])),
-        slowest_of_mean=_number(data, "slowest_of_mean", above=0),
-        minimum=_minimum(data["minimum"]) if data["minimum"] else None,
-        runners_up=tuple(map(_runner_up, data["runners_up"])),
-        step_seconds=_number(data, "step_seconds", above=0),
-        low_step_seconds=data["low_step_seconds"] and _number(data, "low_step_seconds", above=0),
-        high_step_seconds=data["high_step_seconds"] and _number(data, "high_step_seconds", above=0),
-        tokens_per_second_per_device=_number(data, "tokens_per_second_per_device"),
-        mfu=_number(data, "mfu"),
-        hfu=_number(data, "hfu"),
-        flops_convention=_of(str, data, "flops_convention"),
-        idle_reason=_of(str, data, "idle_reason"),
-        batch=_if_any(BatchChoice, data["batch_choice"]),
-        certificate=certificate,
-        made_by=_strict(MadeBy, data["made_by"]),
-        proved_by=_if_any(MadeBy, data["proved_by"]),
-        options=options,
-        assumed=tuple(_strict(Assumed, each) for each in data["assumed"]),
-    )
+    """The plan of a document; raise KeyError or ValueError where the document says no plan."""
+    keys = {"batch": "batch_choice"}
+    plan = _strict(Plan, {each.name: data[keys.get(each.name, each.name)] for each in fields(Plan)})
+    layouts = [plan.layout, *(each.layout for each in (plan.minimum, *plan.runners_up) if each is not None)]
+    for layout in layouts:
+        _check_layout(layout)
+    _check_pools(plan.cluster, plan.layout)
+    if len(plan.calibration) != len(plan.cluster.pools):
+        raise ValueError("calibration: not one entry for each pool")
+    return plan
 
 
 def plan_from_file(path: Path) -> Plan:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from planner.cost.critical_batch import BatchAdvice  # noqa: TC001 - read when a plan is
-from planner.specs.job import RISK
+from pydantic import Field
+
+from planner.cost.critical_batch import BatchAdvice
+from planner.specs.job import LEAST_RISK, MOST_RISK, RISK
 
 ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
 """The quantity that a plan optimizes."""
@@ -48,8 +50,8 @@ class SearchOptions:
     within: share of the objective that a simpler layout may cost.
     """
 
-    headroom: float | None = None
-    risk: float = RISK
+    headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
+    risk: Annotated[float, Field(ge=LEAST_RISK, le=MOST_RISK)] = RISK
     confidence: float | None = None
     allow_tp_across_nodes: bool
     allow_offload: bool

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
+from pydantic import Field
+
+from planner.numbers import Number
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from planner.numbers import Number
-
 
 Verdict = Literal["fits", "may not fit", "does not fit", "unknown"]
 """A plan *fits* if its chance of fitting is at least 1 - risk, and *does not fit* if the chance is below 5 %.
@@ -24,6 +24,8 @@ Verdict = Literal["fits", "may not fit", "does not fit", "unknown"]
 If the user sets the limit as a headroom, *may not fit* does not occur. A plan is *unknown* if a key of a foreign file
 decides it and has no price; a stage never is.
 """
+Limit = Annotated[Number, Field(gt=0)]
+"""A limit in bytes."""
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
 
@@ -89,7 +91,7 @@ class TimeLine:
 class HostMemory:
     """Memory that one device of a stage uses on its host; the limit is the device's share of the host's memory."""
 
-    limit_bytes: float
+    limit_bytes: Limit
     lines: tuple[MemoryLine, ...]
 
     @property
@@ -108,8 +110,8 @@ class StageMemory:
     """
 
     stage: int
-    limit_bytes: float
-    most_bytes: float
+    limit_bytes: Limit
+    most_bytes: Limit
     device_chance: float
     lines: tuple[MemoryLine, ...]
     host: HostMemory | None = None

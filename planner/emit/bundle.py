@@ -91,14 +91,17 @@ _RARELY_MEANT: Final = {"learning_rate": "learning rate", "warmup_steps": "warm-
 
 
 def _defaults_in(plan: Plan) -> tuple[str, ...]:
-    """A sentence that lists the values of the run that equal the planner's defaults; perhaps nobody chose them."""
+    """A sentence that lists the values of the run that equal the planner's defaults; perhaps nobody chose them.
+
+    A plan does not say whether the user gave a value, so the sentence claims neither.
+    """
     default = {name: TrainingSpec.model_fields[name].default for name in _RARELY_MEANT}
     names = [name for name in _RARELY_MEANT if getattr(plan.training, name) == default[name]]
     names = [name for name in names if name != "steps" or plan.training.epochs is None]
     if not names:
         return ()
     shown = ", ".join(f"{_RARELY_MEANT[name]} {default[name]:g}" for name in names)
-    return (f"{shown}: defaults of a plan, set by " + " ".join(f"--set training.{name}=..." for name in names),)
+    return (f"{shown}: values of a plan that states no others, set by " + " ".join(f"--set training.{name}=..." for name in names),)
 
 
 def not_carried(target: Target, plan: Plan, how: How) -> tuple[str, ...]:

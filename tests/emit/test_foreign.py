@@ -515,7 +515,7 @@ def test_options_that_a_plan_cannot_hold_are_named(written, capsys, tmp_path):
     assert main(["emit", str(plan), "-o", str(tmp_path / "out")]) == ExitCode.OK
     told = capsys.readouterr().err
     assert "Megatron-LM of August 2026 or later" in told
-    assert "steps 100: defaults of a plan, set by --set training.steps=..." in told
+    assert "steps 100: values of a plan that states no others, set by --set training.steps=..." in told
     assert "warm-up" not in told  # Megatron-LM's own default, 0
     assert "learning rate" not in told  # the file has one
     assert "# For Megatron-LM of August 2026 or later" in (tmp_path / "out" / "run.sh").read_text()
@@ -579,3 +579,20 @@ def test_a_definition_that_nothing_reads_is_refused(written):
     for wrong in ("NOPE=3", "T=4"):
         with pytest.raises(InputError, match="no file of the run reads the variable"):
             read_foreign(written(text), model="llama3-8b", define=(wrong,))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_refused"),
+    [("TP=2", True), ("export TP=2", True), ("TP=${TP:-2}", False), ("TP=${1:-$TP}", False), ("[ -n x ] && TP=2", False)],
+)
+def test_a_definition_that_the_script_replaces_is_refused(line, is_refused, written):
+    path = written(f"{line}\ntorchrun pretrain_gpt.py {SMALL} --tensor-model-parallel-size $TP")
+    value = subprocess.run(  # the shell itself says whether the definition survives
+        ["bash", "-c", f"TP=4; {line}; echo $TP"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert not is_refused or value == "2"
+    if is_refused:
+        with pytest.raises(InputError, match="the file itself sets TP"):
+            read_foreign(path, define=("TP=4",), num_devices=8)
+    else:
+        read_foreign(path, define=("TP=4",), num_devices=8)

@@ -288,10 +288,14 @@ def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
 
 
 def _check_defined(define: Sequence[str], files: Sequence[_File]) -> None:
-    """Refuse a definition that no file of the run reads, because it would change nothing."""
+    """Refuse a definition that no file of the run reads, or that a script replaces: it would change nothing."""
     names = [name for each in define if not (name := each.partition("=")[0]).isdigit()]
-    unread = [name for name in names if not any(re.search(rf"\$\{{?{re.escape(name)}\b", each.text) for each in files)]
-    if unread:
+    text = "\n".join(each.text for each in files)
+    for name in names:
+        if re.search(rf"^(?:export )?{re.escape(name)}=(?!.*\b{re.escape(name)}\b)", text, re.MULTILINE):
+            words = f"the file itself sets {printable(name, 80)}, after the definition"
+            raise InputError(words, where="--define", hint="change the file, or --set or --layout the value")
+    if unread := [name for name in names if not re.search(rf"\$\{{?{re.escape(name)}\b", text)]:
         words = f"no file of the run reads the variable {printable(', '.join(unread), 80)}"
         raise InputError(words, where="--define", hint="--set or --layout changes a value that the file itself states")
 
