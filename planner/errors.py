@@ -35,6 +35,7 @@ class Mistake:
     where: str = ""  # "file:line:column", or the command-line option
     hint: str = ""
     source_line: str = ""  # the user's own line, shown under the message
+    rule: str = ""  # the broken rule alone, if the message says more
 
     def text(self) -> str:
         """The mistake as plain text of one to three lines."""

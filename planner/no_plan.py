@@ -127,7 +127,7 @@ def _changes(root: str, data: dict[str, Any], usual: dict[str, Any]) -> Iterator
     for key, value in data.items():
         if key in usual and value != usual[key] and isinstance(value, str | int | float):
             yield f"{root}.{key}={value if isinstance(value, str) else json.dumps(value)}"
-        elif key in usual and isinstance(value, list) and value != [*(usual[key] or ())]:
+        elif key in usual and isinstance(value, list) and value != (usual[key] or []):
             yield f"{root}.{key}=[{','.join(map(str, value))}]"
 
 

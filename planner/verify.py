@@ -204,16 +204,14 @@ def _counted(plan: Plan, rank: int, program: _Program) -> dict[str, Any]:
         path = program.write(plan, Path(folder))
         words = [sys.executable, "-m", f"planner.trainer.{program.module}", str(path), "--rank", str(rank)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 # our own program
-    if done.returncode == ExitCode.BAD_INPUT:
-        raise InputError(_said(done.stderr))
-    if done.returncode == ExitCode.ENVIRONMENT:
-        raise EnvironmentProblem(_said(done.stderr))
-    if done.returncode:
+    faults: dict[int, type[PlannerError]] = {
+        ExitCode.BAD_INPUT: InputError,
+        ExitCode.ENVIRONMENT: EnvironmentProblem,
+    }
+    if done.returncode not in (0, *faults):
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise RehearsalFailed(f"the step on fake tensors broke off: {last}", hint="a run may work all the same")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if done.returncode:
+        raise faults[done.returncode](result["error"])
     return result
-
-
-def _said(errors: str) -> str:
-    return errors[errors.rfind("error: ") + len("error: ") :].strip()

@@ -74,7 +74,8 @@ def test_what_the_trainers_program_says_is_said(console, tmp_path, monkeypatch):
     found = plan_from_file(make(console, tmp_path / "plan.json"))
 
     class Done:
-        returncode, stdout, stderr = ExitCode.BAD_INPUT, "", "a warning\nerror: no such optimizer\n    help: adamw\n"
+        returncode, stderr = ExitCode.BAD_INPUT, "a warning\n"
+        stdout = "a note\n" + json.dumps({"error": "no such optimizer\n    help: adamw"}) + "\n"
 
     monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
     with pytest.raises(InputError, match=r"^no such optimizer\n    help: adamw$"):

@@ -24,7 +24,7 @@ Verdict = Literal["fits", "may not fit", "does not fit", "unknown"]
 If the user sets the limit as a headroom, *may not fit* does not occur. A plan is *unknown* if a key of a foreign file
 decides it and has no price; a stage never is.
 """
-Limit = Annotated[Number, Field(gt=0)]
+Limit = Annotated[int | float, Field(gt=0)]
 """A limit in bytes."""
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 

@@ -101,7 +101,8 @@ def _defaults_in(plan: Plan) -> tuple[str, ...]:
     if not names:
         return ()
     shown = ", ".join(f"{_RARELY_MEANT[name]} {default[name]:g}" for name in names)
-    return (f"{shown}: values of a plan that states no others, set by " + " ".join(f"--set training.{name}=..." for name in names),)
+    sets = " ".join(f"--set training.{name}=..." for name in names)
+    return (f"{shown}: values of a plan that states no others, set by {sets}",)
 
 
 def not_carried(target: Target, plan: Plan, how: How) -> tuple[str, ...]:

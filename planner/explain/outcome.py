@@ -18,14 +18,12 @@ from planner.specs.document import Document
 
 if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
-    from planner.errors import Mistake
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.search.reporter import Reporter
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
-_LEADS = ("this layout cannot run: ", "no layout meets the pins ")
 _TOP = 3
 """The default number of runners-up of `planner plan`; this number affects which layouts are compared for simplicity."""
 
@@ -96,14 +94,7 @@ def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
 
 def rules_of(error: InputError) -> tuple[str, ...]:
     """The broken rules of an error."""
-    return tuple(map(_rule, error.mistakes))
-
-
-def _rule(mistake: Mistake) -> str:
-    """The broken rule of a mistake, without the list of pins before it and without the advice to drop a pin."""
-    if mistake.message.startswith(_LEADS):
-        return mistake.message.partition(": ")[2]
-    return f"{mistake.message}; {mistake.hint}" if mistake.hint else mistake.message
+    return tuple(each.rule or "; ".join(filter(None, (each.message, each.hint))) for each in error.mistakes)
 
 
 def shortfall_of(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:

@@ -51,7 +51,8 @@ def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = 
     if divided != there:
         broken = (*broken, f"it divides {divided} layers, and the model has {there}")
     if broken:
-        raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where="--layout") for why in broken))
+        lead, where = "this layout cannot run", "--layout"
+        raise InputError(*(Mistake(message=f"{lead}: {rule}", where=where, rule=rule) for rule in broken))
     return _plan(job, layout, estimate(job, layout), assumed=assumed)
 
 

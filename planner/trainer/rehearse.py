@@ -229,7 +229,7 @@ def main_of(
     try:
         peak, lines = count(options.path.resolve(), options.rank)
     except PlannerError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return error.exit_code
     sys.stdout.write(json.dumps({"peak_bytes": peak, "lines": lines}) + "\n")
     return ExitCode.OK

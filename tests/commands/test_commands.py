@@ -134,7 +134,7 @@ def test_emit_writes_and_names_its_files(small, console, tmp_path) -> None:
     assert emit.run(small, to="slurm", console=console, arguments=NOTHING, output=tmp_path / "job") == ExitCode.OK
     *written, yours = console.err.getvalue().splitlines()
     assert written == [f"wrote {tmp_path}/job/{name}" for name in ("plan.json", "job.sbatch")]
-    assert yours.startswith("still yours: learning rate 0.0003, warm-up steps 10, steps 100: values of a plan that states no others")
+    assert yours.startswith("still yours: learning rate 0.0003, warm-up steps 10, steps 100: values of a plan")
     assert emit.run(small, to="slurm", console=console, arguments=NOTHING) == ExitCode.OK
     assert console.out.getvalue() == (tmp_path / "job" / "job.sbatch").read_text()
 

@@ -408,7 +408,7 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
     last = len(faults) - 1
     return InputError(
         *(
-            Mistake(message=f"{lead}: {fault}", where="--pin", hint=hint if number == last else "")
+            Mistake(message=f"{lead}: {fault}", where="--pin", rule=fault, hint=hint if number == last else "")
             for number, fault in enumerate(faults)
         )
     )
