@@ -58,7 +58,7 @@ def test_readme_names_every_command() -> None:
 
 # --- commands that the pages show ----------------------------------------------------------------------------------
 
-PAGES = [path for path in DOCUMENTS if path.name not in ("CHANGELOG.md", "cli.md", "cost-model.md")]
+PAGES = [path for path in DOCUMENTS if path.name not in ("CHANGELOG.md", "cli.md")]
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 

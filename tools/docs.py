@@ -1,4 +1,4 @@
-"""Regenerate the quotes of the documents: command output, the command reference, the formulas, the schemas.
+"""Regenerate the quotes of the documents: command output, the command reference, the schemas.
 
 `make docs` rewrites the files. `make docs-check` shows the difference and fails if anything would change. In a Markdown
 file,
@@ -197,23 +197,6 @@ def walk(command: click.Command, name: str, parent: click.Context | None) -> Ite
             yield from walk(command.commands[each], each, context)
 
 
-def formula_reference() -> str:
-    """docs/cost-model.md: the docstrings of planner/cost, module by module."""
-    parts = ["# The cost model\n", GENERATED]
-    for path in sorted((ROOT / "planner" / "cost").glob("[a-z]*.py")):
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        parts.append(f"\n## cost/{path.name}\n\n{ast.get_docstring(module)}\n")
-        functions = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
-        parts += [f"\n### {f.name}\n\n```text\n{signature(f)}\n\n{ast.get_docstring(f)}\n```\n" for f in functions]
-    return "".join(parts)
-
-
-def signature(function: ast.FunctionDef) -> str:
-    """A function's signature on one line."""
-    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-    return f"{function.name}({ast.unparse(function.args)}){returns}"
-
-
 def schemas(folder: Path) -> dict[Path, str]:
     """docs/schemas/*.json, as the documents' own modules write them."""
     for module in ("planner.specs.schema", "planner.explain.schema"):
@@ -242,7 +225,6 @@ def generate() -> dict[Path, str]:
     with tempfile.TemporaryDirectory() as folder:
         wanted = schemas(Path(folder)) | quoting_documents()
     wanted[ROOT / "docs" / "cli.md"] = command_reference()
-    wanted[ROOT / "docs" / "cost-model.md"] = formula_reference()
     return wanted
 
 
