@@ -98,37 +98,43 @@ def _cbc() -> str | None:
 
 def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) -> Outcome:
     model, solution = folder / "model.mps", folder / "solution.txt"
-    names = problem.writeMPS(str(model), rename=True)  # other lists in PuLP 3 and 4; each reads its own
+    problem.writeMPS(str(model), rename=True)
     limit = () if time_limit is None else ("-seconds", str(time_limit))
     command = [cbc_path(), str(model), *limit, *_CBC_OPTIONS, "-solve", "-solution", str(solution)]
     log = _run(command, folder, time_limit)
     if log is None:
         return Outcome(status="time limit", values=None)
     try:
-        reader = pulp.COIN_CMD(path=command[0], msg=False)
-        status, values, *_, sol_status = reader.readsol_MPS(str(solution), problem, *names)
+        return _cbc_outcome(solution.read_text(encoding="utf-8"), [each.name for each in problem.variables()], log)
     except (OSError, ValueError, IndexError) as error:
         raise SolverTrouble(f"cbc wrote no readable answer ({error}): {_last_line(log)}") from error
-    return _cbc_outcome(status, sol_status, values, log)
 
 
-def _cbc_outcome(status: int, sol_status: int, values: dict[str, float], log: str) -> Outcome:
-    """Read CBC's outcome; `sol_status` distinguishes a proved optimum from an incumbent at the time limit.
+def _cbc_outcome(written: str, names: list[str], log: str) -> Outcome:
+    """Read CBC's solution file: a line with the status, then a line for each column that is not zero.
 
-    PuLP's `status` makes no such distinction, but it is also needed, because `sol_status` has no value for "Integer
-    infeasible".
+    The file is read here, because PuLP 3 and 4 read it by different functions. Its first line distinguishes a proved
+    optimum from an incumbent at the time limit. A later line has the column's number, name, value and reduced cost; a
+    model's columns are PuLP's variables, in order.
     """
-    if sol_status == pulp.LpSolutionOptimal:
+    status, _, rows = written.partition("\n")
+    values = dict.fromkeys(names, 0.0)
+    for row in rows.splitlines():
+        number, _, value, *_ = row.removeprefix("**").split()
+        values[names[int(number)]] = float(value)
+    if status.startswith("Optimal"):
         return Outcome(status="optimal", values=values)
-    if status == pulp.LpStatusInfeasible:
+    if status.startswith(("Infeasible", "Integer infeasible")):
         return Outcome(status="infeasible", values=None)
     bound = re.search(r"^Lower bound:\s+(\S+)", log, re.MULTILINE)
     proved = float(bound[1]) if bound else None
-    if sol_status == pulp.LpSolutionIntegerFeasible:
+    if re.match(r"Stopped on \w+ - objective", status):
         return Outcome(status="time limit", values=values, bound=proved)
-    if "Stopped on time" in log:
+    if "Stopped on time" in log:  # without a solution of whole numbers
         return Outcome(status="time limit", values=None, bound=proved)
-    raise SolverTrouble(f"cbc found no answer: {_last_line(log)}")
+    if status.startswith(("Stopped", "Unbounded")):
+        raise SolverTrouble(f"cbc found no answer: {_last_line(log)}")
+    raise ValueError(f"it begins with {status[:40]!r}")
 
 
 def _run_highs(problem: pulp.LpProblem, folder: Path, time_limit: float | None) -> Outcome:
