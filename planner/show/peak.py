@@ -94,5 +94,5 @@ def alternatives_section(plan: Plan, alternatives: Sequence[Alternative]) -> Gro
         rows.append([each.change, format_bytes(each.peak_bytes), format_seconds(each.step_seconds), slower, verdict])
     header = ("change", "memory", "step", "", "")
     return section(
-        "What else it could be, one change at a time", Columns(rows, right=(1, 2, 3), wrap=(4,), header=header)
+        "What else it could be, one change at a time", Columns(rows, right=(1, 2, 3), wrap=(0, 4), header=header)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.fit import chance_words, fit_words
 from planner.plan import plan_to_dict
-from planner.show.goodput import goodput_rows
+from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.words import (
     certificate_sentence,
     cluster_words,
@@ -80,6 +80,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("MFU counts", plan.flops_convention),
         ("whole run", run_words(plan)),
         *goodput_rows(plan),
+        ("checkpoint", checkpoint_words(plan)),
         ("minimum", _minimum(plan)),
         ("proof", certificate_sentence(plan)),
     ]

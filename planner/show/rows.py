@@ -1,0 +1,346 @@
+"""Facts of a plan as rows, each a name and words; tables of rows make the short answer and sections of `explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from planner.accuracy.learn import NARROWED
+from planner.cost.adapters import num_trained_params
+from planner.cost.parameters import num_params
+from planner.cost.run import devices_in_use
+from planner.cost.transfers import unmeasured_dispatch
+from planner.fit import fit_words
+from planner.layout import NOT_PRICED, UNKNOWN
+from planner.search.near_ties import more_or_less
+from planner.show.columns import Columns, assignments
+from planner.show.goodput import effective_words
+from planner.show.screen import clean, indented
+from planner.show.words import (
+    layers_words,
+    layout_words,
+    line_label,
+    pools_words,
+    proof_words,
+    recompute_words,
+    run_words,
+    schedule_words,
+    segment_words,
+    short_layout,
+)
+from planner.specs.banned import not_run
+from planner.specs.calibration import precision_class
+from planner.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rich.padding import Padding
+
+    from planner.cost.ledger import StageMemory
+    from planner.layout import Assumed
+    from planner.plan import Plan
+
+Words = str | RenderableType
+_MOST_KEYS: Final = 3
+"""Keys that the short answer names; it counts the others."""
+
+
+def rows_of(plan: Plan, rows: Mapping[str, Callable[[Plan], Words]]) -> Padding | None:
+    """Return the rows that have something to say of a plan; None if none has."""
+    found = [
+        (name, clean(words) if isinstance(words, str) else words) for name, of in rows.items() if (words := of(plan))
+    ]
+    return indented(Columns(found, wrap=(1,))) if found else None
+
+
+def _layout(plan: Plan) -> Words:
+    return Group(Text(layout_words(plan.layout), style="bold"), assignments(short_layout(plan.layout)))
+
+
+def _pools(plan: Plan) -> Words:
+    return pools_words(plan.layout) if plan.layout.pools else ""
+
+
+def _racks(plan: Plan) -> Words:
+    return segment_words(plan.cluster.pools[0], plan.layout) if plan.layout.segment else ""
+
+
+def _layers(plan: Plan) -> Words:
+    return layers_words([plan.layout.layers_of_stage(stage) for stage in range(plan.layout.pp)])
+
+
+def _loss(plan: Plan) -> Words:
+    """State how the loss is computed; nothing for an unfused loss."""
+    words = {
+        "fused": "one kernel for all logits of a microbatch",
+        "chunked": f"output head and loss of {plan.training.loss_chunks} parts of a microbatch, one after the other",
+        "fused-linear": "output head and loss in one kernel, for few tokens at a time",
+    }
+    return words.get(plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss, "")
+
+
+def _feed_forward(plan: Plan) -> Words:
+    tiles = plan.training.mlp_tiles
+    return f"{tiles} parts of the sequence, one after the other" if tiles > 1 else ""
+
+
+def _graphs(plan: Plan) -> Words:
+    words = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
+    return words.get(plan.training.cuda_graphs, "")
+
+
+def _overlap(plan: Plan) -> Words:
+    return "exchanges of a microbatch beside the other pass of another one" if plan.training.expert_overlap else ""
+
+
+def _trains(plan: Plan) -> Words:
+    """State which parameters are trained, if some are frozen."""
+    training = plan.training
+    if not training.lora_rank:
+        return ""
+    trained, whole = num_trained_params(plan.model, training), num_params(plan.model)
+    words = (
+        f"{format_count(trained)} of {format_count(whole)} parameters: adapters of rank {training.lora_rank} beside "
+    )
+    frozen = f"the others are frozen in {training.frozen_weights.replace('16-bit', '16 bits')}"
+    return f"{words}{', '.join(training.lora_targets)}; {frozen}"
+
+
+def host_words(memory: Sequence[StageMemory]) -> Words:
+    """State the host memory per device, for the stage that uses most; empty without offload."""
+    hosts = [stage.host for stage in memory if stage.host is not None]
+    if not hosts:
+        return ""
+    fullest = max(hosts, key=lambda host: host.total_bytes)
+    parts = ", ".join(f"{line_label(line.name)} {format_bytes(float(line.num_bytes))}" for line in fullest.lines)
+    over = fullest.total_bytes > fullest.limit_bytes
+    limit = f"of {format_bytes(fullest.limit_bytes)} for each device"
+    return Text.assemble(parts, (f"  {limit}", "bold red" if over else "dim"))
+
+
+def _idle(plan: Plan) -> Words:
+    idle = plan.cluster.num_devices - plan.layout.world_size
+    why = f": {plan.idle_reason}" if plan.idle_reason else ""
+    return f"{idle:,} of {plan.cluster.num_devices:,} devices{why}" if idle else ""
+
+
+def _unknown(plan: Plan) -> Words:
+    """Name the keys of a foreign file that leave the verdict unknown, each with the option that settles it."""
+    keys = [each for each in plan.assumed if each.settled_by]
+    parts = [f"{each.key}={each.value}: {each.rule} ({each.settled_by})" for each in keys]
+    return Text(clean("; ".join(parts)), style="bold red") if parts else ""
+
+
+def _misspelt(plan: Plan) -> Words:
+    found = [each for each in plan.assumed if each.rule.startswith(UNKNOWN)]
+    return "; ".join(f"{each.key}={each.value} ({each.rule.removeprefix(f'{UNKNOWN}; ')})" for each in found)
+
+
+def _filled(plan: Plan) -> list[Assumed]:
+    """Return the values that the user left out."""
+    return [
+        each
+        for each in plan.assumed
+        if each.rule != NOT_PRICED and not each.rule.startswith(UNKNOWN) and not each.settled_by
+    ]
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Return the settings of a foreign file that change no figure."""
+    return [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
+
+
+def _counted(plan: Plan) -> Words:
+    """Count the assumed values and the keys without a price, and name the first ones."""
+    kinds = ([f"{each.key}={each.value}" for each in _filled(plan)], "{} assumed"), (_left_out(plan), "{} not priced")
+    return "; ".join(
+        f"{words.format(f'{len(found):,}')} ({', '.join(found[:_MOST_KEYS])}{', ...' * (len(found) > _MOST_KEYS)})"
+        for found, words in kinds
+        if found
+    )
+
+
+def _step(plan: Plan) -> Words:
+    in_all = plan.training.global_batch_size * plan.training.sequence_length / plan.step_seconds
+    rate = f"{format_count(plan.tokens_per_second_per_device)} tokens/s per device, {format_count(in_all)} in all"
+    return Text.assemble((format_seconds(plan.step_seconds), "bold"), f"; {rate}; MFU {plan.mfu:.1%}")
+
+
+def _memory(plan: Plan) -> Words:
+    return Text.assemble((plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}")
+
+
+def _chosen_batch(plan: Plan) -> Words:
+    if plan.batch is None:
+        return ""
+    batch = plan.batch
+    sizes = f"{batch.chosen:,} of {batch.least:,} to {batch.most:,}"
+    return f"{sizes}; {batch.advice.extra_tokens - 1:.0%} more tokens than a small batch"
+
+
+def _warnings(plan: Plan) -> Words:
+    return "; ".join(plan.certificate.warnings) if plan.certificate else ""
+
+
+def _span(plan: Plan) -> str:
+    low, high = plan.low_step_seconds, plan.high_step_seconds
+    return f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}" if plan.band and low and high else ""
+
+
+def _kinds(plan: Plan) -> dict[str, str]:
+    """Return the words for each property that makes a plan like a published run, or unlike all of them."""
+    precision = f"{kind} bits" if (kind := precision_class(plan.training.precision)) == "16" else kind
+    return {
+        "device": " and ".join(pool.device.name for pool, _ in devices_in_use(plan.cluster, plan.layout)),
+        "engine": f"engine {plan.engine.name}",
+        "axes": f"axes {plan.band.axes if plan.band else ''}",
+        "precision": precision,
+        "experts": f"layers {'without' if plan.model.moe is None else 'with'} experts",
+    }
+
+
+def _is_calibrated(plan: Plan) -> bool:
+    return any(each.low and each.high for each in plan.calibration)
+
+
+def _num_runs(count: int) -> str:
+    return f"{count:,} run{'s' if count != 1 else ''}"
+
+
+def _band(plan: Plan) -> Words:
+    """State the error band of the step time, and in a few words what it rests on."""
+    band, span = plan.band, _span(plan)
+    if band is None or not span:
+        return ""
+    kinds = _kinds(plan)
+    new = ", ".join(kinds.get(key, key) for key in band.unseen)
+    if _is_calibrated(plan):
+        rests = f"rests on {_num_runs(band.num_near)} of --calibration{f'; wider: none has {new}' if new else ''}"
+    elif new:
+        rests = f"wider: no published run has {new}"
+    else:
+        rests = f"rests on {_num_runs(band.num_near)} like it" if band.num_near else "no published run is quite like it"
+    return f"{span}; {rests}{f'; one family of publishers, {band.family}' if band.family else ''}"
+
+
+def _evidence(plan: Plan) -> Words:
+    """State the number of published runs behind the band, and each reason why it is wide."""
+    band, kinds = plan.band, _kinds(plan)
+    if band is None or not _span(plan):
+        return ""
+    both = f"on {kinds['device']} with {kinds['engine']}"
+    if _is_calibrated(plan):
+        rests = f"rests on {_num_runs(band.num_near)} of --calibration {both}"
+        rests += f"; wider: none of them has {', '.join(band.unseen)}" if band.unseen else ""
+    elif band.unseen:
+        heads = {"device": "is on {}", "precision": f"has {{}} {both}", "experts": f"has {{}} {both}"}
+        new = [heads.get(key, "has {}").format(kinds.get(key, key)) for key in band.unseen]
+        rests = f"wider: no published run {', and none '.join(new)}"
+    else:
+        like = f"on {', '.join(kinds.values()).replace('layers ', '')}"
+        rests = f"rests on {_num_runs(band.num_near)} {like}, and on less similar runs"
+        if not band.num_near:
+            rests = f"no published run is {like}, so the band rests on less similar runs"
+    if band.family:
+        rests += f"; wider: the corrections {both} rest on one family of publishers, {band.family}"
+    return f"{_span(plan)}; {rests}"
+
+
+def _unmeasured(plan: Plan) -> list[str]:
+    """Return the devices whose efficiencies nobody measured; they have the efficiencies of their generation."""
+    devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
+    return [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
+
+
+def _device(plan: Plan) -> Words:
+    found = _unmeasured(plan)
+    return f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}" * bool(found)
+
+
+def _narrower(plan: Plan) -> Words:
+    """State what would narrow the band where device or engine have no evidence, and how much it did elsewhere."""
+    band, is_assumed = plan.band, bool(_unmeasured(plan))
+    if band is None or _is_calibrated(plan) or not (is_assumed or {"device", "engine"} & set(band.unseen)):
+        return ""
+    measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
+    return f"{measure}one log of a run narrows the band (`planner calibrate`): {NARROWED.words}"
+
+
+def _label(plan: Plan) -> Words:
+    """State how much the engine's own calibration changes the step time, if the effect is large."""
+    label = plan.engine_label
+    if label is None:
+        return ""
+    device, engine = plan.cluster.pools[0].device.name, plan.engine.name
+    runs = _num_runs(label.num_runs) if label.num_runs else "no run"
+    if plan.band and plan.band.family:
+        words = f"corrections rest on one family of publishers, {plan.band.family} ({runs} on {device}), and move the "
+        return f"{words}forecast by {abs(label.share):.0%}; this forecast is not compared with those for other engines"
+    moved = f"{more_or_less(label.share, 'slower', 'faster')} than with the corrections that all engines share"
+    return f"forecast {moved}; no feature of {engine} explains the difference, which rests on {runs} on {device}"
+
+
+def _dispatch(plan: Plan) -> Words:
+    """Say that nobody measured the dispatcher of tokens on this network."""
+    link = unmeasured_dispatch(plan.model, plan.engine, plan.cluster.pools[0], plan.layout)
+    return f"DeepEP or HybridEP sends tokens to experts; its gain over an all-to-all is not measured on {link}" * bool(
+        link
+    )
+
+
+ANSWER: Final[dict[str, Callable[[Plan], Words]]] = {
+    "unknown": _unknown,
+    "layout": _layout,
+    "schedule": schedule_words,
+    "trains": _trains,
+    "on the host": lambda plan: host_words(plan.memory),
+    "not run": lambda plan: not_run(plan.engine, plan.layout),
+    "idle": _idle,
+    "misspelt": _misspelt,
+    "assumed": _counted,
+    "batch": _chosen_batch,
+    "step": _step,
+    "band": _band,
+    "narrower": _narrower,
+    "memory": _memory,
+    "whole run": run_words,
+    "effective": effective_words,
+    "proof": proof_words,
+    "warning": _warnings,
+}
+"""The short answer, shared by `plan` and `explain`; what would mislead if it were left out stands here."""
+
+LAYOUT: Final[dict[str, Callable[[Plan], Words]]] = {
+    "layout": _layout,
+    "schedule": schedule_words,
+    "pools": _pools,
+    "racks": _racks,
+    "layers": _layers,
+    "recompute": lambda plan: recompute_words(plan.layout),
+    "on the host": lambda plan: host_words(plan.memory),
+    "loss": _loss,
+    "feed-forward": _feed_forward,
+    "CUDA graphs": _graphs,
+    "experts": _overlap,
+    "trains": _trains,
+    "not run": lambda plan: not_run(plan.engine, plan.layout),
+    "idle": _idle,
+}
+
+BAND: Final[dict[str, Callable[[Plan], Words]]] = {
+    "band": _evidence,
+    "device": _device,
+    "engine": _label,
+    "dispatch": _dispatch,
+    "narrower": _narrower,
+}
+
+ASSUMED: Final[dict[str, Callable[[Plan], Words]]] = {
+    "unknown": _unknown,
+    "assumed": lambda plan: "; ".join(map(str, _filled(plan))),
+    "misspelt": _misspelt,
+    "not priced": lambda plan: "; ".join(_left_out(plan)),
+}
