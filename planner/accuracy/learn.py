@@ -87,21 +87,11 @@ PRIOR: Final = Prior(spreads=(0.16, 2.2, 0.61, 0.93, 0.18, 0.48), scatter=0.085)
 """The prior from the clusters of published runs, as `python tools/calibration_curve.py` prints it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Narrowed:
-    """Widths of bands of published clusters, high over low: from runs of others, and after one run of the cluster."""
+NARROWED: Final = (1.0, 1.0)
+"""Widths of bands (high / low) of published clusters: from the runs of others, and after one run of the cluster.
 
-    before: float
-    after: float
-
-    @property
-    def words(self) -> str:
-        """The two widths in words."""
-        return f"for published clusters from {self.before:.2g} to {self.after:.2g} (high / low)"
-
-
-NARROWED: Final = Narrowed(before=1.0, after=1.0)
-"""Widths as `python tools/calibration_curve.py` prints them."""
+As `python tools/calibration_curve.py` prints them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

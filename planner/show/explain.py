@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Group
 from rich.text import Text
@@ -17,23 +18,21 @@ from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.groups import collectives_section
 from planner.show.memory import memory_section, stages_section
 from planner.show.peak import alternatives_section, fitting_section, peak_section
-from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, rows_of
+from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.scaling import scaling_section
 from planner.show.schedules import schedules_section
 from planner.show.screen import clean, section, stack
-from planner.show.summary import heading, near_ties_note, no_runners_up
+from planner.show.summary import heading, runners_up
 from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
 from planner.show.words import (
-    certificate_sentence,
     limit_words,
     line_label,
-    minimum_words,
     run_words,
     short_layout,
     slowest_words,
 )
 from planner.specs.text import did_you_mean, quoted
-from planner.units import format_bytes, format_count, format_seconds
+from planner.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,15 +98,12 @@ def section_names(words: Iterable[str]) -> tuple[str, ...]:
     Raises:
         InputError: a word names no section; all such words are listed.
     """
-    names = dict.fromkeys(name for word in words for name in word.split(",") if name)
+    names = tuple(name for word in words for name in word.split(",") if name)
     listing = f"sections are {', '.join(SECTIONS)}; MODEL CLUSTER goes with --layout tp=8,pp=4,..."
-    if unknown := [name for name in names if name not in SECTIONS]:
-        mistakes = (
-            Mistake(message=f"no section {quoted(name)}", hint=did_you_mean(name, SECTIONS, otherwise=listing))
-            for name in unknown
-        )
-        raise InputError(*mistakes)
-    return tuple(names)
+    hints = {name: did_you_mean(name, SECTIONS, otherwise=listing) for name in names if name not in SECTIONS}
+    if hints:
+        raise InputError(*(Mistake(message=f"no section {quoted(name)}", hint=hint) for name, hint in hints.items()))
+    return names
 
 
 def parts_of(names: Iterable[str]) -> set[str]:
@@ -127,7 +123,7 @@ def _time(found: Explanation) -> Iterable[RenderableType | None]:
 
 
 def _others(found: Explanation) -> Iterable[RenderableType | None]:
-    yield _runners_up_section(found.plan)
+    yield runners_up(found.plan, lambda runner: assignments(short_layout(runner.layout)))
     yield alternatives_section(found.plan, found.sections.alternatives)
 
 
@@ -166,22 +162,19 @@ def answers(found: Explanation) -> Group:
 
 def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
     """Return (question in a few words, answer) for each question."""
-    plan, sections = found.plan, found.sections
-    answered = [
+    sections = found.sections
+    others: tuple[tuple[str, Any, Callable[[Any], Group]], ...] = (
+        ("10 % more of each resource", sections.sensitivity, sensitivity_section),
+        ("Schedules", sections.schedules, schedules_section),
+        ("Collectives", sections.collectives, collectives_section),
+        ("Batch", sections.batch, partial(batch_section, found.plan)),
+        ("Scaling", sections.scaling, scaling_section),
+    )
+    return [
         *((f"Why not {each.asked}", why_not_section(each)) for each in sections.why_not),
         *((f"What if {each.asked}", what_if_section(each)) for each in sections.what_if),
+        *((title, show(part)) for title, part, show in others if part),
     ]
-    if sections.sensitivity:
-        answered.append(("10 % more of each resource", sensitivity_section(sections.sensitivity)))
-    if sections.schedules:
-        answered.append(("Schedules", schedules_section(sections.schedules)))
-    if sections.collectives:
-        answered.append(("Collectives", collectives_section(sections.collectives)))
-    if sections.batch:
-        answered.append(("Batch", batch_section(plan, sections.batch)))
-    if sections.scaling:
-        answered.append(("Scaling", scaling_section(sections.scaling)))
-    return answered
 
 
 def _chosen_batch_section(plan: Plan) -> Group | None:
@@ -204,37 +197,6 @@ def _chosen_batch_section(plan: Plan) -> Group | None:
     given = f"  if {rate.given:.3g} is right for {rate.of_batch:,.0f} sequences"
     rows += [("price", extra), ("learning rate", Text.assemble(rates, (given, "dim")))]
     return section("Batch", Columns(rows, wrap=(1,)), note=assumed)
-
-
-def _runners_up_section(plan: Plan) -> Group | None:
-    if not plan.runners_up:
-        return no_runners_up(plan)
-    rows = [
-        (
-            format_seconds(runner.step_seconds),
-            format_bytes(runner.peak_bytes),
-            Group(
-                assignments(short_layout(runner.layout)),
-                Text(clean(runner.reason + ("; near tie" if runner.near_tie else "")), style="dim"),
-            ),
-        )
-        for runner in plan.runners_up
-    ]
-    header = ("step", "memory", "layout, and why it is not the plan")
-    return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,), header=header), note=near_ties_note(plan))
-
-
-def _proof_section(plan: Plan) -> Group | None:
-    """State the proof in full, and the proven minimum with its layout if it is not the plan's."""
-    if plan.certificate is None:
-        return None
-    words: list[RenderableType] = [
-        Text(clean(each)) for each in (certificate_sentence(plan), *plan.certificate.warnings)
-    ]
-    least, layout = plan.minimum, assignments(short_layout(plan.minimum.layout)) if plan.minimum else None
-    if least and layout and least.layout != plan.layout:
-        words.append(Columns([("minimum", Group(layout, Text(minimum_words(plan))))], wrap=(1,)))
-    return section("Proof", *words)
 
 
 def _time_section(plan: Plan) -> Group:
@@ -301,9 +263,7 @@ SECTIONS: Final = {
     "time": Section("from peak FLOP/s to the step", _time, parts=("waterfall",)),
     "rates": Section("MFU, by what it counts", lambda found: [rates_section(found.sections.rates)], parts=("rates",)),
     "others": Section("runners-up, single changes", _others, parts=("alternatives",), none="Nothing else was priced."),
-    "proof": Section(
-        "what is proved, and how", lambda found: [_proof_section(found.plan)], none="A given layout has no proof."
-    ),
+    "proof": Section("what is proved, and how", _rows("Proof", PROOF), none="A given layout has no proof."),
     "band": Section("what the band rests on", _rows("Band", BAND), none="No published run is on such devices."),
     "batch": Section(
         "how the batch was chosen",

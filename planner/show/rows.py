@@ -19,9 +19,11 @@ from planner.show.columns import Columns, assignments
 from planner.show.goodput import effective_words
 from planner.show.screen import clean, indented
 from planner.show.words import (
+    certificate_sentence,
     layers_words,
     layout_words,
     line_label,
+    minimum_words,
     pools_words,
     proof_words,
     recompute_words,
@@ -127,40 +129,35 @@ def _idle(plan: Plan) -> Words:
     return f"{idle:,} of {plan.cluster.num_devices:,} devices{why}" if idle else ""
 
 
+def _kind(each: Assumed) -> str:
+    """Return the row of a value that the user did not give, or of a foreign file's key."""
+    if each.settled_by:
+        return "unknown"
+    return "misspelt" if each.rule.startswith(UNKNOWN) else "not priced" if each.rule == NOT_PRICED else "assumed"
+
+
+def _keys(kind: str, form: Callable[[Assumed], str]) -> Callable[[Plan], Words]:
+    """Return the function that lists the values of a kind, each in the words of `form`."""
+    return lambda plan: "; ".join(form(each) for each in plan.assumed if _kind(each) == kind)
+
+
 def _unknown(plan: Plan) -> Words:
     """Name the keys of a foreign file that leave the verdict unknown, each with the option that settles it."""
-    keys = [each for each in plan.assumed if each.settled_by]
-    parts = [f"{each.key}={each.value}: {each.rule} ({each.settled_by})" for each in keys]
-    return Text(clean("; ".join(parts)), style="bold red") if parts else ""
+    found = _keys("unknown", lambda each: f"{each.key}={each.value}: {each.rule} ({each.settled_by})")(plan)
+    return Text(clean(found), style="bold red") if found else ""
 
 
-def _misspelt(plan: Plan) -> Words:
-    found = [each for each in plan.assumed if each.rule.startswith(UNKNOWN)]
-    return "; ".join(f"{each.key}={each.value} ({each.rule.removeprefix(f'{UNKNOWN}; ')})" for each in found)
-
-
-def _filled(plan: Plan) -> list[Assumed]:
-    """Return the values that the user left out."""
-    return [
-        each
-        for each in plan.assumed
-        if each.rule != NOT_PRICED and not each.rule.startswith(UNKNOWN) and not each.settled_by
-    ]
-
-
-def _left_out(plan: Plan) -> list[str]:
-    """Return the settings of a foreign file that change no figure."""
-    return [f"{each.key}={each.value}" for each in plan.assumed if each.rule == NOT_PRICED]
+_misspelt = _keys("misspelt", lambda each: f"{each.key}={each.value} ({each.rule.removeprefix(f'{UNKNOWN}; ')})")
 
 
 def _counted(plan: Plan) -> Words:
     """Count the assumed values and the keys without a price, and name the first ones."""
-    kinds = ([f"{each.key}={each.value}" for each in _filled(plan)], "{} assumed"), (_left_out(plan), "{} not priced")
-    return "; ".join(
-        f"{words.format(f'{len(found):,}')} ({', '.join(found[:_MOST_KEYS])}{', ...' * (len(found) > _MOST_KEYS)})"
-        for found, words in kinds
-        if found
-    )
+    told = []
+    for kind in ("assumed", "not priced"):
+        found = [f"{each.key}={each.value}" for each in plan.assumed if _kind(each) == kind]
+        more = ", ..." * (len(found) > _MOST_KEYS)
+        told += [f"{len(found):,} {kind} ({', '.join(found[:_MOST_KEYS])}{more})"] if found else []
+    return "; ".join(told)
 
 
 def _step(plan: Plan) -> Words:
@@ -181,13 +178,16 @@ def _chosen_batch(plan: Plan) -> Words:
     return f"{sizes}; {batch.advice.extra_tokens - 1:.0%} more tokens than a small batch"
 
 
+def _minimum(plan: Plan) -> Words:
+    """State the proven minimum of the objective and the plan's value; empty without a search."""
+    if plan.minimum is None:
+        return ""
+    layout = [] if plan.minimum.layout == plan.layout else [assignments(short_layout(plan.minimum.layout))]
+    return Group(*layout, Text(minimum_words(plan)))
+
+
 def _warnings(plan: Plan) -> Words:
     return "; ".join(plan.certificate.warnings) if plan.certificate else ""
-
-
-def _span(plan: Plan) -> str:
-    low, high = plan.low_step_seconds, plan.high_step_seconds
-    return f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}" if plan.band and low and high else ""
 
 
 def _kinds(plan: Plan) -> dict[str, str]:
@@ -212,8 +212,8 @@ def _num_runs(count: int) -> str:
 
 def _band(plan: Plan) -> Words:
     """State the error band of the step time, and in a few words what it rests on."""
-    band, span = plan.band, _span(plan)
-    if band is None or not span:
+    band, low, high = plan.band, plan.low_step_seconds, plan.high_step_seconds
+    if band is None or not low or not high:
         return ""
     kinds = _kinds(plan)
     new = ", ".join(kinds.get(key, key) for key in band.unseen)
@@ -223,30 +223,22 @@ def _band(plan: Plan) -> Words:
         rests = f"wider: no published run has {new}"
     else:
         rests = f"rests on {_num_runs(band.num_near)} like it" if band.num_near else "no published run is quite like it"
+    span = f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}"
     return f"{span}; {rests}{f'; one family of publishers, {band.family}' if band.family else ''}"
 
 
-def _evidence(plan: Plan) -> Words:
-    """State the number of published runs behind the band, and each reason why it is wide."""
+def _like_it(plan: Plan) -> Words:
+    """Count the published runs that are like the plan in every property."""
     band, kinds = plan.band, _kinds(plan)
-    if band is None or not _span(plan):
+    if band is None or _is_calibrated(plan):
         return ""
-    both = f"on {kinds['device']} with {kinds['engine']}"
-    if _is_calibrated(plan):
-        rests = f"rests on {_num_runs(band.num_near)} of --calibration {both}"
-        rests += f"; wider: none of them has {', '.join(band.unseen)}" if band.unseen else ""
-    elif band.unseen:
-        heads = {"device": "is on {}", "precision": f"has {{}} {both}", "experts": f"has {{}} {both}"}
-        new = [heads.get(key, "has {}").format(kinds.get(key, key)) for key in band.unseen]
-        rests = f"wider: no published run {', and none '.join(new)}"
-    else:
-        like = f"on {', '.join(kinds.values()).replace('layers ', '')}"
-        rests = f"rests on {_num_runs(band.num_near)} {like}, and on less similar runs"
-        if not band.num_near:
-            rests = f"no published run is {like}, so the band rests on less similar runs"
-    if band.family:
-        rests += f"; wider: the corrections {both} rest on one family of publishers, {band.family}"
-    return f"{_span(plan)}; {rests}"
+    kinds["device"] = f"on {kinds['device']}"
+    return f"{_num_runs(band.num_near)} {', '.join(kinds.values())}; others count less, the less similar they are"
+
+
+def _publishers(plan: Plan) -> Words:
+    words = "the band is wider because the corrections rest on one family of publishers"
+    return f"{words}, {plan.band.family}" if plan.band and plan.band.family else ""
 
 
 def _unmeasured(plan: Plan) -> list[str]:
@@ -265,8 +257,10 @@ def _narrower(plan: Plan) -> Words:
     band, is_assumed = plan.band, bool(_unmeasured(plan))
     if band is None or _is_calibrated(plan) or not (is_assumed or {"device", "engine"} & set(band.unseen)):
         return ""
+    before, after = NARROWED
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
-    return f"{measure}one log of a run narrows the band (`planner calibrate`): {NARROWED.words}"
+    learn = f"one log (`planner calibrate`) narrows it: high / low went from {before:.3g} to {after:.3g}"
+    return f"{measure}{learn} on published clusters"
 
 
 def _label(plan: Plan) -> Words:
@@ -331,16 +325,24 @@ LAYOUT: Final[dict[str, Callable[[Plan], Words]]] = {
 }
 
 BAND: Final[dict[str, Callable[[Plan], Words]]] = {
-    "band": _evidence,
+    "band": _band,
+    "like it": _like_it,
+    "publishers": _publishers,
     "device": _device,
     "engine": _label,
     "dispatch": _dispatch,
     "narrower": _narrower,
 }
 
+PROOF: Final[dict[str, Callable[[Plan], Words]]] = {
+    "proof": certificate_sentence,
+    "minimum": _minimum,
+    "warning": _warnings,
+}
+
 ASSUMED: Final[dict[str, Callable[[Plan], Words]]] = {
     "unknown": _unknown,
-    "assumed": lambda plan: "; ".join(map(str, _filled(plan))),
+    "assumed": _keys("assumed", str),
     "misspelt": _misspelt,
-    "not priced": lambda plan: "; ".join(_left_out(plan)),
+    "not priced": _keys("not priced", lambda each: f"{each.key}={each.value}"),
 }

@@ -19,19 +19,21 @@ from planner.show.words import cluster_words
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from planner.plan import Plan
+    from rich.console import RenderableType
 
-_MOST_CHANGES: Final = 4
+    from planner.plan import Plan, RunnerUp
+
+_MOST_KEYS: Final = 4
 """Keys of a runner-up that the short answer names."""
 
 
 def summary(plan: Plan, commands: Sequence[str]) -> OneScreen:
     """Return the whole output of `planner plan`; `commands` are suggested as the next ones."""
     after = section("Next", *(Text(each, overflow="fold") for each in commands))
-    return OneScreen(*(stack(answer(plan), _runners_up(plan, changes=each), after) for each in (True, False)))
+    return OneScreen(*(stack(answer(plan), runners_up(plan, each), after) for each in (_few, None)))
 
 
 def answer(plan: Plan) -> Group:
@@ -72,40 +74,29 @@ def heading(plan: Plan) -> Text:
     return text
 
 
-def _runners_up(plan: Plan, *, changes: bool) -> Group | None:
-    """Show the main reason why each runner-up is not the plan, and with `changes` how it differs."""
+def runners_up(plan: Plan, change: Callable[[RunnerUp], RenderableType] | None) -> Group | None:
+    """Show the main reason why each runner-up is not the plan, below `change` of it; None without a search."""
     if not plan.runners_up:
-        return no_runners_up(plan)
+        words = f"None: no layout with another tp, pp or ep, or with or without ZeRO-3, is within {WORTH_READING:.0%}."
+        return section("Runners-up", Text(words, style="dim")) if plan.certificate else None
     rows = [
         (
             format_seconds(runner.step_seconds),
             format_bytes(runner.peak_bytes),
             Group(
-                *([Text(_few(runner.differs))] if changes else []),
+                *([change(runner)] if change else []),
                 Text(clean(runner.reason + ("; near tie" if runner.near_tie else "")), style="dim"),
             ),
         )
         for runner in plan.runners_up
     ]
-    return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,)), note=near_ties_note(plan))
-
-
-def _few(differs: str) -> str:
-    """Return the first changes, without those that follow from others."""
-    changes = differs.split(", ")
-    changes = [each for each in changes if not each.startswith(("schedule ", "sp "))] or changes
-    return ", ".join(changes[:_MOST_CHANGES]) + ", ..." * (len(changes) > _MOST_CHANGES)
-
-
-def near_ties_note(plan: Plan) -> str:
-    """Explain what a near tie is; empty if no runner-up is one."""
     ties = any(runner.near_tie for runner in plan.runners_up)
-    return f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
+    note = f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
+    return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,)), note=note)
 
 
-def no_runners_up(plan: Plan) -> Group | None:
-    """State why a search has no runner-up; None without a search."""
-    if plan.certificate is None:
-        return None
-    words = f"None: no layout with another tp, pp or ep, or with or without ZeRO-3, is within {WORTH_READING:.0%}."
-    return section("Runners-up", Text(words, style="dim"))
+def _few(runner: RunnerUp) -> Text:
+    """Return the first keys in which a runner-up differs, without those that follow from others."""
+    every = runner.differs.split(", ")
+    keys = [each for each in every if not each.startswith(("schedule ", "sp "))] or every
+    return Text(", ".join(keys[:_MOST_KEYS]) + ", ..." * (len(keys) > _MOST_KEYS))
