@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,10 @@ import planner
 from planner.cli import main
 from planner.errors import ExitCode
 from planner.explain.report import Sections
+from planner.layout import Assumed
 from planner.show.explain import SECTIONS, explanation, overview
 from planner.show.screen import Screen, to_text
+from planner.units import format_seconds
 
 EIGHT = ["llama3-8b", "dgx-h100", "--gpus", "8", "--seq-len", "8192"]
 SEVENTY = ["llama3-70b", "dgx-h100", "--seq-len", "8192", "--global-batch"]
@@ -19,15 +22,15 @@ LORA = ["--set", "training.lora_rank=16", "--set", "training.frozen_weights=nf4"
 RUN = ["--failures", "--set", "training.tokens=15T", "--set", "training.deadline=10d"]
 LARGE = ["--gpus", "2048", "--seq-len", "4096", "--global-batch", "15360", "--precision", "fp8", "--engine", "megatron"]
 JOBS = {
-    "8B": (EIGHT + ["--global-batch", "256"], 0),
-    "a batch of a range, a missed deadline and failures": (EIGHT + ["--global-batch", "64..96", *RUN], 0),
+    "8B": ([*EIGHT, "--global-batch", "256"], 0),
+    "a batch of a range, a missed deadline and failures": ([*EIGHT, "--global-batch", "64..96", *RUN], 0),
     "adapters": (["llama3-8b", "g6e", "--global-batch", "64", "--engine", "fsdp", *LORA], 0),
-    "offload": (SEVENTY + ["32", "--engine", "megatron", "--allow-offload"], 0),
+    "offload": ([*SEVENTY, "32", "--engine", "megatron", "--allow-offload"], 0),
     "a card that nobody measured": (["llama3-8b", "rtx6000-ada-box", "--seq-len", "4096", "--global-batch", "64"], 0),
-    "may not fit": (EIGHT[:2] + ["--gpus", "2", "--seq-len", "8192", "--global-batch", "64", "--risk", "1%"], 3),
-    "nothing fits": (SEVENTY + ["32"], 3),
+    "may not fit": ([*EIGHT[:2], "--gpus", "2", "--seq-len", "8192", "--global-batch", "64", "--risk", "1%"], 3),
+    "nothing fits": ([*SEVENTY, "32"], 3),
     "mixed": pytest.param(["llama3-8b", "mixed-a100-h100", "--seq-len", "8192", "--global-batch", "64"], 0),
-    "70B": pytest.param(SEVENTY + ["512", "--nodes", "16", "--engine", "megatron"], 0, marks=pytest.mark.slow),
+    "70B": pytest.param([*SEVENTY, "512", "--nodes", "16", "--engine", "megatron"], 0, marks=pytest.mark.slow),
     "DeepSeek-V3": pytest.param(["deepseek-v3", "dgx-h100", *LARGE], 0, marks=pytest.mark.slow),
 }
 
@@ -57,7 +60,7 @@ def test_the_summary_lists_every_section_and_names_no_other(layout) -> None:
     assert len(text.splitlines()) <= 30
     assert [name for name in SECTIONS if f"  {name}" not in text] == []
     assert ("What would make it fit" in text) == (not plan.fits)
-    assert f"{plan.step_seconds:.1f} s" in text
+    assert format_seconds(plan.step_seconds) in text
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -97,7 +100,6 @@ def test_sections_open_by_name_after_a_plan_and_by_an_option_after_a_cluster(tmp
         (["p.json", "memry"], "did you mean `memory`"),
         (["p.json", "memory,tme"], "no section `tme`"),
         (["p.json", "dgx-h100"], "--layout"),
-        (["absent.json", "memory"], "cannot read absent.json"),
         (["llama3-8b", "dgx-h100"], "say which layout to price"),
         (["llama3-8b", "dgx-h100", "--layout", "tp=8", "--global-batch", "8", "--section", "x"], "sections are layout"),
         (["p.json", "memory", "--json"], "--json"),
@@ -112,13 +114,18 @@ def test_a_wrong_section_is_a_mistake_with_a_way_out(argv, message, tmp_path, ca
     assert message in capsys.readouterr().err
 
 
+def test_sections_of_a_plan_that_is_absent_say_what_is_missing(capsys) -> None:
+    assert main(["explain", "absent.json", "memory"]) == ExitCode.ENVIRONMENT
+    assert "cannot read absent.json" in capsys.readouterr().err
+
+
 def test_what_would_mislead_stands_in_the_short_answer() -> None:
     plan = plan_of("tp=2,zero=1,dp=2", engine="megatron", settings=["training.tokens=15T", "training.deadline=1d"])
     unknown = [
-        planner.plan.Assumed(key="use_fancy", value="true", rule="it may need memory", settled_by="--ignore use_fancy"),
-        planner.plan.Assumed(key="zzz", value="1", rule="unknown; did you mean zz?"),
+        Assumed(key="use_fancy", value="true", rule="it may need memory", settled_by="--ignore use_fancy"),
+        Assumed(key="zzz", value="1", rule="unknown; did you mean zz?"),
     ]
-    plan = planner.plan.replace(plan, assumed=(*unknown, *plan.assumed))
+    plan = replace(plan, assumed=(*unknown, *plan.assumed))
     text = " ".join(to_text(overview(planner.explain_layout(plan, parts=())), Screen()).split())
     assert "use_fancy=true: it may need memory (--ignore use_fancy)" in text
     assert "zzz=1 (did you mean zz?)" in text
