@@ -16,8 +16,13 @@ from planner.show.columns import Columns, assignments
 from planner.show.figures import seconds_scale
 from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.groups import collectives_section
-from planner.show.memory import memory_section, stages_section
-from planner.show.peak import alternatives_section, fitting_section, peak_section
+from planner.show.memory import (
+    alternatives_section,
+    fitting_section,
+    memory_section,
+    peak_section,
+    stages_section,
+)
 from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.scaling import scaling_section
 from planner.show.schedules import schedules_section
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
     from planner.explain.report import Explanation
     from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
-    from planner.show.rows import Words
+    from planner.show.rows import Rows
 
 _FEW: Final = 3
 """Changes that make a layout fit, in the short answer."""
@@ -140,7 +145,7 @@ def _formulas_of_all(found: Explanation) -> Iterable[RenderableType | None]:
     yield section("Formulas of time", _formulas(_spent(plan), _numbers(waterfall)))
 
 
-def _rows(title: str, rows: Mapping[str, Callable[[Plan], Words]]) -> Callable[[Explanation], list[RenderableType]]:
+def _rows(title: str, rows: Rows) -> Callable[[Explanation], list[RenderableType]]:
     """Return the function that shows a table of rows as a section."""
 
     def show(found: Explanation) -> list[RenderableType]:

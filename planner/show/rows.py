@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -37,7 +37,7 @@ from planner.specs.calibration import precision_class
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.padding import Padding
 
@@ -45,12 +45,19 @@ if TYPE_CHECKING:
     from planner.layout import Assumed
     from planner.plan import Plan
 
-Words = str | RenderableType
+Words: TypeAlias = str | RenderableType
+Rows: TypeAlias = "dict[str, Callable[[Plan], Words]]"
+"""Rows by name; a row without words is left out."""
+
 _MOST_KEYS: Final = 3
 """Keys that the short answer names; it counts the others."""
 
+_TILES: Final = "{} parts of the sequence, one after the other"
+_GRAPHS: Final = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
+_OVERLAP: Final = "exchanges of a microbatch beside the other pass of another one"
 
-def rows_of(plan: Plan, rows: Mapping[str, Callable[[Plan], Words]]) -> Padding | None:
+
+def rows_of(plan: Plan, rows: Rows) -> Padding | None:
     """Return the rows that have something to say of a plan; None if none has."""
     found = [
         (name, clean(words) if isinstance(words, str) else words) for name, of in rows.items() if (words := of(plan))
@@ -62,18 +69,6 @@ def _layout(plan: Plan) -> Words:
     return Group(Text(layout_words(plan.layout), style="bold"), assignments(short_layout(plan.layout)))
 
 
-def _pools(plan: Plan) -> Words:
-    return pools_words(plan.layout) if plan.layout.pools else ""
-
-
-def _racks(plan: Plan) -> Words:
-    return segment_words(plan.cluster.pools[0], plan.layout) if plan.layout.segment else ""
-
-
-def _layers(plan: Plan) -> Words:
-    return layers_words([plan.layout.layers_of_stage(stage) for stage in range(plan.layout.pp)])
-
-
 def _loss(plan: Plan) -> Words:
     """State how the loss is computed; nothing for an unfused loss."""
     words = {
@@ -82,20 +77,6 @@ def _loss(plan: Plan) -> Words:
         "fused-linear": "output head and loss in one kernel, for few tokens at a time",
     }
     return words.get(plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss, "")
-
-
-def _feed_forward(plan: Plan) -> Words:
-    tiles = plan.training.mlp_tiles
-    return f"{tiles} parts of the sequence, one after the other" if tiles > 1 else ""
-
-
-def _graphs(plan: Plan) -> Words:
-    words = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
-    return words.get(plan.training.cuda_graphs, "")
-
-
-def _overlap(plan: Plan) -> Words:
-    return "exchanges of a microbatch beside the other pass of another one" if plan.training.expert_overlap else ""
 
 
 def _trains(plan: Plan) -> Words:
@@ -176,18 +157,6 @@ def _chosen_batch(plan: Plan) -> Words:
     batch = plan.batch
     sizes = f"{batch.chosen:,} of {batch.least:,} to {batch.most:,}"
     return f"{sizes}; {batch.advice.extra_tokens - 1:.0%} more tokens than a small batch"
-
-
-def _minimum(plan: Plan) -> Words:
-    """State the proven minimum of the objective and the plan's value; empty without a search."""
-    if plan.minimum is None:
-        return ""
-    layout = [] if plan.minimum.layout == plan.layout else [assignments(short_layout(plan.minimum.layout))]
-    return Group(*layout, Text(minimum_words(plan)))
-
-
-def _warnings(plan: Plan) -> Words:
-    return "; ".join(plan.certificate.warnings) if plan.certificate else ""
 
 
 def _kinds(plan: Plan) -> dict[str, str]:
@@ -285,7 +254,7 @@ def _dispatch(plan: Plan) -> Words:
     )
 
 
-ANSWER: Final[dict[str, Callable[[Plan], Words]]] = {
+ANSWER: Final[Rows] = {
     "unknown": _unknown,
     "layout": _layout,
     "schedule": schedule_words,
@@ -299,32 +268,34 @@ ANSWER: Final[dict[str, Callable[[Plan], Words]]] = {
     "step": _step,
     "band": _band,
     "narrower": _narrower,
-    "memory": _memory,
+    "memory": lambda plan: Text.assemble(
+        (plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}"
+    ),
     "whole run": run_words,
     "effective": effective_words,
     "proof": proof_words,
-    "warning": _warnings,
+    "warning": lambda plan: "; ".join(plan.certificate.warnings) if plan.certificate else "",
 }
 """The short answer, shared by `plan` and `explain`; what would mislead if it were left out stands here."""
 
-LAYOUT: Final[dict[str, Callable[[Plan], Words]]] = {
+LAYOUT: Final[Rows] = {
     "layout": _layout,
     "schedule": schedule_words,
-    "pools": _pools,
-    "racks": _racks,
-    "layers": _layers,
+    "pools": lambda plan: pools_words(plan.layout) if plan.layout.pools else "",
+    "racks": lambda plan: segment_words(plan.cluster.pools[0], plan.layout) if plan.layout.segment else "",
+    "layers": lambda plan: layers_words([plan.layout.layers_of_stage(stage) for stage in range(plan.layout.pp)]),
     "recompute": lambda plan: recompute_words(plan.layout),
     "on the host": lambda plan: host_words(plan.memory),
     "loss": _loss,
-    "feed-forward": _feed_forward,
-    "CUDA graphs": _graphs,
-    "experts": _overlap,
+    "feed-forward": lambda plan: _TILES.format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
+    "CUDA graphs": lambda plan: _GRAPHS.get(plan.training.cuda_graphs, ""),
+    "experts": lambda plan: _OVERLAP if plan.training.expert_overlap else "",
     "trains": _trains,
     "not run": lambda plan: not_run(plan.engine, plan.layout),
     "idle": _idle,
 }
 
-BAND: Final[dict[str, Callable[[Plan], Words]]] = {
+BAND: Final[Rows] = {
     "band": _band,
     "like it": _like_it,
     "publishers": _publishers,
@@ -334,13 +305,13 @@ BAND: Final[dict[str, Callable[[Plan], Words]]] = {
     "narrower": _narrower,
 }
 
-PROOF: Final[dict[str, Callable[[Plan], Words]]] = {
+PROOF: Final[Rows] = {
     "proof": certificate_sentence,
-    "minimum": _minimum,
-    "warning": _warnings,
+    "minimum": minimum_words,
+    "warning": lambda plan: "; ".join(plan.certificate.warnings) if plan.certificate else "",
 }
 
-ASSUMED: Final[dict[str, Callable[[Plan], Words]]] = {
+ASSUMED: Final[Rows] = {
     "unknown": _unknown,
     "assumed": _keys("assumed", str),
     "misspelt": _misspelt,

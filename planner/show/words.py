@@ -221,14 +221,14 @@ def _counts_of_simplest(certificate: Certificate) -> str:
 
 
 def minimum_words(plan: Plan) -> str:
-    """State how much better the proven minimum is, and why the plan is simpler; empty without a search."""
+    """State the proven minimum, how much better it is, and why the plan is simpler; empty without a search."""
     least = plan.minimum
     if least is None:
         return ""
     if least.layout == plan.layout:
         return "the plan itself"
     faster = f"{format_seconds(least.step_seconds)}, {least.above:.1%} better, {format_bytes(least.peak_bytes)}"
-    return f"{faster}; the plan has {least.reason}"
+    return f"{short_layout(least.layout)}: {faster}; the plan has {least.reason}"
 
 
 def _counts(certificate: Certificate) -> str:

@@ -81,17 +81,10 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("whole run", run_words(plan)),
         *goodput_rows(plan),
         ("checkpoint", checkpoint_words(plan)),
-        ("minimum", _minimum(plan)),
+        ("minimum", minimum_words(plan)),
         ("proof", certificate_sentence(plan)),
     ]
     return [(name, words) for name, words in rows if words]
-
-
-def _minimum(plan: Plan) -> str:
-    """State the proven minimum of the objective and the plan's value."""
-    if plan.minimum is None or plan.minimum.layout == plan.layout:
-        return minimum_words(plan)
-    return f"{short_layout(plan.minimum.layout)}: {minimum_words(plan)}"
 
 
 def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
