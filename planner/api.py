@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -521,12 +521,13 @@ def explain_layout(
     collectives: bool = False,
     batch: bool = False,
     scaling: str | None = None,
+    parts: Collection[str] | None = None,
     reporter: Reporter | None = None,
 ) -> Explanation:
     """Break down the costs of a plan's layout and answer questions about it, as `planner explain` does.
 
     plan: a result of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of each
-    resource.
+    resource. `parts` names the fields of `Explanation.sections` to compute, beside the answers; without it all are.
 
     Raises:
         InputError: a question that cannot be read, a plan whose options are not valid, or a question about what fits
@@ -546,7 +547,7 @@ def explain_layout(
     )
     if plan.fits is None and (asked.why_not or asked.what_if or asked.batch or asked.scaling):
         raise undecided(plan.assumed)  # their answers are about what fits
-    return explain(plan, asked, reporter=reporter, tell=reporter.about)
+    return explain(plan, asked, parts=parts, reporter=reporter, tell=reporter.about)
 
 
 def calibrate_runs(

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
-from planner.cost.goodput import Goodput, goodput
+from planner.cost.goodput import Checkpoint, Goodput, checkpoint_of, goodput
 from planner.cost.ledger import (
     HostMemory,
     StageMemory,
@@ -40,6 +40,8 @@ from planner.specs.training import TrainingSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from planner.specs.job import PoolJob
 
 T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]
@@ -174,11 +176,18 @@ class Plan:
     @property
     def goodput(self) -> Goodput | None:
         """The shares of the run's time for training, checkpoints and failures; None if failures are not counted."""
-        if not self.training.failures:
-            return None
+        return goodput(*self._saving) if self.training.failures else None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Size of a checkpoint, and the time to write it."""
+        return checkpoint_of(*self._saving)
+
+    @property
+    def _saving(self) -> tuple[PoolJob, tuple[tuple[ClusterSpec, int], ...]]:
         common = {"model": self.model, "training": self.training, "engine": self.engine}
         job = job_on(self.cluster, self.calibration, **common)
-        return goodput(job.pools[0], devices_in_use(self.cluster, self.layout))
+        return job.pools[0], devices_in_use(self.cluster, self.layout)
 
     def to_json(self) -> str:
         """The plan document as text, as `planner plan --json` prints it."""
@@ -218,6 +227,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "flops_convention": plan.flops_convention,
         "run": _run_to_dict(plan.run),
         "goodput": _as_dict(plan.goodput),
+        "checkpoint": asdict(plan.checkpoint),
         "batch_choice": _as_dict(plan.batch),
         "memory": [_stage_memory_to_dict(stage, is_known=plan.fits is not None) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],

@@ -52,7 +52,7 @@ CONTRACT = {
     | FOREIGN,
     "explain": WORKLOAD
     | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}
-    | {"--html", "--trace", "--ranks", "--force"}
+    | {"--html", "--trace", "--ranks", "--force", "--section", "--all"}
     | FOREIGN,
     "diff": {"--json"},
     "verify": {"--rank", "--json"},

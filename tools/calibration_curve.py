@@ -6,9 +6,10 @@ A cluster is a source, a device, the devices of a node and the line rate, with a
 a fit without any run of their source. Then k rows of the cluster, drawn 20 times by seed, correct the forecasts of the
 other rows. As in `planner.accuracy.learn`, a row corrects only rows of its own engine; if no row of an engine is drawn,
 the forecasts of its rows stay as they are. The prior is fitted to clusters of other sources. The output is the median
-error of the other rows, its mean over the clusters, and the share of the corrected rows inside the band. `constant` is
-the median error with the best constant factor for each cluster, chosen in hindsight from all rows. With a file name,
-prices are stored in this file and read again.
+error of the other rows, its mean over the clusters, and the width of the band (high / low) and the share of the rows
+inside it: before any row of the cluster the band of published runs of other sources, then that of the corrected rows.
+`constant` is the median error with the best constant factor for each cluster, chosen in hindsight from all rows. With a
+file name, prices are stored in this file and read again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pickle
 import sys
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -29,13 +31,16 @@ from planner.accuracy.calibrate import (
     UNFITTED_ENGINES,
     UNFITTED_SOURCES,
     Sample,
+    evidence_of,
     held_out_ratios,
     read_samples,
     source_folds,
 )
 from planner.accuracy.jobs import Unsupported, job_of
-from planner.accuracy.learn import EIGHT_OF_TEN, FACTORS, PRIOR, Prior, posterior, prior_of, slopes_of
+from planner.accuracy.learn import EIGHT_OF_TEN, FACTORS, NARROWED, PRIOR, Prior, posterior, prior_of, slopes_of
 from planner.accuracy.runs import read_runs
+from planner.cost.band import band_of
+from planner.specs.by_name import shipped_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,15 +72,16 @@ class Priced(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Slopes, (rows, factors), and held-out log errors and engines, (rows,)."""
+    """Slopes, (rows, factors), held-out log errors and engines, (rows,), and logs of the band's ends, (rows, 2)."""
 
     slopes: NDArray[np.float64]
     errors: NDArray[np.float64]
     engines: NDArray[np.str_]
+    bands: NDArray[np.float64]
 
     def rows(self, chosen: NDArray[Any]) -> Cluster:
         """Some rows of the cluster."""
-        return Cluster(self.slopes[chosen], self.errors[chosen], self.engines[chosen])
+        return Cluster(*(column[chosen] for column in self))
 
     def by_engine(self) -> dict[str, Cluster]:
         """The rows of each engine."""
@@ -112,12 +118,20 @@ def priced_runs(kept: Path | None) -> list[Priced]:
 def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[Name, Cluster]:
     """Rows by cluster, forecast by a fit without their source; for a prior, only rows that a fit may use."""
     samples = [row.sample for row in rows]
-    errors = np.log(held_out_ratios(samples, source_folds(samples)))
+    ratios = held_out_ratios(samples, source_folds(samples))
+    evidence, spread = evidence_of(samples, ratios), shipped_calibration().spread
+
+    @cache
+    def band_without(source: str, kind: tuple[tuple[str, Any], ...]) -> tuple[float, float]:
+        found = band_of([each for each in evidence if each.source != source], spread, **dict(kind))
+        return math.log(found.low), math.log(found.high)
+
     members = defaultdict(list)
-    for row, error in zip(rows, errors, strict=True):
+    for row, ratio in zip(rows, ratios, strict=True):
         engine = row.sample.keys["engine"]
         if not of_prior or (row.sample.source not in UNFITTED_SOURCES and engine not in UNFITTED_ENGINES):
-            members[row.cluster].append((row.slopes, error, engine))
+            band = band_without(row.sample.source, tuple(row.sample.kind.items()))
+            members[row.cluster].append((row.slopes, math.log(ratio), engine, band))
     return {name: Cluster(*(np.array(column) for column in zip(*own, strict=True))) for name, own in members.items()}
 
 
@@ -150,7 +164,9 @@ def median_error(logs: NDArray[np.float64]) -> float:
 
 def curve(cluster: Cluster, prior: Prior) -> list[tuple[float, float, float]]:
     """For each k: the median error of the other rows, their share inside the band, and its width; means over draws."""
-    found = [(median_error(cluster.errors), math.nan, math.nan)]
+    low, high = cluster.bands.T
+    inside = float(np.mean((low <= cluster.errors) & (cluster.errors <= high)))
+    found = [(median_error(cluster.errors), inside, math.exp(float(np.median(high - low))))]
     for k in KS[1:]:
         drawn = []
         for seed in range(DRAWS):
@@ -195,8 +211,9 @@ def main(arguments: Sequence[str]) -> None:
         f"{'of k=0':49}" + "".join(f"{each / errors[0]:8.3f}" for each in errors[:-1]) + f"{constant / errors[0]:10.3f}"
     )
     print(f"{'to reach':49}" + "".join(f"{REACH.get(k, ''):>8}" for k in KS))
-    print(f"{'inside the band of 80 %':57}" + "".join(f"{each[1]:8.0%}" for each in means[1:]))
-    print(f"{'high / low':57}" + "".join(f"{each[2]:8.2f}" for each in means[1:]))
+    print(f"{'inside the band of 80 %':49}" + "".join(f"{each[1]:8.0%}" for each in means))
+    print(f"{'high / low':49}" + "".join(f"{each[2]:8.2f}" for each in means))
+    print(f"{'high / low that is shipped':49}" + "".join(f"{each:8.2f}" for each in NARROWED))
     prior = prior_without(of_prior, "")
     spreads = ", ".join(f"{name} {spread:.3f}" for name, spread in zip(FACTORS, prior.spreads, strict=True))
     print(f"\nprior of all clusters: {spreads}; scatter {prior.scatter:.3f}")

@@ -87,6 +87,13 @@ PRIOR: Final = Prior(spreads=(0.16, 2.2, 0.61, 0.93, 0.18, 0.48), scatter=0.085)
 """The prior from the clusters of published runs, as `python tools/calibration_curve.py` prints it."""
 
 
+NARROWED: Final = (1.0, 1.0)
+"""Widths of bands (high / low) of published clusters: from the runs of others, and after one run of the cluster.
+
+As `python tools/calibration_curve.py` prints them.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A measured run, with its job (under the shipped calibration) and its layout.

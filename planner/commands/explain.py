@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
@@ -21,7 +22,6 @@ from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from planner.api import Nodes, Plan, Workload
     from planner.explain.report import Explanation
@@ -33,6 +33,8 @@ def run(
     targets: Sequence[str],
     *,
     console: Console,
+    sections: Sequence[str] = (),
+    whole: bool = False,
     layout: str | None = None,
     from_file: Sequence[Path] = (),
     from_model: str | None = None,
@@ -55,13 +57,15 @@ def run(
 ) -> int:
     """Print the explanation of a plan, or of `layout` for MODEL CLUSTER [TRAINING.yaml]; return the exit code.
 
+    sections: names of sections to print in place of the short answer; `whole` prints all of them.
     html, trace: files for the page and the timeline; with either, only answers to questions are printed.
 
     Raises:
         PlannerError: as `planner.api.explain_layout`, or an output file exists and `force` is false.
     """
     from planner.api import explain_layout
-    from planner.show.explain import answers, explanation
+    from planner.show.explain import answers, explanation, overview, parts_of, section_names
+    from planner.show.screen import stack
     from planner.show.trace import trace_text
 
     if ranks and trace is None:
@@ -70,6 +74,9 @@ def run(
     if len(to_output) + as_json > 1:
         raise InputError("only one of --html -, --trace - and --json can go to standard output", hint=_HINT)
     check_writable(*(path for path in (html, trace) if str(path) != "-"), force=force)
+    names = section_names(sections)
+    if names and (whole or as_json):
+        raise InputError("--all and --json have every section; name sections without them", hint=_HINT)
     asked: dict[str, Any] = {"why_not": why_not, "what_if": what_if, "schedules": schedules}
     asked |= {"collectives": collectives, "batch": batch, "scaling": scaling}
     read = console.read_plan(targets[0]) if len(targets) == 1 and not from_file else None
@@ -79,18 +86,33 @@ def run(
             plan = _of_file(from_file, targets, layout, nodes=nodes, reporter=progress, **own, **workload)
         else:
             plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
-        found = explain_layout(plan, reporter=progress, **asked)
+        parts = None if as_json or html or whole else parts_of(names) | {"fitting_changes"}
+        found = explain_layout(plan, reporter=progress, parts=parts, **asked)
     if html:
         console.write(html, _page(found), force=force)
     if trace:
         console.write(trace, trace_text(plan, ranks=ranks), force=force)
     if as_json:
         console.print(found.to_json())
-    elif any(asked.values()) and not to_output:
-        console.render(answers(found))
-    elif not html and not trace:
-        console.render(explanation(found))
+    elif not to_output:
+        is_asked = any(asked.values())
+        parts_shown = explanation(found, names) if names or whole else None
+        if parts_shown is None and not (is_asked or html or trace):
+            parts_shown = overview(found)
+        console.render(stack(parts_shown, answers(found) if is_asked else None))
     return ExitCode.OK
+
+
+def _split(targets: Sequence[str], layout: str | None) -> tuple[Sequence[str], Sequence[str]]:
+    """Tell PLAN SECTION ... from MODEL CLUSTER ...: return the documents and the sections.
+
+    The second form needs a layout. Without one a file, or words that all name sections, tell that the first is meant.
+    """
+    from planner.show.explain import SECTIONS
+
+    words = [name for each in targets[1:] for name in each.split(",")]
+    is_plan = targets[0] == "-" or Path(targets[0]).is_file() or all(name in SECTIONS for name in words)
+    return (targets[:1], targets[1:]) if is_plan and layout is None else (targets, ())
 
 
 def _estimate(targets: Sequence[str], layout: str | None, **others: Any) -> Plan:
@@ -127,8 +149,15 @@ def _page(found: Explanation) -> Iterator[str]:
 
 @click.command("explain")
 @click.argument(
-    "targets", nargs=-1, required=True, metavar="PLAN | MODEL CLUSTER [TRAINING.yaml] | --from FILE CLUSTER"
+    "targets",
+    nargs=-1,
+    required=True,
+    metavar="PLAN [SECTION...] | MODEL CLUSTER [TRAINING.yaml] | --from FILE CLUSTER",
 )
+@click.option(
+    "--section", "sections", multiple=True, metavar="NAME", help="Print this section, as after PLAN; repeat it."
+)
+@click.option("--all", "whole", is_flag=True, help="Print every section, with formulas and sources.")
 @click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1.")
 @foreign_options
 @nodes_option(ranges=False)
@@ -138,9 +167,10 @@ def _page(found: Explanation) -> Iterator[str]:
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Show the cost of a plan or a layout, formula by formula, or answer questions about it.
+    """Show the cost of a plan or a layout, section by section, or answer questions about it.
 
-    PLAN is a file that `planner plan -o` wrote, or - for standard input. With --html or --trace the result goes
+    PLAN is a file that `planner plan -o` wrote, or - for standard input. Without SECTION the answer is short and lists
+    the sections, such as memory, time, others or proof. With --html or --trace the result goes
     only to files, unless there is a question to answer. The page contains the answers too. For
     either option, the file name - means standard output.
 
@@ -153,13 +183,16 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             del options["engine"]  # the foreign file decides the engine
     elif any(options[name] for name in ("from_model", "define", "args", "ignore")):
         raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")
-    elif len(options["targets"]) == 1:
-        refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
+    else:
+        options["targets"], named = _split(options["targets"], options["layout"])
+        options["sections"] += tuple(named)
+        if len(options["targets"]) == 1:
+            refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
     return run(console=Console(), **options)
 
 
 _OF_PLANS = {
-    *("targets", "why_not", "what_if", "schedules", "collectives", "batch", "scaling"),
+    *("targets", "sections", "whole", "why_not", "what_if", "schedules", "collectives", "batch", "scaling"),
     *("html", "trace", "ranks", "force", "as_json"),
 }
 _OF_LAYOUTS = {param.name for param in command.params} - _OF_PLANS

@@ -74,7 +74,7 @@ def run(
     from planner.plan import plan_to_dict, write_plan
     from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
     from planner.show.progress import write_stats
-    from planner.show.summary import next_command, summary
+    from planner.show.summary import answer, next_commands, summary
 
     if output is not None and str(output) == "-":
         output, as_json = None, True
@@ -111,13 +111,15 @@ def run(
         write_stats(progress, stats)
     if isinstance(found, NoLayoutFits):
         shown = nothing_fits(found.job, found.found)
-        return _answer(nothing_fits_to_dict(found.nearest, found.found), shown, found, console, as_json=as_json)
+        return _answer(
+            nothing_fits_to_dict(found.nearest, found.found), shown, found, console, as_json=as_json, fold=True
+        )
     if output:
         write_plan(found, output, replace=force)
     is_interrupted = found.certificate is not None and found.certificate.status == "interrupted"
     lacking = None if is_interrupted else shortfall(found, objective)
-    view = summary(found, "" if lacking else next_command(found, command_line, output))
-    code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json)
+    view = answer(found) if lacking else summary(found, next_commands(found, command_line, output))
+    code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json, fold=True)
     if is_interrupted:
         console.err.write("interrupted: this is the best layout until then\n")
         return ExitCode.INTERRUPTED
@@ -127,17 +129,28 @@ def run(
 
 
 def _answer(
-    document: dict[str, Any], shown: RenderableType, lacking: Shortfall | None, console: Console, *, as_json: bool
+    document: dict[str, Any],
+    shown: RenderableType,
+    lacking: Shortfall | None,
+    console: Console,
+    *,
+    as_json: bool,
+    fold: bool = False,
 ) -> int:
-    """Print an answer, with the changes that would help if it falls short of what was asked; return the exit code."""
+    """Print an answer, with the changes that would help if it falls short of what was asked; return the exit code.
+
+    fold: leave out the layouts of these changes if the answer would not fit on a screen.
+    """
     from planner.show.nothing_fits import ways_out, ways_out_to_dict
-    from planner.show.screen import stack
+    from planner.show.screen import OneScreen, stack
 
     if lacking:
         with console.progress() as progress:
             ways = lacking.remedies(progress), lacking.lifted_pins(progress)
         title = f"What would {'meet the deadline' if lacking.in_time else 'fit'} on {lacking.job.cluster.name}"
-        document, shown = document | ways_out_to_dict(*ways), stack(shown, ways_out(*ways, title))
+        document |= ways_out_to_dict(*ways)
+        forms = (True, False) if fold else (True,)
+        shown = OneScreen(*(stack(shown, ways_out(*ways, title, layouts=each)) for each in forms))
     console.render(json.dumps(document, indent=1, allow_nan=False) + "\n" if as_json else shown)
     return ExitCode.NOTHING_FITS if lacking else ExitCode.OK
 

@@ -66,6 +66,17 @@ class Interruptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Size of a checkpoint, and the time in which all hosts in use write or read it together."""
+
+    num_bytes: float
+    weight_bytes: float
+    optimizer_bytes: float
+    bytes_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
     """Shares of a run's time for training, checkpoints and failures.
 
@@ -135,30 +146,39 @@ def waiting_share(hosts_out: float, spare_hosts: int) -> float:
     return blocked
 
 
-def checkpoint_bytes(job: PoolJob) -> float:
-    """Bytes of a checkpoint: for each trained parameter, the weight and the optimizer's state, without the gradient.
+def checkpoint_of(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Checkpoint:
+    """A checkpoint on the devices in use: for each trained parameter, the weight and the optimizer's state.
 
-    Source: definition. BLOOM's checkpoint has 2.3 TB (bigscience, train/tr11-176B-ml/README.md): 176e9 parameters of 14
-    bytes, weights 2, master weights 4 and moments 8.
+    Gradients are not saved. Every host in use writes and reads its part.
+
+    Source: definition; rates of independent hosts add up. BLOOM's checkpoint has 2.3 TB (bigscience,
+    train/tr11-176B-ml/README.md): 176e9 parameters of 14 bytes, weights 2, master weights 4 and moments 8.
     """
-    states = job.state_bytes
-    return (states.weights + states.master + moment_bytes_per_param(job)) * num_trained_params(job.model, job.training)
+    states, count = job.state_bytes, num_trained_params(job.model, job.training)
+    weights, optimizer = states.weights * count, (states.master + moment_bytes_per_param(job)) * count
+    hosts = [math.ceil(devices / pool.devices_per_host) for pool, devices in in_use]
+    rate = sum_of(pool.failures.storage_bandwidth * num for (pool, _), num in zip(in_use, hosts, strict=True))
+    return Checkpoint(
+        num_bytes=weights + optimizer,
+        weight_bytes=weights,
+        optimizer_bytes=optimizer,
+        bytes_per_second=rate,
+        seconds=(weights + optimizer) / rate,
+    )
 
 
 def interruptions_of(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Interruptions:
     """Interruptions of a run on the devices in use, which belong to one cluster or to pools of a mixed cluster.
 
-    Every host in use writes and reads its part of a checkpoint. An asynchronous checkpoint blocks training only while
-    each device copies its state to the host's memory, at the PCIe rate of the cluster document. Without this rate,
-    training is blocked until the checkpoint is written.
+    An asynchronous checkpoint blocks training only while each device copies its state to the host's memory, at the PCIe
+    rate of the cluster document. Without this rate, training is blocked until the checkpoint is written.
 
     Source: definitions; rates of independent devices add up.
     """
     failures = [pool.failures for pool, _ in in_use]
-    hosts = [math.ceil(count / pool.devices_per_host) for pool, count in in_use]
     rate = sum_of(count / pool.failures.device_mtbf for pool, count in in_use)
-    size = checkpoint_bytes(job)
-    seconds = size / sum_of(each.storage_bandwidth * num for each, num in zip(failures, hosts, strict=True))
+    saved = checkpoint_of(job, in_use)
+    size, seconds = saved.num_bytes, saved.seconds
     copies = [pool.host.bandwidth * pool.host.efficiency for pool, _ in in_use if pool.host]
     is_aside = job.training.asynchronous_checkpoints and len(copies) == len(in_use)
     blocked = size / sum_of(count for _, count in in_use) / min(copies) if is_aside else seconds
@@ -203,7 +223,7 @@ def goodput(job: PoolJob, in_use: Sequence[tuple[ClusterSpec, int]]) -> Goodput:
     saving = effective * each.blocked / interval
     return Goodput(
         interruptions=each,
-        checkpoint_bytes=checkpoint_bytes(job),
+        checkpoint_bytes=checkpoint_of(job, in_use).num_bytes,
         interval_seconds=interval,
         best_interval_seconds=best,
         effective_share=effective,

@@ -22,7 +22,7 @@ from planner.specs.banned import not_run
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from planner.plan import Plan
     from planner.search.reporter import Reporter
@@ -78,11 +78,13 @@ def explain(
     plan: Plan,
     questions: Questions | None = None,
     *,
+    parts: Collection[str] | None = None,
     reporter: Reporter | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Explanation:
     """Analyse a plan and answer the questions; without questions no search runs.
 
+    parts: names of the fixed sections to compute, the others have no value; None for all.
     reporter: receives the progress of each search.
     tell: called with the subject of each search before it starts.
 
@@ -93,21 +95,21 @@ def explain(
     job = job_of(plan)
     priced = estimate(job, plan.layout)
     is_known = plan.fits is not None  # without it nothing is said of what fits
-    memory_band = memory_band_of(job, plan) if is_known else None
-    known: dict[str, Any] = {"memory_band": memory_band} if memory_band else {}
-    known |= {"not_run": why} if (why := not_run(plan.engine, plan.layout)) else {}
+    fixed: dict[str, Callable[[], Any]] = {
+        "waterfall": lambda: waterfall_of(job, plan.layout, priced),
+        "rates": lambda: rates_of(job, plan.layout, priced),
+        "peaks": lambda: peaks_of(job, plan.layout),
+        "alternatives": lambda: alternatives_of(job, plan.layout) if is_known else (),
+        "not_run": lambda: not_run(plan.engine, plan.layout) or None,
+        "memory_band": lambda: memory_band_of(job, plan) if is_known else None,
+        "fitting_changes": lambda: changes_that_fit(job, plan.layout) if plan.fits is False else None,
+    }
     if plan.fits is False:
         tell("what would make it fit")
-        known["fitting_changes"] = changes_that_fit(job, plan.layout)
-    sections = Sections(
-        waterfall=waterfall_of(job, plan.layout, priced),
-        rates=rates_of(job, plan.layout, priced),
-        peaks=peaks_of(job, plan.layout),
-        alternatives=alternatives_of(job, plan.layout) if is_known else (),
-        **known,
-        **_answers(plan, questions or Questions(), reporter, tell),
-    )
-    return Explanation(plan=plan, sections=sections)
+    wanted = fixed if parts is None else [name for name in fixed if name in parts]
+    found = {name: part for name in wanted if (part := fixed[name]()) is not None}
+    found |= _answers(plan, questions or Questions(), reporter, tell)
+    return Explanation(plan=plan, sections=Sections(**found) if parts is None else Sections.model_construct(**found))
 
 
 def _answers(

@@ -1,72 +1,158 @@
-"""Output of `planner explain`: the whole ledger, every line with its formula and source."""
+"""Output of `planner explain`: a short answer with a list of sections, and the sections, opened by name."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rich.measure import Measurement
+from rich.console import Group
 from rich.text import Text
 
 from planner.cost.ledger import total_exposed_seconds
+from planner.errors import InputError, Mistake
 from planner.show.answers import sensitivity_section, what_if_section, why_not_section
 from planner.show.batch import batch_section
-from planner.show.columns import Columns
-from planner.show.figures import bytes_scale, seconds_scale
-from planner.show.goodput import goodput_rows
+from planner.show.columns import Columns, assignments
+from planner.show.figures import seconds_scale
+from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.groups import collectives_section
-from planner.show.peak import alternatives_section, fitting_section, peak_section
+from planner.show.memory import (
+    alternatives_section,
+    fitting_section,
+    memory_section,
+    peak_section,
+    stages_section,
+)
+from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.scaling import scaling_section
 from planner.show.schedules import schedules_section
-from planner.show.screen import clean, indented, section, stack
-from planner.show.summary import band_rows, heading, layout_rows, memory_section
+from planner.show.screen import clean, section, stack
+from planner.show.summary import heading, runners_up
 from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
-from planner.show.words import fold_runs, limit_words, line_label, run_words, slowest_words
-from planner.units import format_count, format_seconds
+from planner.show.words import (
+    limit_words,
+    line_label,
+    run_words,
+    short_layout,
+    slowest_words,
+)
+from planner.specs.text import did_you_mean, quoted
+from planner.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+    from rich.console import RenderableType
 
     from planner.cost.ledger import MemoryLine, StageMemory, TimeLine
     from planner.explain.report import Explanation
     from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
-    from planner.show.figures import Scale
+    from planner.show.rows import Rows
+
+_FEW: Final = 3
+"""Changes that make a layout fit, in the short answer."""
 
 
-def explanation(found: Explanation) -> Group:
-    """Show the heading, the memory of every stage, the time of the step, and the formulas of memory and time."""
-    plan, sections = found.plan, found.sections
-    step = f"{format_seconds(plan.step_seconds)}, {format_count(plan.tokens_per_second_per_device)} tokens/s per device"
-    rates = f"MFU {plan.mfu:.1%}, HFU {plan.hfu:.1%}"
-    convention = Text(f"  {clean(plan.flops_convention)}", style="dim")
-    rows: list[tuple[str, RenderableType]] = [
-        ("step", step),
-        *band_rows(plan),
-        ("rates", Text.assemble(rates, convention)),
-    ]
-    if whole := run_words(plan):
-        rows.append(("whole run", whole))
-    rows += goodput_rows(plan)
-    scale = bytes_scale(stage.total_bytes for stage in plan.memory)
+class Section(NamedTuple):
+    """A part of the explanation that is opened by name.
+
+    holds: what it has, in a few words.
+    show: returns the parts with something to show.
+    parts: fields of the report that it needs, so that no other is computed.
+    none: what it says if it has nothing to show.
+    """
+
+    holds: str
+    show: Callable[[Explanation], Iterable[RenderableType | None]]
+    parts: tuple[str, ...] = ()
+    none: str = ""
+
+
+def overview(found: Explanation) -> Group:
+    """Show the short answer of a plan, the changes that make it fit if it does not, and the list of sections."""
+    plan = found.plan
+    cells = [(Text(name, style="bold"), Text(each.holds, style="dim")) for name, each in SECTIONS.items()]
+    half = -(-len(cells) // 2)
+    pairs = [(*cells[row], *(cells[row + half] if row + half < len(cells) else ("", ""))) for row in range(half)]
     return stack(
         heading(plan),
-        indented(Columns(layout_rows(plan), wrap=(1,))),
-        indented(Columns(rows, wrap=(1,))),
-        memory_section(plan.memory, note=limit_words(plan), is_known=plan.fits is not None),
-        peak_section(plan, sections.peaks, sections.memory_band),
-        fitting_section(plan, sections.fitting_changes),
-        alternatives_section(plan, sections.alternatives),
-        waterfall_section(sections.waterfall, slowest_words(plan)),
-        rates_section(sections.rates),
-        section(f"Memory of each stage, {scale.unit}", _StageColumns(plan, scale)),
-        _time_section(plan),
-        section("Formulas of memory", _formulas(_distinct(plan.memory))),
-        section("Formulas of the waterfall", part_formulas(own_parts(plan, sections.waterfall))),
-        section("Formulas of time", _formulas(_spent(plan), _numbers(sections.waterfall))),
-        Text("What a word means: planner glossary WORD", style="dim"),
+        rows_of(plan, ANSWER | {"checkpoint": checkpoint_words}),
+        fitting_section(plan, found.sections.fitting_changes[:_FEW]),
+        section("Sections", Columns(pairs), note="add NAME ... after PLAN, or --section NAME after CLUSTER; --all"),
     )
+
+
+def explanation(found: Explanation, names: Iterable[str] = ()) -> Group:
+    """Show some sections of a plan; without names all of them, below the short answer."""
+    chosen = list(names)
+    shown: list[RenderableType | None] = [] if chosen else [rows_of(found.plan, ANSWER)]
+    for name in chosen or SECTIONS:
+        parts = [each for each in SECTIONS[name].show(found) if each is not None]
+        if not parts and chosen:
+            parts = [section(name.capitalize(), Text(SECTIONS[name].none))]
+        shown += parts
+    if not chosen:
+        shown.append(Text("What a word means: planner glossary WORD", style="dim"))
+    return stack(heading(found.plan), *shown)
+
+
+def section_names(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of sections in some words, which may join names with commas.
+
+    Raises:
+        InputError: a word names no section; all such words are listed.
+    """
+    names = tuple(name for word in words for name in word.split(",") if name)
+    listing = f"sections are {', '.join(SECTIONS)}; MODEL CLUSTER goes with --layout tp=8,pp=4,..."
+    hints = {name: did_you_mean(name, SECTIONS, otherwise=listing) for name in names if name not in SECTIONS}
+    if hints:
+        raise InputError(*(Mistake(message=f"no section {quoted(name)}", hint=hint) for name, hint in hints.items()))
+    return names
+
+
+def parts_of(names: Iterable[str]) -> set[str]:
+    """Return the fields of the report that some sections need."""
+    return {part for name in names for part in SECTIONS[name].parts}
+
+
+def _memory(found: Explanation) -> Iterable[RenderableType | None]:
+    plan = found.plan
+    yield memory_section(plan.memory, note=limit_words(plan), is_known=plan.fits is not None)
+    yield stages_section(plan)
+
+
+def _time(found: Explanation) -> Iterable[RenderableType | None]:
+    yield waterfall_section(found.sections.waterfall, slowest_words(found.plan))
+    yield _time_section(found.plan)
+
+
+def _others(found: Explanation) -> Iterable[RenderableType | None]:
+    yield runners_up(found.plan, lambda runner: assignments(short_layout(runner.layout)))
+    yield alternatives_section(found.plan, found.sections.alternatives)
+
+
+def _run(found: Explanation) -> Iterable[RenderableType | None]:
+    plan = found.plan
+    rows = [("whole run", whole)] if (whole := run_words(plan)) else []
+    yield section("Run", Columns([*rows, *goodput_rows(plan), ("checkpoint", checkpoint_words(plan))], wrap=(1,)))
+
+
+def _formulas_of_all(found: Explanation) -> Iterable[RenderableType | None]:
+    plan, waterfall = found.plan, found.sections.waterfall
+    yield section("Formulas of memory", _formulas(_distinct(plan.memory)))
+    yield section("Formulas of the waterfall", part_formulas(own_parts(plan, waterfall)))
+    yield section("Formulas of time", _formulas(_spent(plan), _numbers(waterfall)))
+
+
+def _rows(title: str, rows: Rows) -> Callable[[Explanation], list[RenderableType]]:
+    """Return the function that shows a table of rows as a section."""
+
+    def show(found: Explanation) -> list[RenderableType]:
+        shown = rows_of(found.plan, rows)
+        return [Group(Text(title, style="bold"), shown)] if shown else []
+
+    return show
 
 
 def answers(found: Explanation) -> Group:
@@ -74,80 +160,48 @@ def answers(found: Explanation) -> Group:
     plan = found.plan
     return stack(
         heading(plan),
-        indented(Columns(layout_rows(plan), wrap=(1,))),
+        rows_of(plan, LAYOUT | ASSUMED),
         *(section for _, section in answers_by_question(found)),
     )
 
 
 def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
     """Return (question in a few words, answer) for each question."""
-    plan, sections = found.plan, found.sections
-    answered = [
+    sections = found.sections
+    others: tuple[tuple[str, Any, Callable[[Any], Group]], ...] = (
+        ("10 % more of each resource", sections.sensitivity, sensitivity_section),
+        ("Schedules", sections.schedules, schedules_section),
+        ("Collectives", sections.collectives, collectives_section),
+        ("Batch", sections.batch, partial(batch_section, found.plan)),
+        ("Scaling", sections.scaling, scaling_section),
+    )
+    return [
         *((f"Why not {each.asked}", why_not_section(each)) for each in sections.why_not),
         *((f"What if {each.asked}", what_if_section(each)) for each in sections.what_if),
+        *((title, show(part)) for title, part, show in others if part),
     ]
-    if sections.sensitivity:
-        answered.append(("10 % more of each resource", sensitivity_section(sections.sensitivity)))
-    if sections.schedules:
-        answered.append(("Schedules", schedules_section(sections.schedules)))
-    if sections.collectives:
-        answered.append(("Collectives", collectives_section(sections.collectives)))
-    if sections.batch:
-        answered.append(("Batch", batch_section(plan, sections.batch)))
-    if sections.scaling:
-        answered.append(("Scaling", scaling_section(sections.scaling)))
-    return answered
 
 
-class _StageColumns:
-    """A table with a row for each memory line and a column for each stage, split into blocks that fit the width."""
-
-    def __init__(self, plan: Plan, scale: Scale) -> None:
-        self._plan = plan
-        self._scale = scale
-        self._groups = fold_runs(
-            plan.memory, lambda stage: (stage.limit_bytes, [scale(float(line.num_bytes)) for line in stage.lines])
-        )
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(options.max_width, options.max_width)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        names = [line_label(line.name) for line in self._plan.memory[0].lines]
-        names_width = max(map(len, [*names, "layers of the tower"] if self._plan.model.vision else names))
-        width = 2 + max(max(map(len, self._widest(group))) for group in self._groups)
-        fit = max(1, (options.max_width - names_width) // width)
-        for first in range(0, len(self._groups), fit):
-            if first:
-                yield Text("")
-            yield self._block(names, self._groups[first : first + fit])
-
-    def _widest(self, group: list[StageMemory]) -> tuple[str, ...]:
-        """Return candidates for the longest text in the column of a group of stages."""
-        stage = group[0]
-        return _stages(group), self._scale(stage.limit_bytes), self._scale(stage.total_bytes), self._free(stage).plain
-
-    def _block(self, names: list[str], groups: list[list[StageMemory]]) -> RenderableType:
-        stages = [group[0] for group in groups]
-        layers = [str(self._plan.layout.layers_of_stage(stage.stage)) for stage in stages]
-        rows: list[list[RenderableType]] = [["layers", *layers]]
-        if tower := self._plan.model.vision:
-            of_first = f"+{tower.encoder.num_layers}"
-            rows.append(["layers of the tower", *("" if stage.stage else of_first for stage in stages)])
-        for index, name in enumerate(names):
-            rows.append([name, *(self._scale(float(stage.lines[index].num_bytes)) for stage in stages)])
-        rows.append([Text("total", style="bold"), *(Text(self._scale(s.total_bytes), style="bold") for s in stages)])
-        rows.append([Text("free", style="dim"), *(self._free(stage) for stage in stages)])
-        return Columns(rows, right=range(1, len(stages) + 1), header=["stage", *map(_stages, groups)])
-
-    def _free(self, stage: StageMemory) -> Text:
-        free = stage.limit_bytes - stage.total_bytes
-        return Text(self._scale(free), style="bold red" if free < 0 else "dim")
-
-
-def _stages(group: list[StageMemory]) -> str:
-    first, last = group[0].stage, group[-1].stage
-    return str(first) if first == last else f"{first}..{last}"
+def _chosen_batch_section(plan: Plan) -> Group | None:
+    """State how the batch size was chosen, its cost in tokens, and the learning rate for it."""
+    if plan.batch is None:
+        return None
+    batch, advice, rate = plan.batch, plan.batch.advice, plan.batch.learning_rate
+    speeds = [each.tokens_per_second for each in batch.tried if each.tokens_per_second]
+    length = plan.training.sequence_length
+    assumed = f"{format_count(advice.run_tokens)} tokens assumed" if advice.run_tokens_assumed else ""
+    sizes = f"{batch.chosen:,} of {batch.least:,} to {batch.most:,} sequences"
+    rows: list[tuple[str, RenderableType]] = [("chosen", f"{sizes}, {len(batch.tried)} sizes tried")]
+    if speeds:
+        rows.append(("speed", f"{format_count(min(speeds))} to {format_count(max(speeds))} tokens/s over these sizes"))
+    for each in advice.estimates:
+        sequences = f"{format_count(each.num_tokens)} tokens, {each.num_tokens / length:,.0f} sequences"
+        rows.append((each.kind, Text.assemble(sequences, (f"  {clean(each.source)}", "dim"))))
+    extra = f"{advice.extra_tokens - 1:.0%} more tokens than a small batch for the same loss, by the critical one"
+    rates = f"{rate.linear:.3g} by the linear, {rate.square_root:.3g} by the square root rule"
+    given = f"  if {rate.given:.3g} is right for {rate.of_batch:,.0f} sequences"
+    rows += [("price", extra), ("learning rate", Text.assemble(rates, (given, "dim")))]
+    return section("Batch", Columns(rows, wrap=(1,)), note=assumed)
 
 
 def _time_section(plan: Plan) -> Group:
@@ -195,3 +249,34 @@ def _formulas(lines: Iterable[MemoryLine | TimeLine], numbers: Mapping[str, str]
         for line in lines
     ]
     return Columns(rows, wrap=(1,))
+
+
+SECTIONS: Final = {
+    "layout": Section("degrees, schedule, layers", _rows("Layout", LAYOUT)),
+    "memory": Section("each line of each stage", _memory),
+    "peak": Section(
+        "the fullest moment",
+        lambda found: [peak_section(found.plan, found.sections.peaks, found.sections.memory_band)],
+        parts=("peaks", "memory_band"),
+    ),
+    "fit": Section(
+        "what would make it fit",
+        lambda found: [fitting_section(found.plan, found.sections.fitting_changes)],
+        parts=("fitting_changes",),
+        none="It fits.",
+    ),
+    "time": Section("from peak FLOP/s to the step", _time, parts=("waterfall",)),
+    "rates": Section("MFU, by what it counts", lambda found: [rates_section(found.sections.rates)], parts=("rates",)),
+    "others": Section("runners-up, single changes", _others, parts=("alternatives",), none="Nothing else was priced."),
+    "proof": Section("what is proved, and how", _rows("Proof", PROOF), none="A given layout has no proof."),
+    "band": Section("what the band rests on", _rows("Band", BAND), none="No published run is on such devices."),
+    "batch": Section(
+        "how the batch was chosen",
+        lambda found: [_chosen_batch_section(found.plan)],
+        none="The batch was given; --batch shows what others would change.",
+    ),
+    "run": Section("whole run, checkpoint", _run),
+    "assumed": Section("values not given", _rows("Assumed", ASSUMED), none="Every value was given."),
+    "formulas": Section("formulas and sources", _formulas_of_all, parts=("waterfall",)),
+}
+"""The sections of an explanation, in their order."""

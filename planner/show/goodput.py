@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from planner.cost.goodput import Goodput
@@ -14,12 +14,28 @@ _ENOUGH = 0.0005
 """A run that waits for repairs for less than this share of its time needs no further spare host."""
 
 
+def checkpoint_words(plan: Plan) -> str:
+    """State the size of a checkpoint, its parts, and the time in which the hosts write it together."""
+    found = plan.checkpoint
+    parts = f"weights {format_bytes(found.weight_bytes)}, optimizer {format_bytes(found.optimizer_bytes)}"
+    rate = format_rate(found.bytes_per_second)
+    return f"{format_bytes(found.num_bytes)} ({parts}); {format_seconds(found.seconds)} at {rate}"
+
+
+def effective_words(plan: Plan) -> str:
+    """State the share of the run that is kept, and what takes the rest; empty if failures are not counted."""
+    found = plan.goodput
+    if found is None:
+        return ""
+    return f"{found.effective_share:.1%} of the run{f'; {lost}' if (lost := _lost(found)) else ''}"
+
+
 def goodput_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return (name, text) rows on failures, checkpoints and spare hosts; empty if the plan has no goodput."""
     found = plan.goodput
     if found is None:
         return []
-    each, lost = found.interruptions, _lost(found)
+    each = found.interruptions
     blocked = f"stops training for {format_seconds(each.blocked)}"
     aside = f" and is written in {format_seconds(each.readable_after)}" if each.readable_after else ""
     best = found.interval_seconds == found.best_interval_seconds
@@ -27,7 +43,7 @@ def goodput_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [
         ("failures", f"one every {format_seconds(each.between)}; a restart takes {format_seconds(each.restart)}"),
         ("checkpoints", f"{every}: {format_bytes(found.checkpoint_bytes)}, {blocked}{aside}"),
-        ("effective time", f"{found.effective_share:.1%} of the run{f'; {lost}' if lost else ''}"),
+        ("effective time", effective_words(plan)),
     ]
     if not best:
         gain = f"every {format_seconds(found.best_interval_seconds)} would be {found.best_effective_share:.1%}"

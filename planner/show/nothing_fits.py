@@ -9,8 +9,9 @@ from rich.text import Text
 from planner.cost.ledger import worst_stage
 from planner.fit import chance_words
 from planner.show.columns import Columns, assignments
+from planner.show.memory import memory_section
+from planner.show.rows import host_words
 from planner.show.screen import clean, section, stack
-from planner.show.summary import host_rows, memory_section
 from planner.show.words import cluster_words, line_label, short_layout, stage_range
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
@@ -36,7 +37,7 @@ def nothing_fits(job: Job, found: NothingFits) -> Group:
         ("chance", f"{chance_words(fullest.chance_of_fitting)} that it fits all the same"),
         ("largest part", f"{line_label(found.dominating)}, {format_bytes(part)}"),
         ("layout", assignments(short_layout(found.layout))),
-        *host_rows(found.memory),
+        *([("on the host", host)] if (host := host_words(found.memory)) else []),
     ]
     head = Text.assemble(("Nothing fits: ", "bold red"), (clean(job.model.name), "bold"))
     head.append(f" on {clean(cluster_words(job.cluster))}")
@@ -44,44 +45,48 @@ def nothing_fits(job: Job, found: NothingFits) -> Group:
     return stack(
         head,
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
-        memory_section(found.memory, note=note),
+        memory_section((fullest,), note=note),
         section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
     )
 
 
-def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str) -> Group:
-    """Show the changes with which a layout fits, or does what else the title says, and the result without each pin."""
-    return stack(_remedies_section(remedies, title), _pins_section(pins) if pins else None)
+def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str, *, layouts: bool = True) -> Group:
+    """Show the changes with which a layout fits, or does what else the title says, and the result without each pin.
+
+    layouts: whether to show the layout that each of them leads to.
+    """
+    found = _remedies_section(remedies, title, layouts=layouts)
+    return stack(found, _pins_section(pins, layouts=layouts) if pins else None)
 
 
-def _remedies_section(remedies: Sequence[Remedy], title: str) -> Group:
+def _remedies_section(remedies: Sequence[Remedy], title: str, *, layouts: bool) -> Group:
     if not remedies:
         return section(title, Text("no single change that was tried; a smaller model or more devices"))
-    rows = [(Text(clean(each.change), style="bold"), *_figures(each)) for each in remedies]
-    header = ("change", "step", "tokens/s", "fits", "layout")
+    rows = [(Text(clean(each.change), style="bold"), *_figures(each, layouts=layouts)) for each in remedies]
+    header = ("change", "step", "tokens/s", "fits", "layout" * layouts)
     table = Columns(rows, right=(1, 2, 3), wrap=(0, 4), optional=(2,), header=header)
     return section(title, table, note="each one solved, cheapest first")
 
 
-def _figures(remedy: Remedy) -> tuple[RenderableType, ...]:
-    layout = assignments(short_layout(remedy.layout))
+def _figures(remedy: Remedy, *, layouts: bool) -> tuple[RenderableType, ...]:
+    layout = assignments(short_layout(remedy.layout) if layouts else "")
     chance = chance_words(remedy.chance_of_fitting)
     return format_seconds(remedy.step_seconds), format_count(remedy.tokens_per_second), chance, layout
 
 
-def _pins_section(pins: Sequence[LiftedPin]) -> Group:
+def _pins_section(pins: Sequence[LiftedPin], *, layouts: bool) -> Group:
     """Show for each pin the result without this pin."""
     rows: list[tuple[RenderableType, ...]] = []
     for each in pins:
         if each.remedy is not None:
-            rows.append((Text(clean(each.constraint), style="bold"), "fits", *_figures(each.remedy)))
+            rows.append((Text(clean(each.constraint), style="bold"), "fits", *_figures(each.remedy, layouts=layouts)))
         elif each.least is None:
             rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", "", ""))
         else:
             over = f"{format_bytes(each.least.num_bytes - each.least.limit_bytes)} too much"
             over = over if each.least.share > 1 else "too slow"
             rows.append((Text(clean(each.constraint), style="bold"), over, "", "", "", ""))
-    header = ("pin", "without it", "step", "tokens/s", "fits", "layout")
+    header = ("pin", "without it", "step", "tokens/s", "fits", "layout" * layouts)
     return section("What each pin costs", Columns(rows, right=(2, 3, 4), wrap=(0, 5), optional=(3,), header=header))
 
 

@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
@@ -27,6 +27,8 @@ _MIN_WIDTH: Final = 20
 _MAX_WIDTH: Final = 120
 """Longest line in characters; longer lines are hard to read even in a wide window."""
 _PIPE_WIDTH: Final = 80
+LINES: Final = 30
+"""Lines of an answer that is read without scrolling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,17 @@ def stack(*parts: RenderableType | None) -> Group:
         if part is not None:
             shown += [Text(""), part] if shown else [part]
     return Group(*shown)
+
+
+class OneScreen:
+    """The first of several forms of an answer that fits on one screen, or the last form, which is the shortest."""
+
+    def __init__(self, *forms: RenderableType) -> None:
+        self._forms = forms
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fits = (form for form in self._forms if len(console.render_lines(form, options)) <= LINES)
+        yield next(fits, self._forms[-1])
 
 
 def indented(part: RenderableType) -> Padding:

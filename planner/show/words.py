@@ -160,12 +160,37 @@ def certificate_sentence(plan: Plan) -> str:
     return f"Proved by planner {other.planner_version} with other formulas, not of the figures shown; it said: {said}"
 
 
+def proof_words(plan: Plan) -> str:
+    """State in one line what the search proved; empty for a layout that the user chose."""
+    certificate, least = plan.certificate, plan.minimum
+    if certificate is None:
+        return ""
+    if plan.proved_by:
+        return f"by planner {plan.proved_by.planner_version} with other formulas, not of these figures"
+    proof, (which, better, may) = certificate.simplest, _BETTER[certificate.objective]
+    within = f"within {100 * proof.within:.3g}%" if proof else ""
+    none, more = "" if plan.fits else "none fits; ", "; not all was searched" if certificate.not_searched else ""
+    if certificate.status != "optimal":
+        words = f"best found ({certificate.status}): {may.format(f'{_gap(plan, certificate):.2%}')}"
+    elif none:
+        words = f"of the likeliest to fit no other{which} {better}"
+    elif proof and least and least.layout != plan.layout:
+        words = f"simplest {within} of the proven minimum, {format_seconds(least.step_seconds)}"
+    else:
+        words = f"optimal: no other layout{which} {better}{f', none {within} is simpler' if proof else ''}"
+    return f"{none}{words}{more}"
+
+
+def _gap(plan: Plan, certificate: Certificate) -> float:
+    """Return the share by which an unknown layout could at most be better than the plan."""
+    return 1 - (1 - certificate.gap) / (1 + (plan.minimum.above if plan.minimum else 0.0))
+
+
 def _claim(plan: Plan, certificate: Certificate) -> str:
-    above = plan.minimum.above if plan.minimum else 0.0
     proof, (which, better, may) = certificate.simplest, _BETTER[certificate.objective]
     none = "" if plan.fits else "None fits. "
     if certificate.status != "optimal":
-        gap = 1 - (1 - certificate.gap) / (1 + above)
+        gap = _gap(plan, certificate)
         simplest = f" It is the simplest within {proof.within:.3g} of the best that was found." if proof else ""
         return f"{none}Not proved optimal ({certificate.status}): {may.format(f'{gap:.2%}')}.{simplest}"
     layout = f"layout{which} in the search space {better}"
@@ -196,14 +221,14 @@ def _counts_of_simplest(certificate: Certificate) -> str:
 
 
 def minimum_words(plan: Plan) -> str:
-    """State how much better the proven minimum is, and why the plan is simpler; empty without a search."""
+    """State the proven minimum, how much better it is, and why the plan is simpler; empty without a search."""
     least = plan.minimum
     if least is None:
         return ""
     if least.layout == plan.layout:
         return "the plan itself"
     faster = f"{format_seconds(least.step_seconds)}, {least.above:.1%} better, {format_bytes(least.peak_bytes)}"
-    return f"{faster}; the plan has {least.reason}"
+    return f"{short_layout(least.layout)}: {faster}; the plan has {least.reason}"
 
 
 def _counts(certificate: Certificate) -> str:

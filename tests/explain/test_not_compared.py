@@ -18,8 +18,8 @@ from planner.explain.what_if import what_if
 from planner.search.questions.given import plan_for_text
 from planner.show.answers import what_if_section
 from planner.show.difference import difference_view
+from planner.show.rows import BAND, rows_of
 from planner.show.screen import Screen, to_text
-from planner.show.summary import summary
 from planner.specs.by_name import shipped_calibration
 from planner.specs.load import load_job
 
@@ -58,8 +58,8 @@ def test_a_correction_of_one_family_is_named_and_engines_are_not_compared():
     old, new = plan_of("fsdp"), plan_of("torchtitan")
     (family,) = publishers_of_long_sequences("fsdp", "h100-80gb", 16384)
     assert old.band.family == family
-    assert family in text_of(summary(old, ""))
-    assert "than with the corrections that all engines share" not in text_of(summary(old, ""))
+    assert family in text_of(rows_of(old, BAND))
+    assert "than with the corrections that all engines share" not in text_of(rows_of(old, BAND))
     found = difference_of(new, old)
     assert any("fsdp" in reason and family in reason for reason in found.not_compared)
     said = text_of(difference_view(found, names=("new", "old")))
@@ -116,8 +116,8 @@ def test_the_gain_of_a_dispatcher_is_told_only_where_it_was_measured(cluster, me
     assert (asked.not_compared == ()) == measured
     assert ("not compared" in said) != measured
     dispatched = plan_of("megatron-bridge", LAYOUT, cluster=cluster, **EXPERTS)
-    assert ("not measured on" in text_of(summary(dispatched, ""))) != measured
-    assert "not measured on" not in text_of(summary(plan, ""))
+    assert ("not measured on" in text_of(rows_of(dispatched, BAND))) != measured
+    assert "not measured on" not in text_of(rows_of(plan, BAND))
 
 
 def test_a_dispatcher_inside_a_host_or_without_experts_needs_no_note():

@@ -9,8 +9,8 @@ import pytest
 
 from planner.search.questions.given import plan_for_text
 from planner.search.search import LABEL
+from planner.show.rows import BAND, rows_of
 from planner.show.screen import Screen, to_text
-from planner.show.summary import summary
 from planner.specs.by_name import shipped_calibration
 from planner.specs.load import load_job
 
@@ -44,9 +44,9 @@ def test_the_name_of_the_engine_is_told_where_it_moves_the_step(engine, of_any_e
         assert plan.engine_label.num_runs == sum(len(each.ratios) for each in ran)
 
 
-def test_some_engines_name_moves_the_step_and_the_summary_says_so():
+def test_some_engines_name_moves_the_step_and_the_band_says_so():
     plan = priced("megatron")
     assert plan.engine_label is not None
-    said, silent = (to_text(summary(each, ""), Screen()) for each in (plan, replace(plan, engine_label=None)))
+    said, silent = (to_text(rows_of(each, BAND), Screen()) for each in (plan, replace(plan, engine_label=None)))
     assert f"{plan.engine_label.num_runs} runs on" in " ".join(said.split())
     assert "which no feature" not in " ".join(silent.split())

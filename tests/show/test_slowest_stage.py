@@ -15,7 +15,6 @@ from planner.explain.report import explain
 from planner.plan import plan_from_json
 from planner.show.explain import explanation
 from planner.show.screen import Screen, to_text
-from planner.show.summary import summary
 
 LAYOUTS = {
     "last stage has the head": ("llama3-8b", "dgx-h100", "tp=2,pp=4,mbs=1,recompute=none"),
@@ -40,10 +39,7 @@ def test_the_table_names_the_stage_and_its_share_of_the_mean(name: str) -> None:
     assert json.loads(plan.to_json())["slowest_of_mean"] == plan.slowest_of_mean
     assert plan_from_json(plan.to_json()) == plan
     words = f"stage {slowest}, {times:.2f} times the mean of all stages"
-    table = to_text(summary(plan, "planner"), ONE_LINE)
-    (heading,) = [line for line in table.splitlines() if line.startswith("Time of a step")]
-    assert words in heading
-    said = to_text(explanation(explain(plan)), ONE_LINE).splitlines()
+    said = to_text(explanation(explain(plan), ["time"]), ONE_LINE).splitlines()
     assert sum(words in line for line in said if line.startswith(("Time of a step", "From peak"))) == 2
 
 
@@ -51,7 +47,8 @@ def test_lines_after_the_last_microbatch_name_their_own_stage() -> None:
     plan = plan_of("llama3-8b", "dgx-h100", "tp=2,pp=4,layers_per_stage=8/10/8/6,recompute=full,zero=0")
     stages = {line.name: line.stage for line in plan.time}
     assert stages["compute"] != stages["optimizer"], "stage 0 has the embedding, stage 1 the most layers"
-    heading = next(line for line in to_text(summary(plan, ""), ONE_LINE).splitlines() if line.startswith("Time of"))
+    said = to_text(explanation(explain(plan), ["time"]), ONE_LINE).splitlines()
+    heading = next(line for line in said if line.startswith("Time of"))
     assert f"lines of stage {stages['compute']}, " in heading
     assert heading.endswith(f"after the last microbatch, of stage {stages['optimizer']}")
 
@@ -67,4 +64,4 @@ def test_the_page_names_the_stage(tmp_path) -> None:
 def test_one_stage_needs_no_words() -> None:
     plan = plan_of("llama3-8b", "dgx-h100", "tp=8,pp=1")
     assert plan.slowest_of_mean == 1
-    assert "times the mean" not in to_text(summary(plan, ""), ONE_LINE) + to_text(explanation(explain(plan)), ONE_LINE)
+    assert "times the mean" not in to_text(explanation(explain(plan)), ONE_LINE)

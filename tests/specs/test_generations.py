@@ -9,7 +9,7 @@ import pytest
 
 from planner.errors import InputError
 from planner.search.questions.given import plan_for_text
-from planner.show.summary import band_rows
+from planner.show.rows import BAND
 from planner.specs import library
 from planner.specs.by_name import load_device
 from planner.specs.cluster import DeviceSpec, Generation
@@ -105,11 +105,13 @@ def test_a_plan_says_that_nothing_was_measured_on_the_device() -> None:
     words = {}
     for cluster in ("g6e", "p5"):
         job = load_job(model="llama3-8b", cluster=cluster, global_batch_size=8, sequence_length=2048)
-        rows = dict(band_rows(plan_for_text(job, "tp=1,zero=3,dp=8,mbs=1")))
-        words[cluster] = rows
-    assert "l40s-48gb those of ada" in str(words["g6e"]["device"])
-    assert "no published run is on l40s-48gb" in str(words["g6e"]["band"])
-    assert "device" not in words["p5"]
+        plan = plan_for_text(job, "tp=1,zero=3,dp=8,mbs=1")
+        words[cluster] = {name: str(of(plan)) for name, of in BAND.items()}
+    assert "l40s-48gb those of ada" in words["g6e"]["device"]
+    assert "no published run has l40s-48gb" in words["g6e"]["band"]
+    assert "planner measure" in words["g6e"]["narrower"]
+    assert words["p5"]["device"] == ""
+    assert "planner measure" not in words["p5"]["narrower"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.fit import chance_words, fit_words
 from planner.plan import plan_to_dict
-from planner.show.goodput import goodput_rows
+from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.words import (
     certificate_sentence,
     cluster_words,
@@ -80,17 +80,11 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("MFU counts", plan.flops_convention),
         ("whole run", run_words(plan)),
         *goodput_rows(plan),
-        ("minimum", _minimum(plan)),
+        ("checkpoint", checkpoint_words(plan)),
+        ("minimum", minimum_words(plan)),
         ("proof", certificate_sentence(plan)),
     ]
     return [(name, words) for name, words in rows if words]
-
-
-def _minimum(plan: Plan) -> str:
-    """State the proven minimum of the objective and the plan's value."""
-    if plan.minimum is None or plan.minimum.layout == plan.layout:
-        return minimum_words(plan)
-    return f"{short_layout(plan.minimum.layout)}: {minimum_words(plan)}"
 
 
 def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:

@@ -1,0 +1,319 @@
+"""Facts of a plan as rows, each a name and words; tables of rows make the short answer and sections of `explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from planner.accuracy.learn import NARROWED
+from planner.cost.adapters import num_trained_params
+from planner.cost.parameters import num_params
+from planner.cost.run import devices_in_use
+from planner.cost.transfers import unmeasured_dispatch
+from planner.fit import fit_words
+from planner.layout import NOT_PRICED, UNKNOWN
+from planner.search.near_ties import more_or_less
+from planner.show.columns import Columns, assignments
+from planner.show.goodput import effective_words
+from planner.show.screen import clean, indented
+from planner.show.words import (
+    certificate_sentence,
+    layers_words,
+    layout_words,
+    line_label,
+    minimum_words,
+    pools_words,
+    proof_words,
+    recompute_words,
+    run_words,
+    schedule_words,
+    segment_words,
+    short_layout,
+)
+from planner.specs.banned import not_run
+from planner.specs.calibration import precision_class
+from planner.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.padding import Padding
+
+    from planner.cost.ledger import StageMemory
+    from planner.layout import Assumed
+    from planner.plan import Plan
+
+Words: TypeAlias = str | RenderableType
+Rows: TypeAlias = "dict[str, Callable[[Plan], Words]]"
+"""Rows by name; a row without words is left out."""
+
+_MOST_KEYS: Final = 3
+"""Keys that the short answer names; it counts the others."""
+
+_TILES: Final = "{} parts of the sequence, one after the other"
+_GRAPHS: Final = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
+_OVERLAP: Final = "exchanges of a microbatch beside the other pass of another one"
+
+
+def rows_of(plan: Plan, rows: Rows) -> Padding | None:
+    """Return the rows that have something to say of a plan; None if none has."""
+    found = [
+        (name, clean(words) if isinstance(words, str) else words) for name, of in rows.items() if (words := of(plan))
+    ]
+    return indented(Columns(found, wrap=(1,))) if found else None
+
+
+def _layout(plan: Plan) -> Words:
+    return Group(Text(layout_words(plan.layout), style="bold"), assignments(short_layout(plan.layout)))
+
+
+def _loss(plan: Plan) -> Words:
+    """State how the loss is computed; nothing for an unfused loss."""
+    words = {
+        "fused": "one kernel for all logits of a microbatch",
+        "chunked": f"output head and loss of {plan.training.loss_chunks} parts of a microbatch, one after the other",
+        "fused-linear": "output head and loss in one kernel, for few tokens at a time",
+    }
+    return words.get(plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss, "")
+
+
+def _trains(plan: Plan) -> Words:
+    """State which parameters are trained, if some are frozen."""
+    training = plan.training
+    if not training.lora_rank:
+        return ""
+    trained, whole = num_trained_params(plan.model, training), num_params(plan.model)
+    words = (
+        f"{format_count(trained)} of {format_count(whole)} parameters: adapters of rank {training.lora_rank} beside "
+    )
+    frozen = f"the others are frozen in {training.frozen_weights.replace('16-bit', '16 bits')}"
+    return f"{words}{', '.join(training.lora_targets)}; {frozen}"
+
+
+def host_words(memory: Sequence[StageMemory]) -> Words:
+    """State the host memory per device, for the stage that uses most; empty without offload."""
+    hosts = [stage.host for stage in memory if stage.host is not None]
+    if not hosts:
+        return ""
+    fullest = max(hosts, key=lambda host: host.total_bytes)
+    parts = ", ".join(f"{line_label(line.name)} {format_bytes(float(line.num_bytes))}" for line in fullest.lines)
+    over = fullest.total_bytes > fullest.limit_bytes
+    limit = f"of {format_bytes(fullest.limit_bytes)} for each device"
+    return Text.assemble(parts, (f"  {limit}", "bold red" if over else "dim"))
+
+
+def _idle(plan: Plan) -> Words:
+    idle = plan.cluster.num_devices - plan.layout.world_size
+    why = f": {plan.idle_reason}" if plan.idle_reason else ""
+    return f"{idle:,} of {plan.cluster.num_devices:,} devices{why}" if idle else ""
+
+
+def _kind(each: Assumed) -> str:
+    """Return the row of a value that the user did not give, or of a foreign file's key."""
+    if each.settled_by:
+        return "unknown"
+    return "misspelt" if each.rule.startswith(UNKNOWN) else "not priced" if each.rule == NOT_PRICED else "assumed"
+
+
+def _keys(kind: str, form: Callable[[Assumed], str]) -> Callable[[Plan], Words]:
+    """Return the function that lists the values of a kind, each in the words of `form`."""
+    return lambda plan: "; ".join(form(each) for each in plan.assumed if _kind(each) == kind)
+
+
+def _unknown(plan: Plan) -> Words:
+    """Name the keys of a foreign file that leave the verdict unknown, each with the option that settles it."""
+    found = _keys("unknown", lambda each: f"{each.key}={each.value}: {each.rule} ({each.settled_by})")(plan)
+    return Text(clean(found), style="bold red") if found else ""
+
+
+_misspelt = _keys("misspelt", lambda each: f"{each.key}={each.value} ({each.rule.removeprefix(f'{UNKNOWN}; ')})")
+
+
+def _counted(plan: Plan) -> Words:
+    """Count the assumed values and the keys without a price, and name the first ones."""
+    told = []
+    for kind in ("assumed", "not priced"):
+        found = [f"{each.key}={each.value}" for each in plan.assumed if _kind(each) == kind]
+        more = ", ..." * (len(found) > _MOST_KEYS)
+        told += [f"{len(found):,} {kind} ({', '.join(found[:_MOST_KEYS])}{more})"] if found else []
+    return "; ".join(told)
+
+
+def _step(plan: Plan) -> Words:
+    in_all = plan.training.global_batch_size * plan.training.sequence_length / plan.step_seconds
+    rate = f"{format_count(plan.tokens_per_second_per_device)} tokens/s per device, {format_count(in_all)} in all"
+    return Text.assemble((format_seconds(plan.step_seconds), "bold"), f"; {rate}; MFU {plan.mfu:.1%}")
+
+
+def _memory(plan: Plan) -> Words:
+    return Text.assemble((plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}")
+
+
+def _chosen_batch(plan: Plan) -> Words:
+    if plan.batch is None:
+        return ""
+    batch = plan.batch
+    sizes = f"{batch.chosen:,} of {batch.least:,} to {batch.most:,}"
+    return f"{sizes}; {batch.advice.extra_tokens - 1:.0%} more tokens than a small batch"
+
+
+def _kinds(plan: Plan) -> dict[str, str]:
+    """Return the words for each property that makes a plan like a published run, or unlike all of them."""
+    precision = f"{kind} bits" if (kind := precision_class(plan.training.precision)) == "16" else kind
+    return {
+        "device": " and ".join(pool.device.name for pool, _ in devices_in_use(plan.cluster, plan.layout)),
+        "engine": f"engine {plan.engine.name}",
+        "axes": f"axes {plan.band.axes if plan.band else ''}",
+        "precision": precision,
+        "experts": f"layers {'without' if plan.model.moe is None else 'with'} experts",
+    }
+
+
+def _is_calibrated(plan: Plan) -> bool:
+    return any(each.low and each.high for each in plan.calibration)
+
+
+def _num_runs(count: int) -> str:
+    return f"{count:,} run{'s' if count != 1 else ''}"
+
+
+def _band(plan: Plan) -> Words:
+    """State the error band of the step time, and in a few words what it rests on."""
+    band, low, high = plan.band, plan.low_step_seconds, plan.high_step_seconds
+    if band is None or not low or not high:
+        return ""
+    kinds = _kinds(plan)
+    new = ", ".join(kinds.get(key, key) for key in band.unseen)
+    if _is_calibrated(plan):
+        rests = f"rests on {_num_runs(band.num_near)} of --calibration{f'; wider: none has {new}' if new else ''}"
+    elif new:
+        rests = f"wider: no published run has {new}"
+    else:
+        rests = f"rests on {_num_runs(band.num_near)} like it" if band.num_near else "no published run is quite like it"
+    span = f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}"
+    return f"{span}; {rests}{f'; one family of publishers, {band.family}' if band.family else ''}"
+
+
+def _like_it(plan: Plan) -> Words:
+    """Count the published runs that are like the plan in every property."""
+    band, kinds = plan.band, _kinds(plan)
+    if band is None or _is_calibrated(plan):
+        return ""
+    kinds["device"] = f"on {kinds['device']}"
+    return f"{_num_runs(band.num_near)} {', '.join(kinds.values())}; others count less, the less similar they are"
+
+
+def _publishers(plan: Plan) -> Words:
+    words = "the band is wider because the corrections rest on one family of publishers"
+    return f"{words}, {plan.band.family}" if plan.band and plan.band.family else ""
+
+
+def _unmeasured(plan: Plan) -> list[str]:
+    """Return the devices whose efficiencies nobody measured; they have the efficiencies of their generation."""
+    devices = [pool.device for pool, _ in devices_in_use(plan.cluster, plan.layout)]
+    return [f"{each.name} those of {each.generation}" for each in devices if "efficiency.matmul" in each.assumed]
+
+
+def _device(plan: Plan) -> Words:
+    found = _unmeasured(plan)
+    return f"takes the efficiencies of its generation, which nobody measured on it: {' and '.join(found)}" * bool(found)
+
+
+def _narrower(plan: Plan) -> Words:
+    """State what would narrow the band where device or engine have no evidence, and how much it did elsewhere."""
+    band, is_assumed = plan.band, bool(_unmeasured(plan))
+    if band is None or _is_calibrated(plan) or not (is_assumed or {"device", "engine"} & set(band.unseen)):
+        return ""
+    before, after = NARROWED
+    measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
+    learn = f"one log (`planner calibrate`) narrows it: high / low went from {before:.3g} to {after:.3g}"
+    return f"{measure}{learn} on published clusters"
+
+
+def _label(plan: Plan) -> Words:
+    """State how much the engine's own calibration changes the step time, if the effect is large."""
+    label = plan.engine_label
+    if label is None:
+        return ""
+    device, engine = plan.cluster.pools[0].device.name, plan.engine.name
+    runs = _num_runs(label.num_runs) if label.num_runs else "no run"
+    if plan.band and plan.band.family:
+        words = f"corrections rest on one family of publishers, {plan.band.family} ({runs} on {device}), and move the "
+        return f"{words}forecast by {abs(label.share):.0%}; this forecast is not compared with those for other engines"
+    moved = f"{more_or_less(label.share, 'slower', 'faster')} than with the corrections that all engines share"
+    return f"forecast {moved}; no feature of {engine} explains the difference, which rests on {runs} on {device}"
+
+
+def _dispatch(plan: Plan) -> Words:
+    """Say that nobody measured the dispatcher of tokens on this network."""
+    link = unmeasured_dispatch(plan.model, plan.engine, plan.cluster.pools[0], plan.layout)
+    return f"DeepEP or HybridEP sends tokens to experts; its gain over an all-to-all is not measured on {link}" * bool(
+        link
+    )
+
+
+ANSWER: Final[Rows] = {
+    "unknown": _unknown,
+    "layout": _layout,
+    "schedule": schedule_words,
+    "trains": _trains,
+    "on the host": lambda plan: host_words(plan.memory),
+    "not run": lambda plan: not_run(plan.engine, plan.layout),
+    "idle": _idle,
+    "misspelt": _misspelt,
+    "assumed": _counted,
+    "batch": _chosen_batch,
+    "step": _step,
+    "band": _band,
+    "narrower": _narrower,
+    "memory": lambda plan: Text.assemble(
+        (plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}"
+    ),
+    "whole run": run_words,
+    "effective": effective_words,
+    "proof": proof_words,
+    "warning": lambda plan: "; ".join(plan.certificate.warnings) if plan.certificate else "",
+}
+"""The short answer, shared by `plan` and `explain`; what would mislead if it were left out stands here."""
+
+LAYOUT: Final[Rows] = {
+    "layout": _layout,
+    "schedule": schedule_words,
+    "pools": lambda plan: pools_words(plan.layout) if plan.layout.pools else "",
+    "racks": lambda plan: segment_words(plan.cluster.pools[0], plan.layout) if plan.layout.segment else "",
+    "layers": lambda plan: layers_words([plan.layout.layers_of_stage(stage) for stage in range(plan.layout.pp)]),
+    "recompute": lambda plan: recompute_words(plan.layout),
+    "on the host": lambda plan: host_words(plan.memory),
+    "loss": _loss,
+    "feed-forward": lambda plan: _TILES.format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
+    "CUDA graphs": lambda plan: _GRAPHS.get(plan.training.cuda_graphs, ""),
+    "experts": lambda plan: _OVERLAP if plan.training.expert_overlap else "",
+    "trains": _trains,
+    "not run": lambda plan: not_run(plan.engine, plan.layout),
+    "idle": _idle,
+}
+
+BAND: Final[Rows] = {
+    "band": _band,
+    "like it": _like_it,
+    "publishers": _publishers,
+    "device": _device,
+    "engine": _label,
+    "dispatch": _dispatch,
+    "narrower": _narrower,
+}
+
+PROOF: Final[Rows] = {
+    "proof": certificate_sentence,
+    "minimum": minimum_words,
+    "warning": lambda plan: "; ".join(plan.certificate.warnings) if plan.certificate else "",
+}
+
+ASSUMED: Final[Rows] = {
+    "unknown": _unknown,
+    "assumed": _keys("assumed", str),
+    "misspelt": _misspelt,
+    "not priced": _keys("not priced", lambda each: f"{each.key}={each.value}"),
+}
