@@ -9,7 +9,7 @@ import click
 
 from planner.commands.console import Console, run_folder
 from planner.commands.options import (
-    RunCommand,
+    Command,
     calibration_option,
     force_unfit_option,
     place_options,
@@ -73,7 +73,7 @@ def _show_comparison(output: Path, console: Console, corrections: Calibration | 
         console.render(comparison(found, learning_commands(plan_of_run, output)))
 
 
-@click.command("launch", cls=RunCommand)
+@click.command("launch", cls=Command)
 @plan_argument
 @run_options
 @place_options

@@ -78,5 +78,8 @@ def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
 @click.option("--force", is_flag=True, help="Replace a file that exists.")
 @json_option
 def command(**options: Any) -> int:
-    """List the shipped models, print NAME in full, or convert a config.json."""
+    """List the shipped models, print one, or convert a config.json.
+
+    NAME is a shipped name or a file, which is printed as it was read, with its size.
+    """
     return run(console=Console(), **options)

@@ -10,11 +10,14 @@ import click
 
 from planner.commands.console import Console, check_writable
 from planner.commands.options import (
+    Command,
     cluster_names_of,
     file_option,
-    foreign_options,
+    force_option,
+    group,
+    help_option,
     json_option,
-    nodes_option,
+    machine_options,
     refuse_options,
     share_option,
     workload_options,
@@ -197,64 +200,58 @@ _OF_ONE_SIZE = {
 _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 
 
-@click.command("plan")
-@click.argument("model")
+@click.command("plan", cls=Command)
+@click.argument("model", required=False)
 @click.argument("cluster", required=False)
 @click.argument("training", required=False, metavar="[TRAINING.yaml]")
-@foreign_options
-@nodes_option(ranges=True)
 @workload_options
-@click.option(
-    "--pin", multiple=True, metavar="LAYOUT", help="Search only layouts with these values, as in tp=8 or mbs<=4."
+@machine_options(ranges=True)
+@group(
+    "Search",
+    click.option("--pin", multiple=True, metavar="LAYOUT", help="Only layouts with these values, tp=8 or mbs<=4."),
+    click.option("--forbid", multiple=True, metavar="LAYOUT", help="No layout with this combination of values."),
+    click.option(
+        "--objective",
+        type=click.Choice(["throughput", "cost", "gpus", "memory"]),
+        default="throughput",
+        metavar="NAME",
+        help="throughput, memory, or cost or gpus of a deadline.",
+    ),
+    share_option("--within", help="Loss to accept for a simpler layout; 2%."),
+    share_option("--confidence", default="80%", help="Chance of meeting the deadline."),
+    click.option(
+        "--solver", type=click.Choice(["cbc", "highs"]), help="By default CBC, or HiGHS where PuLP has no CBC."
+    ),
+    click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the search."),
+    click.option("--check", is_flag=True, help="Check the bounds on 64 configurations they ruled out."),
 )
-@click.option("--forbid", multiple=True, metavar="LAYOUT", help="Exclude layouts with this combination of values.")
-@click.option(
-    "--objective",
-    type=click.Choice(["throughput", "cost", "gpus", "memory"]),
-    default="throughput",
-    show_default=True,
-    help="Quantity to optimize; cost and gpus meet the deadline.",
+@group(
+    "Answer",
+    click.option(
+        "--top",
+        type=click.IntRange(1, 100),
+        default=3,
+        show_default=True,
+        metavar="K",
+        help="Most runners-up to list.",
+    ),
+    json_option,
 )
-@share_option(
-    "--within", help="Share of the objective that a simpler layout may cost; 2% by default, 0 for the minimum."
+@group(
+    "Output",
+    file_option("-o", "--output", help="Write the plan; - for standard output, like --json."),
+    file_option("--html", help="For several clusters, a page with charts."),
+    file_option("--stats", help="Write statistics and times of the solve."),
+    force_option,
+    help_option,
 )
-@share_option("--confidence", default="80%", help="Chance with which cost and gpus must meet the deadline.")
-@click.option(
-    "--top",
-    type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    metavar="K",
-    help="Largest number of runners-up.",
-)
-@click.option(
-    "--solver",
-    type=click.Choice(["cbc", "highs"]),
-    help="Solver of the integer program; by default CBC, or HiGHS where PuLP came without CBC.",
-)
-@click.option(
-    "--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Time limit of the search, in seconds."
-)
-@click.option(
-    "--check", is_flag=True, help="Compare lower bounds with the optima of 64 configurations that they ruled out."
-)
-@file_option("-o", "--output", help="Write the plan here; - for standard output, like --json.")
-@click.option("--force", is_flag=True, help="Replace files that exist.")
-@file_option("--stats", help="Write statistics and times of the solve.")
-@file_option("--html", help="For several clusters, write a page with a chart of time and cost.")
-@json_option
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
-    Several clusters, as in p5,g6e,mine.yaml, are compared by time, cost and energy.
-
-    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files. MODEL may also be the
-    Hub id of a shipped model, a Hugging Face config.json, or its folder. Without -o nothing is written. The exit
-    code is 3 if no layout fits into memory, or if none meets the deadline of --objective cost or gpus. If no layout
-    fits but some may fit, the most likely one is shown.
-
-    With --from FILE give only CLUSTER: model and training come from a file of another program.
+    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or files; MODEL may be a Hub id or a
+    config.json. Several clusters, as in p5,g6e, are compared. Without CLUSTER it plans for this machine. With --from
+    FILE give only CLUSTER. Exit code 3: no layout fits, or none meets the deadline.
     """
     _name_model(ctx, options)
     nodes, names = options["nodes"], cluster_names_of(options["cluster"])
