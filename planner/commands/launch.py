@@ -70,7 +70,7 @@ def _show_comparison(output: Path, console: Console, corrections: Calibration | 
         if corrections is not None:
             plan_of_run = corrected(plan_of_run, corrections)
         found = compare(plan_of_run, json.loads(measured.read_text(encoding="utf-8")))
-        console.render(comparison(found, learning_commands(plan_of_run, output)))
+        console.render(comparison(found, learning_commands(output)))
 
 
 @click.command("launch", cls=Command)

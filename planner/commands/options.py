@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.run_arguments import OF_OTHER_PROGRAMS, RunArguments, option_name
-from planner.units import parse_length, parse_share
+from planner.units import parse_length, parse_share, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -58,6 +58,7 @@ def _read_nodes(text: str, *, ranges: bool) -> Nodes | Sizes:
 def _read_hosts(text: str, *, ranges: bool) -> range:
     first, dots, last = text.partition("..")
     parts = [first, last] if dots else [first]
+    parts = [str(whole_of(part)) for part in parts]
     if not all(re.fullmatch(r"-?[0-9]{1,12}", part) for part in parts):
         raise ValueError(f"{text!r} is no number of hosts; write 16{' or 4..64' if ranges else ''}")
     counts = [int(part) for part in parts]
@@ -109,7 +110,7 @@ class _Count(click.IntRange):
         """Read the number."""
         if ".." in str(value):
             self.fail(f"{value!r} is a range, and this option takes one number; ranges: --nodes A..B", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(whole_of(value), param, ctx)
 
 
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
@@ -245,7 +246,7 @@ def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
     name, text, read = option_name(each.name), each.metadata["help"], each.metadata["read"]
     if each.default is False:
         return click.option(name, is_flag=True, help=text)
-    types = {Path: click.Path(path_type=Path), int: click.IntRange(min=1)}
+    types = {Path: click.Path(path_type=Path), int: _Count(min=1)}
     return click.option(
         name,
         type=types.get(read, str),
@@ -263,6 +264,12 @@ def with_run_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     names = {each.name for each in fields(RunArguments)}
     arguments = RunArguments(**{name: options[name] for name in names})
     return {name: value for name, value in options.items() if name not in names} | {"arguments": arguments}
+
+
+def given_options(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options and arguments that the user gave; functions have their own defaults for the others."""
+    typed = click.core.ParameterSource.COMMANDLINE
+    return {name: value for name, value in options.items() if ctx.get_parameter_source(name) is typed}
 
 
 def refuse_options(ctx: click.Context, names: Collection[str | None], why: str) -> None:

@@ -16,8 +16,6 @@ from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
 from planner.fit import chance_words, fit_words
 from planner.layout import NOT_PRICED, UNKNOWN
-from planner.no_plan import command_again
-from planner.plan import plan_to_dict
 from planner.search.near_ties import NEAR_TIE, more_or_less
 from planner.search.objectives import WORTH_READING
 from planner.show.columns import Columns, Flow, assignments
@@ -86,13 +84,11 @@ def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
 
 
-def learning_commands(plan: Plan, run: Path) -> tuple[str, str]:
-    """Return the commands to suggest after a run: calibrate with the run, then plan the same job again."""
-    again = command_again(plan_to_dict(plan)).replace("planner explain", "planner plan").partition(" --layout ")[0]
-    return (
-        f"planner calibrate {clean(shlex.quote(str(run)))} -o mine.json",
-        f"{clean(again)} --calibration mine.json",
-    )
+def learning_commands(run: Path) -> tuple[str, str]:
+    """Return the commands to suggest after a run in a folder: calibrate with the run, then plan its job again."""
+    calibrate = ["planner", "calibrate", str(run), "-o", "mine.json"]
+    again = ["planner", "plan", "--from", str(run / "plan.json"), "--calibration", "mine.json"]
+    return clean(shlex.join(calibrate)), clean(shlex.join(again))
 
 
 def heading(plan: Plan) -> Text:
