@@ -16,7 +16,7 @@ The names of `planner.api.__all__` are the Python API (docs/python.md); each is 
 TYPE_CHECKING = False  # type checkers take it for true; the module `typing` would double the time of this import
 if TYPE_CHECKING:
     from planner.api import *  # noqa: F403
-    from planner.api import __all__
+    from planner.api import __all__  # noqa: F401
 else:
 
     def __getattr__(name: str) -> object:

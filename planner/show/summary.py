@@ -84,7 +84,7 @@ def next_command(plan: Plan, command: str, saved_as: Path | None) -> str:
     return f"planner {verb} {clean(shlex.quote(str(saved_as)))}"
 
 
-def learning_commands(run: Path) -> tuple[str, str]:
+def learning_commands(run: Path) -> tuple[str, ...]:
     """Return the commands to suggest after a run in a folder: calibrate with the run, then plan its job again."""
     calibrate = ["planner", "calibrate", str(run), "-o", "mine.json"]
     again = ["planner", "plan", "--from", str(run / "plan.json"), "--calibration", "mine.json"]

@@ -11,12 +11,11 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
 
-from planner.units import KINDS, UNITS, exact_quantity, parse_quantity, whole_of
+from planner.units import KINDS, UNITS, exact_quantity, parse_quantity
 
 _EXAMPLES: Final = {
     "bytes": "80 GiB",
@@ -40,14 +39,7 @@ _SMALLEST: Final = 1e-40
 
 
 class InputDocument(Document):
-    """A document that a user writes, with counts like 128k; numbers beyond `_LARGEST` and `_SMALLEST` are refused."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _read_count(cls, value: Any, info: ValidationInfo) -> Any:
-        name = str(info.field_name)
-        is_text = isinstance(value, str) and cls.model_fields[name].annotation in (int, int | None)
-        return whole_of(value, name) if is_text else value
+    """A document that a user writes; numbers beyond `_LARGEST` and `_SMALLEST` are refused."""
 
     @field_validator("*")
     @classmethod
