@@ -538,12 +538,15 @@ def explain_layout(
     collectives: bool = False,
     batch: bool = False,
     scaling: str | None = None,
+    search: bool = True,
     reporter: Reporter | None = None,
 ) -> Explanation:
     """Break down the costs of a plan's layout and answer questions about it, as `planner explain` does.
 
     plan: a result of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of each
     resource.
+    search: whether the answers to `what_if` plan again after the change; without it they are prices of the plan's own
+        layout, in a small part of the time.
 
     Raises:
         InputError: a question that cannot be read, a plan whose options are not valid, or a question about what fits
@@ -560,6 +563,7 @@ def explain_layout(
         collectives=collectives,
         batch=batch,
         scaling=scaling,
+        search=search,
     )
     if plan.fits is None and (asked.why_not or asked.what_if or asked.batch or asked.scaling):
         raise undecided(plan.assumed)  # their answers are about what fits

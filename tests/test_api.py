@@ -177,8 +177,6 @@ def test_where_nothing_fits_the_plan_is_the_nearest_layout_and_its_shortfall_kno
     assert lifted["zero=0"].step_seconds == pytest.approx(alone.certificate.objective_seconds)
     # every copy of the states is whole
     assert not [each for each in lacking.remedies() if "adapters" not in each.change]
-        each for each in lacking.remedies() if "adapters" not in each.change
-    ]  # every copy of the states is whole
 
 
 def test_limits_of_an_engines_programs_are_no_pins_of_the_user() -> None:
