@@ -21,7 +21,7 @@ from planner.search.objectives import WORTH_READING
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, StepBar, bytes_scale, fill_of, seconds_scale
 from planner.show.goodput import goodput_rows
-from planner.show.screen import clean, indented, section, stack
+from planner.show.screen import Command, clean, indented, section, stack
 from planner.show.words import (
     certificate_sentence,
     cluster_words,
@@ -70,7 +70,7 @@ def summary(plan: Plan, command: str) -> Group:
         _batch_section(plan),
         _runners_up_section(plan),
         _proof_section(plan),
-        section("Next", Text(command, overflow="fold")) if command else None,
+        section("Next", Command(command)) if command else None,
     )
 
 
