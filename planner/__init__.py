@@ -10,56 +10,32 @@ Data flows in one direction, and imports follow the same direction::
                                                                                    |
                                          explain, emit, launch -> torchrun -m planner.trainer plan.json
 
-The names below are the Python API (docs/python.md). Each name is imported when it is first used.
+The names of `planner.api.__all__` are the Python API (docs/python.md); each is imported when it is first used.
 """
 
 from planner.version import VERSION
 
 TYPE_CHECKING = False  # type checkers take it for true; the module `typing` would double the time of this import
 if TYPE_CHECKING:
-    from planner.api import (
-        NoLayoutFits,
-        Plan,
-        PlannerError,
-        clusters,
-        compare_clusters,
-        compare_sizes,
-        engine_profiles,
-        estimate_layout,
-        explain_layout,
-        models,
-        plan_job,
-        read_plan,
-        shortfall,
-    )
+    from planner.api import *  # noqa: F403
+    from planner.api import __all__  # noqa: F401
 else:
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module 'planner' has no attribute {name!r}")
-        from planner import api
+        from importlib.util import find_spec
 
-        return getattr(api, name)
+        if find_spec(f"planner.{name}") is None:  # else Python asks for a module that it imports next
+            from planner import api
 
+            if name in ("__all__", *api.__all__):
+                return getattr(api, name)
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
 
-__all__ = [
-    "NoLayoutFits",
-    "Plan",
-    "PlannerError",
-    "clusters",
-    "compare_clusters",
-    "compare_sizes",
-    "engine_profiles",
-    "estimate_layout",
-    "explain_layout",
-    "models",
-    "plan_job",
-    "read_plan",
-    "shortfall",
-]
 
 __version__ = VERSION
 
 
 def __dir__() -> list[str]:
+    from planner.api import __all__
+
     return sorted({*globals(), *__all__})

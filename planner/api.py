@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_
 from planner import reading
 from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, unplannable, whole_hosts
-from planner.errors import InputError, NothingFitsError, PlannerError
+from planner.errors import InputError, PlannerError
 from planner.explain.plan_inputs import constraints_of, job_of
-from planner.fit import fit_words, undecided
+from planner.fit import undecided
 from planner.made_by import made_by
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
@@ -45,6 +45,7 @@ from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import load_calibration, model_notes
 from planner.specs.cluster import ClusterSpec
 from planner.specs.cluster_documents import checked_cluster, cluster_tree, folder_of, with_devices
+from planner.specs.files import is_plan
 from planner.specs.load import load_job
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import any_of, did_you_mean, printable
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 __all__ = [
-    "NoLayoutFits",
     "Plan",
     "PlannerError",
     "clusters",
@@ -134,20 +134,6 @@ class Shortfall:
         return lifted_pins(self.job, each_lifted(self.asked), reporter, in_time=self.in_time, planned=_plannable)
 
 
-class NoLayoutFits(Shortfall, NothingFitsError):
-    """No layout of a job fits into memory.
-
-    found: the layout that comes nearest to fitting, its memory, and its largest line.
-    """
-
-    found: NothingFits
-
-    @property
-    def nearest(self) -> Plan:
-        """The plan of the layout that comes nearest to fitting, with its prices."""
-        return plan_for_layout(self.job, self.found.layout)
-
-
 def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "throughput") -> Shortfall | None:
     """What an answer lacks of what was asked for; None if a plan fits and meets the deadline of the objective.
 
@@ -208,11 +194,10 @@ def plan_job(
         allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
 
     If no layout meets the deadline, the plan is the fastest layout and `plan.run.meets_deadline` is false. If no layout
-    fits but some may fit, the plan is the layout most likely to fit and `plan.fits` is false.
+    fits, `plan.fits` is false: the plan is the layout most likely to fit, or, without a certificate, the layout that
+    comes nearest to it. In both cases `shortfall(plan)` searches for what would help.
 
     Raises:
-        NoLayoutFits: no layout fits into memory; the error holds the nearest layout and can search for changes that
-        fit.
         InputError: documents or keywords have mistakes (all are listed), or no layout is legal under the pins.
         EnvironmentProblem: a file cannot be read.
     """
@@ -239,7 +224,9 @@ def plan_job(
         reporter=reporter,
     )
     if isinstance(found, NothingFits):
-        raise _no_layout_fits(job, asked, found)
+        nearest = plan_for_layout(job, found.layout)
+        said: Any = {"objective": objective, **asked.to_dict()}
+        return replace(nearest, options=replace(nearest.options, **said))
     return replace(found, batch=batch)
 
 
@@ -303,7 +290,6 @@ def compare_clusters(
     A cluster on which the job cannot be planned is listed with the reason. `plan_job` explains the other keywords.
 
     Raises:
-        NothingFitsError: the job fits on none of the clusters.
         InputError: an unknown cluster, or mistakes of documents and keywords that occur on every cluster.
         EnvironmentProblem: a file cannot be read.
     """
@@ -418,7 +404,7 @@ def _check_devices(foreign: Foreign, num_devices: int) -> None:
 
 def plan_file(
     path: Files,
-    cluster: str,
+    cluster: str | None = None,
     training: str | None = None,
     *,
     model: str | None = None,
@@ -431,12 +417,23 @@ def plan_file(
 ) -> Plan:
     """Find the best layout for the model and training that a file of another program sets: `planner plan --from`.
 
+    The file may also be a plan, whose job is planned again: its documents and the options of its search, unless
+    keywords change them, with the engine's profile and the corrections of this version. Only a plan may go without
+    `cluster`.
+
     `estimate_file` and `plan_job` explain the keywords and the errors. Keys without a price that decide whether a plan
     fits are an error, except keys of the layout, which the search chooses.
     """
     from planner.emit.read.front import layout_text
 
     own = {"model": model, "define": _texts(define), "args": args, "ignore": _texts(ignore)}
+    if is_plan(first := _paths(path)[0]):
+        if define or args or ignore:
+            raise InputError("--define, --args and --ignore are of scripts", where="--from", hint=f"{first} is a plan")
+        of_plan: Any = _job_of_plan(read_plan(first), model, cluster, training, keywords)
+        return plan_job(nodes=nodes, reporter=reporter, **of_plan)
+    if cluster is None:
+        raise InputError("no cluster is given", hint="`planner clusters` lists what is shipped")
     foreign, nodes, keywords = _of_file(path, cluster, own, nodes, keywords)
     if open_keys := [each for each in foreign.assumed if each.settled_by and "--layout" not in each.settled_by]:
         raise undecided(open_keys, printable(str(_paths(path)[0]), 1000))
@@ -456,6 +453,26 @@ def plan_file(
         )
         (reporter or Reporter()).noted(f"{words}, or plan with {pins}")
     return plan
+
+
+def _job_of_plan(
+    plan: Plan, model: str | None, cluster: str | None, training: str | None, keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The keywords of `plan_job` that plan the job of a plan again, with `keywords` in place of its options."""
+    said, changed = plan.options, {name: value for name, value in keywords.items() if value is not None}
+    limit = "risk" if said.headroom is None else "headroom"
+    known: dict[str, Any] = {"pin": said.pins, "forbid": said.forbidden, "objective": said.objective}
+    known |= {"allow_tp_across_nodes": said.allow_tp_across_nodes, "allow_offload": said.allow_offload}
+    known |= {} if {"risk", "headroom"} & changed.keys() else {limit: getattr(said, limit)}
+    known |= {"within": said.within} if plan.certificate else {}
+    known |= {"confidence": said.confidence} if said.confidence else {}
+    known |= {"global_batch": f"{plan.batch.least}..{plan.batch.most}"} if plan.batch else {}
+    documents = {
+        "model": model or plan.model,
+        "cluster": cluster or plan.cluster,
+        "training": training or plan.training,
+    }
+    return {**documents, "engine": plan.engine.name, **known, **changed}
 
 
 def _paths(path: Files) -> list[Path]:
@@ -522,12 +539,15 @@ def explain_layout(
     batch: bool = False,
     scaling: str | None = None,
     parts: Collection[str] | None = None,
+    search: bool = True,
     reporter: Reporter | None = None,
 ) -> Explanation:
     """Break down the costs of a plan's layout and answer questions about it, as `planner explain` does.
 
     plan: a result of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of each
     resource. `parts` names the fields of `Explanation.sections` to compute, beside the answers; without it all are.
+    search: whether the answers to `what_if` plan again after the change; without it they are prices of the plan's own
+        layout, in a small part of the time.
 
     Raises:
         InputError: a question that cannot be read, a plan whose options are not valid, or a question about what fits
@@ -544,6 +564,7 @@ def explain_layout(
         collectives=collectives,
         batch=batch,
         scaling=scaling,
+        search=search,
     )
     if plan.fits is None and (asked.why_not or asked.what_if or asked.batch or asked.scaling):
         raise undecided(plan.assumed)  # their answers are about what fits
@@ -669,12 +690,3 @@ def _check_choice(option: str, given: str, choices: Any) -> None:
     if given not in known:
         hint = did_you_mean(given, known, otherwise=f"valid: {any_of(known)}")
         raise InputError(f"{given!r} is none of them", where=option, hint=hint)
-
-
-def _no_layout_fits(job: Job, asked: Constraints, found: NothingFits) -> NoLayoutFits:
-    words = fit_words(plan_for_layout(job, found.layout))
-    error = NoLayoutFits(
-        f"no layout fits into memory: of the nearest, {words}", hint="`remedies()` finds what would fit"
-    )
-    error.job, error.asked, error.found = job, asked, found
-    return error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import shlex
 import signal
@@ -52,6 +53,18 @@ class _InOrder(click.Group):
         return list(self.commands)
 
 
+def _hush(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's own
+    """Drop what a command writes to standard error; `_report` runs after it, so errors remain."""
+    if value:
+        ctx.with_resource(contextlib.redirect_stderr(io.StringIO()))
+
+
+def _quiet(*, hidden: bool = False) -> click.Option:
+    words = "No progress and no notes; errors remain."
+    names = ["-q", "--quiet"]
+    return click.Option(names, is_flag=True, expose_value=False, callback=_hush, hidden=hidden, help=words)
+
+
 @click.group(cls=_InOrder, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="planner")
 @click.pass_context
@@ -63,13 +76,13 @@ def cli(ctx: click.Context) -> None:
 
 _EXAMPLES: Final = {
     plan: (
-        "planner plan llama3-70b dgx-h100 --nodes 16 --seq-len 8192 --global-batch 512 -o plan.json",
-        "planner plan gpt3-175b dgx-a100 --nodes 64..128 --global-batch 1536 --seq-len 2048",
-        "planner plan config.json dgx-h100,dgx-a100 --gpus 64 --seq-len 4096 --global-batch 256",
+        "planner plan llama3-70b dgx-h100 --nodes 16 --global-batch 512 -o plan.json",
+        "planner plan gpt3-175b dgx-a100 --nodes 64..128 --global-batch 1536",
+        "planner plan config.json dgx-h100,dgx-a100 --gpus 64 --global-batch 256",
     ),
     explain: (
         "planner explain plan.json --why-not tp=8",
-        "planner explain llama3-8b dgx-h100 --gpus 8 --seq-len 8192 --global-batch 64 --layout dp=8,zero=3",
+        "planner explain llama3-8b dgx-h100 --global-batch 64 --layout dp=8,zero=3",
         "planner explain --from train.sh dgx-h100 --gpus 64",
     ),
     diff: ("planner diff before.json after.json",),
@@ -84,9 +97,17 @@ _EXAMPLES: Final = {
     engines: ("planner engines", "planner engines megatron"),
     glossary: ("planner glossary bubble",),
 }
-for verb, examples in _EXAMPLES.items():
-    verb.command.epilog = "\b\nFor example:\n" + "\n".join(f"  {example}" for example in examples)
+_FIRST: Final = (
+    "planner plan llama3-8b dgx-h100 --global-batch 512 -o plan.json",
+    "planner explain plan.json",
+    "planner emit plan.json --on slurm -o run",
+)
+cli.params.insert(0, _quiet())
+for verb in _EXAMPLES:
     cli.add_command(verb.command)
+    verb.command.params.append(_quiet(hidden=True))  # `planner plan -q` works like `planner -q plan`
+for each, examples in ((cli, _FIRST), *((verb.command, lines) for verb, lines in _EXAMPLES.items())):
+    each.epilog = "\b\nFor example:\n" + "\n".join(f"  {example}" for example in examples)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -36,11 +37,13 @@ from planner.specs.job import job_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
+from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from planner.specs.cluster import ClusterSpec
     from planner.specs.job import PoolJob
 
 T = TypeVar("T")
@@ -82,7 +85,7 @@ class Minimum:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """A job, the layout chosen for it, and the ledger that explains the choice.
 
@@ -188,6 +191,29 @@ class Plan:
         common = {"model": self.model, "training": self.training, "engine": self.engine}
         job = job_on(self.cluster, self.calibration, **common)
         return job.pools[0], devices_in_use(self.cluster, self.layout)
+
+    def __repr__(self) -> str:
+        return f"<Plan: {'; '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: a table without colours, which suits a dark page and a light one."""
+        row = "<tr><th>{}</th><td>{}</td></tr>"
+        return f"<table>{''.join(row.format(name, escape(text)) for name, text in self._facts().items())}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        """What a reader asks first, in words without a line break."""
+        degrees = {key: getattr(self.layout, key) for key in ("tp", "pp", "dp", "cp", "ep", "mbs", "zero")}
+        layout = ", ".join(f"{key}={value}" for key, value in degrees.items() if value > (key != "zero"))
+        stage, low, high = self.worst_stage, self.low_step_seconds, self.high_step_seconds
+        band = f", in 8 of 10 runs {format_seconds(low)} to {format_seconds(high)}" if low and high else ""
+        return {
+            "model": self.model.name,
+            "cluster": f"{self.layout.world_size:,} of {self.cluster.num_devices:,} devices of {self.cluster.name}",
+            "layout": layout or "one device",
+            "step": f"{format_seconds(self.step_seconds)}{band}",
+            "speed": f"{format_count(self.tokens_per_second_per_device)} tokens/s per device, {self.mfu:.1%} MFU",
+            "memory": f"{self.verdict}: {format_bytes(stage.total_bytes)} of {format_bytes(stage.limit_bytes)}",
+        }
 
     def to_json(self) -> str:
         """The plan document as text, as `planner plan --json` prints it."""

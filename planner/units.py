@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final
+from typing import Any, Final
 
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -45,7 +45,7 @@ _LONGEST: Final = 400
 """Longest text, in characters, that is read as a quantity, because matching takes time quadratic in the length."""
 
 
-_LENGTH: Final = re.compile(r"([0-9]{1,12})\s*([kK]?)")
+_LENGTH: Final = re.compile(r"([0-9]{1,12})\s*([kKM]?)")
 
 
 def parse_quantity(text: str, kind: str) -> float:
@@ -131,13 +131,29 @@ def parse_count(text: str) -> float:
 def parse_length(text: str) -> int:
     """Read a sequence length in tokens: "8192", or "32k", which means 32 x 1,024 as is usual for context lengths.
 
+    An M means 1,024 x 1,024.
+
     Raises:
         ValueError: the text has neither form.
     """
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no sequence length; write 8192 or 32k")
-    return int(match[1]) << (10 if match[2] else 0)
+    return int(match[1]) << {"": 0, "M": 20}.get(match[2], 10)
+
+
+def whole_of(value: Any, name: str = "") -> Any:
+    """The whole number that "128k" or "4M" stands for: 128,000, or 131,072 if `name` is that of a sequence's length.
+
+    Any other value is returned as it is; the document that has it reports it.
+    """
+    if not isinstance(value, str) or not value[-1:].isalpha():
+        return value
+    try:
+        count = parse_length(value) if name.endswith("sequence_length") else parse_count(value)
+    except ValueError:
+        return value
+    return round(count) if math.isclose(count, round(count), rel_tol=1e-12) else value
 
 
 def parse_clock(text: str) -> int:

@@ -32,8 +32,9 @@ def run(before: str, after: str, *, console: Console, as_json: bool = False) -> 
 @click.argument("after", metavar="B")
 @json_option
 def command(**options: Any) -> int:
-    """Compare plan B with plan A: inputs, layout, and every line of time and memory.
+    """Compare plan B with plan A: inputs, layout, every line.
 
-    A and B are files that `planner plan -o` wrote. One of them may be - for standard input.
+    A and B are files that `planner plan -o` wrote. One of them may be - for standard input. The lines are those of
+    time and memory.
     """
     return run(console=Console(), **options)

@@ -9,7 +9,7 @@ import click
 
 from planner.commands.console import Console, run_folder
 from planner.commands.options import (
-    RunCommand,
+    Command,
     force_unfit_option,
     plan_argument,
     run_options,
@@ -100,7 +100,7 @@ def _say_yours(console: Console, made: Bundle) -> None:
         console.err.write(f"still yours: {advice}\n")
 
 
-@click.command("emit", cls=RunCommand)
+@click.command("emit", cls=Command)
 @plan_argument
 @click.option(
     "--to",
@@ -120,7 +120,7 @@ def _say_yours(console: Console, made: Bundle) -> None:
 @force_unfit_option
 @run_options
 def command(**options: Any) -> int:
-    """Write the files that run PLAN with another program or on a cluster.
+    """Write the files that run PLAN with a program or on a cluster.
 
     The files are the configuration of the program, a script that starts it, and the plan. Without -o nothing is
     written: the files are printed, or for our own trainer the command of each host. Values that the plan does not

@@ -34,5 +34,5 @@ def run(name: str | None = None, *, console: Console, as_json: bool = False) -> 
 @click.argument("name", required=False)
 @json_option
 def command(**options: Any) -> int:
-    """List the programs that plans can be made for (`--engine`), or print profile NAME in full."""
+    """List the programs for --engine, or print profile NAME in full."""
     return run(console=Console(), **options)

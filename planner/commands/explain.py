@@ -10,9 +10,9 @@ import click
 
 from planner.commands.console import Console, check_writable
 from planner.commands.options import (
-    foreign_options,
-    json_option,
-    nodes_option,
+    Command,
+    group,
+    machine_options,
     question_options,
     refuse_options,
     report_options,
@@ -147,27 +147,28 @@ def _page(found: Explanation) -> Iterator[str]:
     yield page_text(found, step, replicas=replicas_of(plan), gains=layout_gains(plan))
 
 
-@click.command("explain")
+@click.command("explain", cls=Command)
 @click.argument(
     "targets",
     nargs=-1,
     required=True,
     metavar="PLAN [SECTION...] | MODEL CLUSTER [TRAINING.yaml] | --from FILE CLUSTER",
 )
-@click.option(
-    "--section", "sections", multiple=True, metavar="NAME", help="Print this section, as after PLAN; repeat it."
+@group(
+    "Answer",
+    click.option(
+        "--section", "sections", multiple=True, metavar="NAME", help="Print this section, as after PLAN; repeat it."
+    ),
+    click.option("--all", "whole", is_flag=True, help="Print every section, with formulas and sources."),
 )
-@click.option("--all", "whole", is_flag=True, help="Print every section, with formulas and sources.")
-@click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1.")
-@foreign_options
-@nodes_option(ranges=False)
+@group("Workload", click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1."))
 @workload_options
+@machine_options(ranges=False)
 @question_options
 @report_options
-@json_option
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Show the cost of a plan or a layout, section by section, or answer questions about it.
+    """Show what a plan or layout costs, or answer questions about it.
 
     PLAN is a file that `planner plan -o` wrote, or - for standard input. Without SECTION the answer is short and lists
     the sections, such as memory, time, others or proof. With --html or --trace the result goes

@@ -34,5 +34,5 @@ def run(words: Sequence[str] = (), *, console: Console, as_json: bool = False) -
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
 def command(**options: Any) -> int:
-    """Explain WORD, a term of the output or a key of a layout; without WORD, all terms."""
+    """Explain WORD, a term of the output or of a layout, or all."""
     return run(console=Console(), **options)

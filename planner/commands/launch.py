@@ -9,7 +9,7 @@ import click
 
 from planner.commands.console import Console, run_folder
 from planner.commands.options import (
-    RunCommand,
+    Command,
     calibration_option,
     force_unfit_option,
     place_options,
@@ -17,7 +17,7 @@ from planner.commands.options import (
     run_options,
     with_run_arguments,
 )
-from planner.errors import ExitCode
+from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from planner.run_arguments import RunArguments
@@ -56,9 +56,13 @@ def run(
 
 
 def _show_comparison(output: Path, console: Console, corrections: Calibration | None) -> None:
-    """Compare the measurements of the run in `output` with its plan, and print the commands for calibration."""
+    """Compare the measurements of the run in `output` with its plan, and print the commands for calibration.
+
+    A run that is too short to learn from has no such commands.
+    """
     import json
 
+    from planner.calibrate.inputs import read_inputs
     from planner.measured import compare
     from planner.reading import corrected
     from planner.show.measured import comparison
@@ -70,10 +74,15 @@ def _show_comparison(output: Path, console: Console, corrections: Calibration | 
         if corrections is not None:
             plan_of_run = corrected(plan_of_run, corrections)
         found = compare(plan_of_run, json.loads(measured.read_text(encoding="utf-8")))
-        console.render(comparison(found, learning_commands(plan_of_run, output)))
+        try:
+            read_inputs([output], plan=None, tell=lambda _: None)
+            commands = learning_commands(output)
+        except InputError:
+            commands = ()
+        console.render(comparison(found, commands))
 
 
-@click.command("launch", cls=RunCommand)
+@click.command("launch", cls=Command)
 @plan_argument
 @run_options
 @place_options

@@ -92,11 +92,11 @@ def _make_folder(path: Path) -> None:
 @place_options
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 def command(**options: Any) -> int:
-    """Measure this machine's devices and links, and write documents to plan with.
+    """Measure this machine, and write documents to plan with.
 
-    DIR/cluster.yaml and DIR/devices/ have the measured efficiencies. DIR/curves.json has the measured times:
-    products of M's shapes, attention, streaming memory, launches, collectives, copies from the host. Keep the
-    machine idle. With --nodes, run this command on every host at once, like `planner launch`. The GPU
-    measurements have never run on a GPU.
+    Devices and links are measured. DIR/cluster.yaml and DIR/devices/ have the measured efficiencies.
+    DIR/curves.json has the measured times: products of M's shapes, attention, streaming memory, launches,
+    collectives, copies from the host. Keep the machine idle. With --nodes, run this command on every host at once,
+    like `planner launch`. The GPU measurements have never run on a GPU.
     """
     return run(console=Console(), **options)

@@ -40,7 +40,10 @@ def run(
 
     from planner import shipped
     from planner.show.library import entry_text, model_table
+    from planner.specs.by_name import model_notes
 
+    for note in model_notes(name) if name else ():
+        console.note(note)
     found = shipped.one_model(name) if name else shipped.models()
     if as_json:
         console.print(json.dumps(found, indent=1) + "\n")
@@ -54,6 +57,7 @@ _HELP: Final = "see `planner models --help`"
 
 def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
     """Write the model document of a Hugging Face file, and report the keys of the file that were not read."""
+    from planner.cost.parameters import num_active_params, num_params
     from planner.show.library import entry_text
     from planner.specs.by_name import load_model, model_names, model_notes
 
@@ -63,9 +67,10 @@ def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
     model = load_model(name)
     for note in model_notes(name):
         console.note(note)
-    console.write(
-        output, [f"# Made by `planner models --from` of {source.name}.\n", entry_text(model.written())], force=force
-    )
+    sizes = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
+    header = f"# Made by `planner models --from` of {source.name}.\n"
+    console.write(output, [header, entry_text(model.written() | sizes)], force=force)
+    console.note(f"{model.name} has {sizes['num_params']:,} parameters, {sizes['num_active_params']:,} of them active")
     return ExitCode.OK
 
 
@@ -78,5 +83,8 @@ def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
 @click.option("--force", is_flag=True, help="Replace a file that exists.")
 @json_option
 def command(**options: Any) -> int:
-    """List the shipped models, print NAME in full, or convert a config.json."""
+    """List the shipped models, print one, or convert a config.json.
+
+    NAME is a shipped name or a file, which is printed as it was read, with its size.
+    """
     return run(console=Console(), **options)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.run_arguments import OF_OTHER_PROGRAMS, RunArguments, option_name
-from planner.units import parse_length, parse_share
+from planner.units import parse_length, parse_share, whole_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from dataclasses import Field
 
     from planner.api import Nodes, Sizes
@@ -58,6 +58,7 @@ def _read_nodes(text: str, *, ranges: bool) -> Nodes | Sizes:
 def _read_hosts(text: str, *, ranges: bool) -> range:
     first, dots, last = text.partition("..")
     parts = [first, last] if dots else [first]
+    parts = [str(whole_of(part)) for part in parts]
     if not all(re.fullmatch(r"-?[0-9]{1,12}", part) for part in parts):
         raise ValueError(f"{text!r} is no number of hosts; write 16{' or 4..64' if ranges else ''}")
     counts = [int(part) for part in parts]
@@ -79,14 +80,6 @@ def _read_pools(text: str, *, ranges: bool) -> dict[str, range]:
     if math.prod(map(len, found.values())) > _MOST_SIZES_OF_POOLS:
         raise ValueError(f"{text!r}: at most {_MOST_SIZES_OF_POOLS} sizes of a mixed cluster are compared")
     return found
-
-
-def nodes_option(*, ranges: bool) -> Callable[[Any], Any]:
-    """Return the option `--nodes N`, on a mixed cluster `POOL=N`; with `ranges` also `A..B` and `POOL=A..B`."""
-    hosts = "Number of hosts, or A..B to compare sizes" if ranges else "Number of hosts"
-    metavar = "N | A..B | POOL=..." if ranges else "N | POOL=N"
-    words = f"{hosts}; overrides the cluster document. On a mixed cluster, hosts of each pool, as in old=2,new=4."
-    return click.option("--nodes", callback=read_by(partial(_read_nodes, ranges=ranges)), metavar=metavar, help=words)
 
 
 def cluster_names_of(text: str) -> list[str]:
@@ -117,7 +110,7 @@ class _Count(click.IntRange):
         """Read the number."""
         if ".." in str(value):
             self.fail(f"{value!r} is a range, and this option takes one number; ranges: --nodes A..B", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(whole_of(value), param, ctx)
 
 
 def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
@@ -125,60 +118,82 @@ def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 
     return click.option(*names, type=_Count(min=1), metavar="N", help=help)
 
 
-calibration_option = file_option(
-    "--calibration", help="Corrections from your own runs (`planner calibrate`), instead of the shipped ones."
-)
-_WORKLOAD = (
-    count_option("--gpus", help="Number of devices, instead of --nodes."),
+def group(title: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that adds options to a command, under a heading of their own in the help of a `Command`."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+            command.__click_params__[-1].group = title
+        return command
+
+    return add
+
+
+class Command(click.Command):
+    """A command whose help has a section for each `group` of options, and one for the options without a group."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102 - click's own
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                sections.setdefault(getattr(param, "group", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+help_option = click.help_option("-h", "--help", help="Show this message and exit.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
+force_option = click.option("--force", is_flag=True, help="Replace files that exist.")
+calibration_option = file_option("--calibration", help="Corrections that `planner calibrate` wrote.")
+workload_options = group(
+    "Workload",
+    file_option(*("--from", "from_file"), multiple=True, help="Files of another program's run; repeatable."),
+    click.option("--model", "from_model", metavar="MODEL", help="With --from: this model, not the file's."),
     click.option(
-        "--seq-len",
-        callback=read_by(_read_length),
-        metavar="N | Nk",
-        help="Tokens per sequence; 32k is 32,768.",
+        "--define", multiple=True, metavar="NAME=VALUE", help="With --from: a variable that the file does not set."
     ),
-    click.option(
-        "--global-batch",
-        metavar="N | A..B | 'N tokens'",
-        help="Sequences per optimizer step; `planner plan` chooses from a range.",
-    ),
+    click.option("--args", metavar="'A B ...'", help="With --from: the arguments of the script."),
+    click.option("--ignore", multiple=True, metavar="KEY", help="With --from: price the file without this key."),
+    click.option("--seq-len", callback=read_by(_read_length), metavar="N", help="Tokens per sequence; 32k is 32,768."),
+    click.option("--global-batch", metavar="N", help="Sequences of a step, A..B to choose, or 'N tokens'."),
     click.option(
         "--precision",
         type=click.Choice(["fp32", "fp16", "bf16", "fp8", "fp4"]),
-        help="Precision in which the model computes.",
+        metavar="NAME",
+        help="Of the computation: fp32, fp16, bf16, fp8 or fp4.",
     ),
     click.option("--engine", default="torch", show_default=True, metavar="NAME", help="The program that will train."),
     click.option(
-        "--set",
-        "settings",
+        *("--set", "settings"),
         multiple=True,
         metavar="PATH=VALUE",
-        help="Change one value of a document, as in device.memory=141GiB.",
+        help="Change a document, as in device.memory=141GiB.",
     ),
-    click.option("--failures", is_flag=True, help="Count failures and checkpoints in the length of the run."),
-    click.option(
-        "--risk",
-        callback=read_by(parse_share),
-        metavar="SHARE",
-        help="Accepted chance of running out of memory; 5% by default.",
-    ),
-    click.option(
-        "--headroom",
-        callback=read_by(parse_share),
-        metavar="SHARE",
-        help="Share of memory to leave free, a plain limit instead of --risk.",
-    ),
-    calibration_option,
-    click.option("--allow-tp-across-nodes", is_flag=True, help="Let tensor parallelism cross scale-up domains."),
-    click.option(
-        "--allow-offload", is_flag=True, help="Let optimizer states and activations be kept in the hosts' memory."
-    ),
+    click.option("--failures", is_flag=True, help="Count failures and checkpoints in the run's length."),
 )
-_QUESTIONS = (
+
+
+def machine_options(*, ranges: bool) -> Callable[[Any], Any]:
+    """Return the options of the machines; `--nodes` takes N or POOL=N, with `ranges` also A..B and POOL=A..B."""
+    hosts = f"Hosts, {'A..B to compare, ' * ranges}or of pools: old=2,new=4."
+    return group(
+        "Machine",
+        click.option("--nodes", callback=read_by(partial(_read_nodes, ranges=ranges)), metavar="N", help=hosts),
+        count_option("--gpus", help="Devices, instead of --nodes."),
+        share_option("--risk", help="Accepted chance of running out of memory; 5%."),
+        share_option("--headroom", help="Memory to leave free, instead of --risk."),
+        calibration_option,
+        click.option("--allow-tp-across-nodes", is_flag=True, help="Let tp cross scale-up domains."),
+        click.option("--allow-offload", is_flag=True, help="Let states and activations go to the hosts."),
+    )
+
+
+question_options = group(
+    "Questions",
     click.option(
-        "--why-not",
-        multiple=True,
-        metavar="LAYOUT|FILE",
-        help="Compare with the best plan that has these values, as in tp=4 or zero=3.",
+        "--why-not", multiple=True, metavar="LAYOUT|FILE", help="Compare the best plan with tp=4, or a file's layout."
     ),
     click.option(
         "--what-if",
@@ -186,36 +201,24 @@ _QUESTIONS = (
         is_flag=False,
         flag_value="",
         metavar="[PATH=VALUE]",
-        help="Plan again with this change, as in nvlink.bandwidth=x2; without a value, 10 % more of each resource.",
+        help="Plan again, as with nvlink.bandwidth=x2; without a value, with 10 % more of each resource.",
     ),
-    click.option("--schedules", is_flag=True, help="Compare and draw all pipeline schedules for this job."),
-    click.option(
-        "--collectives", is_flag=True, help="Show the communication of each group, and other algorithms for it."
-    ),
-    click.option("--batch", is_flag=True, help="Show how microbatch size and global batch change speed and learning."),
-    click.option("--scaling", metavar="A..B", help="Show the best plan for each number of devices from A to B."),
+    click.option("--schedules", is_flag=True, help="Compare and draw all pipeline schedules."),
+    click.option("--collectives", is_flag=True, help="Show the communication of each group."),
+    click.option("--batch", is_flag=True, help="Show how batch sizes change speed and learning."),
+    click.option("--scaling", metavar="A..B", help="Show the best plan for A to B devices."),
 )
-_REPORTS = (
-    file_option("--html", help="Write an HTML page that works offline: charts, timeline, ledger."),
-    file_option("--trace", help="Write the step as a timeline that Perfetto opens."),
-    click.option("--ranks", is_flag=True, help="In the timeline, show every rank of a replica instead of each stage."),
-    click.option("--force", is_flag=True, help="Replace files that exist."),
+report_options = group(
+    "Output",
+    json_option,
+    file_option("--html", help="Write a page that works offline: charts, ledger."),
+    file_option("--trace", help="Write the step as a timeline for Perfetto."),
+    click.option("--ranks", is_flag=True, help="In the timeline, every rank of a replica."),
+    force_option,
+    help_option,
 )
-_FOREIGN = (
-    file_option(
-        *("--from", "from_file"),
-        multiple=True,
-        help="A command line, script or configuration of another program; repeat it for further files of the run.",
-    ),
-    click.option("--model", "from_model", metavar="MODEL", help="With --from: use this model instead of the file's."),
-    click.option(
-        "--define", multiple=True, metavar="NAME=VALUE", help="With --from: set a variable that the file does not set."
-    ),
-    click.option("--args", metavar="'A B ...'", help="With --from: the arguments with which the script is called."),
-    click.option("--ignore", multiple=True, metavar="KEY", help="With --from: price the file without this key."),
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the document instead of text.")
-_PLACE = (
+place_options = group(
+    "Options",
     click.option(
         "--node-rank",
         type=click.IntRange(min=0),
@@ -229,46 +232,23 @@ force_unfit_option = click.option("--force-unfit", is_flag=True, help="Continue 
 plan_argument = click.argument("plan_path", type=click.Path(path_type=Path), metavar="PLAN")
 
 
-def workload_options(command: Any) -> Any:
-    """Add the options that describe a workload."""
-    return _with(command, _WORKLOAD)
-
-
-class _OfOurTrainer(click.Option):
-    """An option that only the planner's own trainer supports."""
-
-
-class RunCommand(click.Command):
-    """A command with the options of a run; its help lists the options of the planner's own trainer separately."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102 - click's own
-        lines: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
-        for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                lines[isinstance(param, _OfOurTrainer)].append(record)
-        for title, records in (
-            ("Options", lines[False]),
-            ("Options for plans of engine torch (the planner's own trainer)", lines[True]),
-        ):
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
 def run_options(command: Any) -> Any:
     """Add the options of a run: the fields of `RunArguments`."""
-    return _with(command, [_run_option(each) for each in fields(RunArguments)])
+    for each in reversed(fields(RunArguments)):
+        command = _run_option(each)(command)
+        if each.name not in OF_OTHER_PROGRAMS:
+            command.__click_params__[-1].group = "Options for plans of engine torch (the planner's own trainer)"
+    return command
 
 
 def _run_option(each: Field[Any]) -> Callable[[Any], Any]:
     """Return the option of one field of `RunArguments`; click parses paths and counts itself."""
     name, text, read = option_name(each.name), each.metadata["help"], each.metadata["read"]
-    cls = click.Option if each.name in OF_OTHER_PROGRAMS else _OfOurTrainer
     if each.default is False:
-        return click.option(name, cls=cls, is_flag=True, help=text)
-    types = {Path: click.Path(path_type=Path), int: click.IntRange(min=1)}
+        return click.option(name, is_flag=True, help=text)
+    types = {Path: click.Path(path_type=Path), int: _Count(min=1)}
     return click.option(
         name,
-        cls=cls,
         type=types.get(read, str),
         multiple=each.default == (),
         default=each.default,
@@ -286,24 +266,10 @@ def with_run_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names} | {"arguments": arguments}
 
 
-def place_options(command: Any) -> Any:
-    """Add the options that give this host's number and the address of host 0."""
-    return _with(command, _PLACE)
-
-
-def question_options(command: Any) -> Any:
-    """Add the options that ask about a plan, with the names that `planner.explain.report.Questions` has."""
-    return _with(command, _QUESTIONS)
-
-
-def foreign_options(command: Any) -> Any:
-    """Add the options that read a configuration file of another program."""
-    return _with(command, _FOREIGN)
-
-
-def report_options(command: Any) -> Any:
-    """Add the options that write the explanation of a plan to files."""
-    return _with(command, _REPORTS)
+def given_options(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options and arguments that the user gave; functions have their own defaults for the others."""
+    typed = click.core.ParameterSource.COMMANDLINE
+    return {name: value for name, value in options.items() if ctx.get_parameter_source(name) is typed}
 
 
 def refuse_options(ctx: click.Context, names: Collection[str | None], why: str) -> None:
@@ -319,9 +285,3 @@ def refuse_options(ctx: click.Context, names: Collection[str | None], why: str) 
     ]
     if given:
         raise click.UsageError(f"{', '.join(given)}: {why}")
-
-
-def _with(command: Any, options: Sequence[Callable[[Any], Any]]) -> Any:
-    for option in reversed(options):
-        command = option(command)
-    return command

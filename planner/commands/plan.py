@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from planner.commands.console import Console, check_writable
 from planner.commands.options import (
+    Command,
     cluster_names_of,
     file_option,
-    foreign_options,
+    force_option,
+    given_options,
+    group,
+    help_option,
     json_option,
-    nodes_option,
+    machine_options,
     refuse_options,
     share_option,
     workload_options,
 )
-from planner.errors import ExitCode
+from planner.errors import ExitCode, InputError
+from planner.specs.files import is_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,50 +34,37 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from planner.api import Nodes, NoLayoutFits, Plan, Shortfall, Sizes, Workload
-    from planner.plan_parts import ObjectiveName
-    from planner.search.optimum.integer_program import SolverName
+    from planner.api import Plan, Shortfall, Sizes
+    from planner.specs.cluster import ClusterSpec
 
 
 def run(
     model: str,
-    cluster: str,
+    cluster: str | ClusterSpec | None,
     training: str | None = None,
     *,
     console: Console,
     from_file: Sequence[Path] = (),
-    define: Sequence[str] = (),
-    args: str | None = None,
-    ignore: Sequence[str] = (),
-    nodes: Nodes | None = None,
     sizes: Sizes | None = None,
-    pin: Sequence[str] = (),
-    forbid: Sequence[str] = (),
-    objective: ObjectiveName = "throughput",
-    within: float | None = None,
-    confidence: float = 0.8,
-    top: int = 3,
-    solver: SolverName | None = None,
-    time_limit: float | None = None,
-    check: bool = False,
     output: Path | None = None,
     force: bool = False,
     stats: Path | None = None,
     as_json: bool = False,
     command_line: str = "planner plan",
-    **workload: Unpack[Workload],
+    **asked: Any,
 ) -> int:
     """Print the best layout, write it to `output`, and return the exit code.
 
-    sizes: several values of `nodes` to compare; the search then ignores all its options except pin, forbid and
-    confidence.
+    sizes: several numbers of nodes to compare.
     stats: a file for the counts and times of the search.
     command_line: the command as the user typed it, which the suggested next command extends.
+    asked: keywords of `planner.api.plan_job`, with `from_file` of `planner.api.plan_file`, with `sizes` of
+        `planner.api.compare_sizes`.
 
     Raises:
-        PlannerError: as `planner.api.plan_job`, or an output file exists and `force` is false.
+        PlannerError: as these functions, or an output file exists and `force` is false.
     """
-    from planner.api import NoLayoutFits, plan_file, plan_job, shortfall
+    from planner.api import plan_file, plan_job, shortfall
     from planner.plan import plan_to_dict, write_plan
     from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
     from planner.show.progress import write_stats
@@ -80,44 +74,19 @@ def run(
         output, as_json = None, True
     check_writable(output, stats, force=force)
     if sizes is not None:
-        documents = (model, cluster, training)
-        sized: Any = {"nodes": sizes, "pin": pin, "forbid": forbid, "confidence": confidence}
-        return _sizes(documents, console, as_json=as_json, **sized, **workload)
-    found: Plan | NoLayoutFits
+        return _sizes((model, cluster, training), console, as_json=as_json, nodes=sizes, **asked)
+    ask: Any = partial(plan_file, from_file, model=model or None) if from_file else partial(plan_job, model)
     with console.progress() as progress:
-        try:
-            own: Any = {"model": model or None, "define": define, "args": args, "ignore": ignore}
-            ask: Any = partial(plan_file, from_file, **own) if from_file else plan_job
-            found = ask(
-                *([] if from_file else [model]),
-                cluster,
-                training,
-                nodes=nodes,
-                pin=pin,
-                forbid=forbid,
-                objective=objective,
-                **({} if within is None else {"within": within}),
-                confidence=confidence,
-                top=top,
-                solver=solver,
-                time_limit=time_limit,
-                check=check,
-                reporter=progress,
-                **workload,
-            )
-        except NoLayoutFits as error:
-            found = error
+        found: Plan = ask(cluster, training, reporter=progress, **asked)
     if stats:
         write_stats(progress, stats)
-    if isinstance(found, NoLayoutFits):
-        shown = nothing_fits(found.job, found.found)
-        return _answer(
-            nothing_fits_to_dict(found.nearest, found.found), shown, found, console, as_json=as_json, fold=True
-        )
+    if not found.fits and found.certificate is None:
+        document, shown = nothing_fits_to_dict(found), nothing_fits(found)
+        return _answer(document, shown, shortfall(found), console, as_json=as_json, fold=True)
     if output:
         write_plan(found, output, replace=force)
     is_interrupted = found.certificate is not None and found.certificate.status == "interrupted"
-    lacking = None if is_interrupted else shortfall(found, objective)
+    lacking = None if is_interrupted else shortfall(found, found.options.objective)
     view = answer(found) if lacking else summary(found, next_commands(found, command_line, output))
     code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json, fold=True)
     if is_interrupted:
@@ -155,7 +124,7 @@ def _answer(
     return ExitCode.NOTHING_FITS if lacking else ExitCode.OK
 
 
-def _sizes(documents: tuple[str, str, str | None], console: Console, *, as_json: bool, **asked: Any) -> int:
+def _sizes(documents: tuple[Any, ...], console: Console, *, as_json: bool, **asked: Any) -> int:
     """Print the best layout for each size of the cluster, and return the exit code."""
     from planner.api import compare_sizes, shortfall
     from planner.show.sweep import sweep_to_dict, sweep_view
@@ -181,7 +150,6 @@ def compare(
     training: str | None = None,
     *,
     console: Console,
-    nodes: int | Sequence[int] | None = None,
     html: Path | None = None,
     force: bool = False,
     as_json: bool = False,
@@ -198,7 +166,7 @@ def compare(
 
     check_writable(html, force=force)
     with console.progress() as progress:
-        found = compare_clusters(model, clusters, training, nodes=nodes, reporter=progress, **options)
+        found = compare_clusters(model, clusters, training, reporter=progress, **options)
     if html:
         console.write(html, [comparison_page(found)], force=force)
     return _answer(side_by_side_to_dict(found), side_by_side_view(found), shortfall(found), console, as_json=as_json)
@@ -210,95 +178,125 @@ _OF_ONE_SIZE = {
 _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 
 
-@click.command("plan")
-@click.argument("model")
+@click.command("plan", cls=Command)
+@click.argument("model", required=False)
 @click.argument("cluster", required=False)
 @click.argument("training", required=False, metavar="[TRAINING.yaml]")
-@foreign_options
-@nodes_option(ranges=True)
 @workload_options
-@click.option(
-    "--pin", multiple=True, metavar="LAYOUT", help="Search only layouts with these values, as in tp=8 or mbs<=4."
+@machine_options(ranges=True)
+@group(
+    "Search",
+    click.option("--pin", multiple=True, metavar="LAYOUT", help="Only layouts with these values, tp=8 or mbs<=4."),
+    click.option("--forbid", multiple=True, metavar="LAYOUT", help="No layout with this combination of values."),
+    click.option(
+        "--objective",
+        type=click.Choice(["throughput", "cost", "gpus", "memory"]),
+        default="throughput",
+        metavar="NAME",
+        help="throughput, memory, or cost or gpus of a deadline.",
+    ),
+    share_option("--within", help="Loss to accept for a simpler layout; 2%."),
+    share_option("--confidence", default="80%", help="Chance of meeting the deadline."),
+    click.option(
+        "--solver", type=click.Choice(["cbc", "highs"]), help="By default CBC, or HiGHS where PuLP has no CBC."
+    ),
+    click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds for the search."),
+    click.option("--check", is_flag=True, help="Check the bounds on 64 configurations they ruled out."),
 )
-@click.option("--forbid", multiple=True, metavar="LAYOUT", help="Exclude layouts with this combination of values.")
-@click.option(
-    "--objective",
-    type=click.Choice(["throughput", "cost", "gpus", "memory"]),
-    default="throughput",
-    show_default=True,
-    help="Quantity to optimize; cost and gpus meet the deadline.",
+@group(
+    "Answer",
+    click.option(
+        "--top",
+        type=click.IntRange(1, 100),
+        default=3,
+        show_default=True,
+        metavar="K",
+        help="Most runners-up to list.",
+    ),
+    json_option,
 )
-@share_option(
-    "--within", help="Share of the objective that a simpler layout may cost; 2% by default, 0 for the minimum."
+@group(
+    "Output",
+    file_option("-o", "--output", help="Write the plan; - for standard output, like --json."),
+    file_option("--html", help="For several clusters, a page with charts."),
+    file_option("--stats", help="Write statistics and times of the solve."),
+    force_option,
+    help_option,
 )
-@share_option("--confidence", default="80%", help="Chance with which cost and gpus must meet the deadline.")
-@click.option(
-    "--top",
-    type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    metavar="K",
-    help="Largest number of runners-up.",
-)
-@click.option(
-    "--solver",
-    type=click.Choice(["cbc", "highs"]),
-    help="Solver of the integer program; by default CBC, or HiGHS where PuLP came without CBC.",
-)
-@click.option(
-    "--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="Time limit of the search, in seconds."
-)
-@click.option(
-    "--check", is_flag=True, help="Compare lower bounds with the optima of 64 configurations that they ruled out."
-)
-@file_option("-o", "--output", help="Write the plan here; - for standard output, like --json.")
-@click.option("--force", is_flag=True, help="Replace files that exist.")
-@file_option("--stats", help="Write statistics and times of the solve.")
-@file_option("--html", help="For several clusters, write a page with a chart of time and cost.")
-@json_option
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
-    Several clusters, as in p5,g6e,mine.yaml, are compared by time, cost and energy.
-
-    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files. MODEL may also be the
-    Hub id of a shipped model, a Hugging Face config.json, or its folder. Without -o nothing is written. The exit
-    code is 3 if no layout fits into memory, or if none meets the deadline of --objective cost or gpus. If no layout
-    fits but some may fit, the most likely one is shown.
-
-    With --from FILE give only CLUSTER: model and training come from a file of another program.
+    MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or files; MODEL may be a Hub id or a
+    config.json. Several clusters, as in p5,g6e, are compared. Without CLUSTER it plans for this machine. With --from
+    FILE give only CLUSTER; with --from PLAN its job is planned again, with the changes that other options name.
+    Exit code 3: no layout fits, or none meets the deadline.
     """
-    _name_model(ctx, options)
-    nodes, names = options["nodes"], cluster_names_of(options["cluster"])
+    console, given = Console(), given_options(ctx, options)
+    _name_documents(ctx, given)
+    nodes, cluster = given.get("nodes"), given["cluster"]
+    names = cluster_names_of(cluster) if isinstance(cluster, str) else [cluster]
     if len(names) > 1:
         refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
         if isinstance(nodes, dict):
             raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
-        for name in ("cluster", "define", "args", "ignore", *_OF_ONE_CLUSTER):
-            del options[name]
-        if options["within"] is None:
-            del options["within"]
-        return compare(options.pop("model"), names, console=Console(), **options)
-    options["cluster"] = names[0]
+        del given["cluster"]
+        return compare(given.pop("model"), names, console=console, **given)
+    given["cluster"] = names[0]
     refuse_options(ctx, {"html"}, "is of several clusters; `planner explain PLAN --html` writes the page of a plan")
-    del options["html"]
     if any(isinstance(hosts, range) for hosts in (nodes.values() if isinstance(nodes, dict) else [nodes])):
         refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
-        options["sizes"] = options.pop("nodes")
-    return run(console=Console(), command_line=ctx.obj, **options)
+        given["sizes"] = given.pop("nodes")
+    return run(console=console, command_line=ctx.obj, **given)
 
 
-def _name_model(ctx: click.Context, options: dict[str, Any]) -> None:
-    """With --from the first argument is the cluster, and the second the training document."""
-    own_model = options.pop("from_model")
-    if options["from_file"]:  # MODEL is left out
-        if options["training"] is not None:
+def _name_documents(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Name model, cluster and training; with --from, MODEL is left out, and a plan has a cluster of its own."""
+    named = [given.pop(name, None) for name in ("model", "cluster", "training")]
+    own_model = given.pop("from_model", "")
+    if paths := given.get("from_file", ()):
+        if named[2] is not None:
             raise click.UsageError("--from FILE goes with CLUSTER and TRAINING.yaml alone; --model names the model")
-        if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
-            del options["engine"]
-        options |= {"model": own_model or "", "cluster": options["model"], "training": options["cluster"]}
-    elif options["cluster"] is None:
-        raise click.UsageError("Missing argument 'CLUSTER'.")
-    elif own_model or options["define"] or options["args"] or options["ignore"]:
+        named = [own_model, *named[:2]]
+    elif named[0] is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
+    elif own_model or any(name in given for name in ("define", "args", "ignore")):
         raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")
+    if named[1] is None and not (len(paths) == 1 and is_plan(paths[0])):
+        named[1] = _this_machine(named[0], given, ctx.obj)
+    given |= zip(("model", "cluster", "training"), named, strict=True)
+
+
+_USUAL: Final = ("dgx-h100", "dgx-a100", "dgx-b200")
+"""Shipped clusters that are named to a user who names none."""
+_ROOM: Final = 32
+"""Device memory in bytes for each parameter on the clusters that are named: the states of Adam, twice."""
+
+
+def _this_machine(model: str, given: dict[str, Any], command_line: str) -> ClusterSpec:
+    """This machine as the cluster.
+
+    Raises:
+        InputError: it has no accelerators; the hint has commands with clusters that hold the model.
+        EnvironmentProblem: its accelerators have no data sheet.
+    """
+    from planner.cost.parameters import num_params
+    from planner.specs.by_name import load_model
+    from planner.specs.cluster_documents import load_cluster
+    from planner.specs.this_machine import detected_cluster
+
+    found = detected_cluster()
+    if found.kind != "cpu":
+        return found
+    words = shlex.split(command_line)
+    place = words.index(model) + 1 if model in words else len(words)
+    says_batch = "global_batch" in given or any("global_batch_size" in each for each in given.get("settings", ()))
+    batch = [] if says_batch or given.get("from_file") else ["--global-batch", "512"]
+    num_bytes, lines = _ROOM * num_params(load_model(model)) if model else 0, []
+    for name in _USUAL:
+        (pool,) = load_cluster(name).pools
+        hosts = math.ceil(num_bytes / (pool.devices_per_host * pool.device.memory))
+        size = ["--nodes", str(hosts)] if hosts > 1 and not {"nodes", "gpus"} & given.keys() else []
+        lines.append(shlex.join([*words[:place], name, *size, *batch, *words[place:]]))
+    hint = "\n".join(["name a cluster (`planner clusters` lists what is shipped), as in", *lines])
+    raise InputError("no CLUSTER is given, and this machine has no accelerator to plan for", hint=hint)

@@ -39,11 +39,11 @@ def run(plan_path: str, *, console: Console, rank: int | None = None, as_json: b
 )
 @json_option
 def command(**options: Any) -> int:
-    """Count the memory of one rank's step of PLAN on fake tensors, and compare it with the forecast.
+    """Count the memory of a step on fake tensors, and compare.
 
-    The rank runs its real program with tensors that have no data and a network that sends nothing. This takes
-    seconds to minutes, and needs no GPU. The exit code is 1 if the count differs from the forecast by more than
-    3 %. PLAN must be for engine torch. If their packages are installed, plans for fsdp, deepspeed and torchtitan
+    One rank of PLAN runs its real program with tensors that have no data and a network that sends nothing. This
+    takes seconds to minutes, and needs no GPU. The exit code is 1 if the count differs from the forecast by more
+    than 3 %. PLAN must be for engine torch. If their packages are installed, plans for fsdp, deepspeed and torchtitan
     are counted too, with these programs' own code.
     """
     return run(console=Console(), **options)

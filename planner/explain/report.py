@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planner.cost.estimate import estimate
@@ -64,7 +65,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """Questions beyond the fixed sections; an empty `what_if` asks for the sensitivity table."""
+    """Questions beyond the fixed sections; an empty `what_if` asks for the sensitivity table.
+
+    search: whether the answers to `what_if` plan again, or only price the plan's own layout.
+    """
 
     why_not: tuple[str, ...] = ()
     what_if: tuple[str, ...] = ()
@@ -72,6 +76,7 @@ class Questions:
     collectives: bool = False
     batch: bool = False
     scaling: str | None = None
+    search: bool = True
 
 
 def explain(
@@ -125,10 +130,11 @@ def _answers(
     if questions.why_not:
         found["why_not"] = tuple(told(f"why not {asked}", why_not, asked) for asked in questions.why_not)
     changes = tuple(asked for asked in questions.what_if if asked)
+    ask = partial(what_if, search=questions.search)
     if changes:
-        found["what_if"] = tuple(told(f"what if {asked}", what_if, asked) for asked in changes)
+        found["what_if"] = tuple(told(f"what if {asked}", ask, asked) for asked in changes)
     if len(changes) < len(questions.what_if):
-        found["sensitivity"] = sensitivity_of(plan, tell)
+        found["sensitivity"] = sensitivity_of(plan, tell, search=questions.search)
     if questions.schedules:
         found["schedules"] = schedules_of(plan)
     if questions.collectives:

@@ -21,6 +21,7 @@ from planner.search.search import fastest_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
 from planner.specs.text import printable
+from planner.units import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,7 +175,7 @@ def sizes_between(text: str, job: Job) -> Iterator[int]:
     Raises:
         InputError: the text is not a range, or no size of the mixed cluster is in the range.
     """
-    match = _RANGE.fullmatch(text.strip())
+    match = _RANGE.fullmatch("..".join(str(whole_of(each.strip())) for each in text.split("..")))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         hint = "write FROM..TO devices, for example 1..1024"
         raise InputError(f"`{printable(text, 40)}` is no range of sizes", where="--scaling", hint=hint)

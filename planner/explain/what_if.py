@@ -10,7 +10,7 @@ from pydantic import Field
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.explain.difference import PlanFigures, figures_of, not_compared
-from planner.explain.outcome import Outcome, outcome_of_search, plan_again
+from planner.explain.outcome import Outcome, outcome_of_layout, outcome_of_search, plan_again
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.layout import format_layout
 from planner.plan import Plan
@@ -82,11 +82,12 @@ class Sensitivity(Document):
     gains: tuple[Gain, ...]
 
 
-def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
+def what_if(plan: Plan, asked: str, reporter: Reporter | None = None, *, search: bool = True) -> WhatIf:
     """Change the job (specs/change.py), price the plan's layout again, and plan again under the plan's pins.
 
     A layout from the user may be far from the best. The best layout without the change is therefore also computed, to
-    separate the gain of the change from the gain of planning.
+    separate the gain of the change from the gain of planning. Without `search` only the plan's layout is priced, and
+    the outcome is its own.
 
     Raises:
         InputError: an unknown path or a bad value.
@@ -96,8 +97,11 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhatIf:
         same = plan_for_layout(job, plan.layout)
     except InputError:
         same = None
-    best = None if plan.certificate else _best(plan, job_of(plan))
-    outcome = outcome_of_search(plan, job, constraints_of(plan), reporter)
+    if search:
+        best = None if plan.certificate else _best(plan, job_of(plan))
+        outcome = outcome_of_search(plan, job, constraints_of(plan), reporter)
+    else:
+        best, outcome = None, outcome_of_layout(plan, job, plan.layout)
     reasons = not_compared(plan, same) if same else outcome.difference.not_compared if outcome.difference else ()
     return WhatIf(
         asked=asked,
@@ -121,21 +125,24 @@ def _best(plan: Plan, job: Job) -> Plan | None:
 # --- 10 % more --------------------------------------------------------------------------------------------------
 
 
-def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Sensitivity:
+def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None, *, search: bool = True) -> Sensitivity:
     """Plan again with 10 % more of each resource; `tell` is called with the name of each resource before its search.
+
+    Without `search` the plan's layout is the only one.
 
     Raises:
         InputError: the plan's pins leave no layout.
     """
     job = job_of(plan)
     tell("what is there now")
-    layout, seconds = _best_with(plan, job, plan.layout)
+    best_with = _best_with if search else _alone
+    layout, seconds = best_with(plan, job, plan.layout)
     gains = []
     for resource, change, before, after in _resources(job):
         tell(f"10 % more of each: {resource}")
         changed = change_job(job, change)
         same = _same_layout_seconds(changed, plan)
-        best = _best_with(plan, changed, layout)
+        best = best_with(plan, changed, layout)
         ranks = zip(_rank(plan, job, layout, seconds), _rank(plan, changed, *best), strict=True)
         gains.append(
             Gain(
@@ -152,6 +159,11 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> 
         )
     ordered = tuple(sorted(gains, key=lambda each: (-each.gain, each.resource)))
     return Sensitivity(objective=plan.options.objective, step_seconds=seconds, gains=ordered)
+
+
+def _alone(plan: Plan, job: Job, known: Layout) -> tuple[Layout, float]:  # noqa: ARG001 - like `_best_with`
+    """A layout and its step seconds."""
+    return known, estimate(job, known).step_seconds
 
 
 def _best_with(plan: Plan, job: Job, known: Layout) -> tuple[Layout, float]:

@@ -15,12 +15,11 @@ from planner.search.optimum.pricing import layout_at
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import roomiest_pools
 from planner.search.space.policies import allowed_policies, legal_degrees
-from planner.specs.banned import bans_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.cost.ledger import LineName, StageMemory
+    from planner.cost.ledger import StageMemory
     from planner.layout import Layout
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.constraints import Constraints
@@ -31,12 +30,10 @@ _NEAREST = 200  # how many configurations, lowest memory bound first, are priced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NothingFits:
-    """The answer when no layout fits: the layout nearest to fitting, and the largest line of its memory."""
+    """The answer when no layout fits: the layout nearest to fitting, and its memory."""
 
     layout: Layout
     memory: tuple[StageMemory, ...]
-    dominating: LineName
-    notes: tuple[str, ...] = ()
 
 
 def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
@@ -65,11 +62,7 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
         raise InputError("the pins leave no recompute policy that this engine has", where="--pin")
     smallest = [(layout, memory) for footprint, layout, memory in found if footprint <= best]
     layout, memory = min(smallest, key=lambda each: (estimate(job, each[0]).step_seconds, format_layout(each[0])))
-    fullest = max(memory, key=_share_of_limit)
-    dominating = max(fullest.lines, key=lambda line: float(line.num_bytes)).name
-    bans = bans_of(job.engine).values() if job.num_devices > 1 else ()
-    notes = tuple(f"engine {job.engine.name}: {ban.words}; {ban.way_out}" for ban in bans)
-    return NothingFits(layout=layout, memory=memory, dominating=dominating, notes=notes)
+    return NothingFits(layout=layout, memory=memory)
 
 
 def _footprint(memory: tuple[StageMemory, ...]) -> tuple[bool, float]:

@@ -77,5 +77,6 @@ def entry_text(entry: dict[str, Any]) -> str:
     """Return one entry as a document that can be saved, changed and used; derived values are comments."""
     derived = {key: entry[key] for key in _DERIVED if key in entry}
     document = {key: value for key, value in entry.items() if key not in derived}
-    comments = "".join(f"# {key}: {clean(value)}\n" for key, value in derived.items())
+    told = {key: f"{value:,}" if isinstance(value, int) else clean(value) for key, value in derived.items()}
+    comments = "".join(f"# {key}: {text}\n" for key, text in told.items())
     return comments + yaml.safe_dump(document, sort_keys=False, width=1000)

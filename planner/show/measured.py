@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 
 from planner.show.columns import Columns
-from planner.show.screen import clean, section, stack
+from planner.show.screen import Command, clean, section, stack
 from planner.show.words import line_label
 from planner.units import format_bytes, format_seconds
 
@@ -41,9 +41,7 @@ def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) ->
         section("Notes", Columns(((_mark(i), clean(note)) for i, note in enumerate(notes)), wrap=(1,)))
         if notes
         else None,
-        section("Next, to plan with what this run taught", *(Text(each, overflow="fold") for each in commands))
-        if commands
-        else None,
+        section("Next, to plan with what this run taught", *map(Command, commands)) if commands else None,
     )
 
 

@@ -13,6 +13,7 @@ from planner.show.memory import memory_section
 from planner.show.rows import host_words
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, line_label, short_layout, stage_range
+from planner.specs.banned import bans_of
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
@@ -21,33 +22,50 @@ if TYPE_CHECKING:
 
     from rich.console import Group, RenderableType
 
+    from planner.cost.ledger import LineName
     from planner.plan import Plan
-    from planner.search.footprint import NothingFits
     from planner.search.questions.remedies import LiftedPin, Remedy
-    from planner.specs.job import Job
 
 
-def nothing_fits(job: Job, found: NothingFits) -> Group:
-    """Show the smallest footprint and its largest part."""
-    fullest = worst_stage(found.memory)
-    part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == found.dominating)
+def nothing_fits(plan: Plan) -> Group:
+    """Show the layout that comes nearest to fitting, and the largest part of its memory."""
+    fullest, dominating = worst_stage(plan.memory), _dominating(plan)
+    part = sum_of(float(line.num_bytes) for line in fullest.lines if line.name == dominating)
     over = f"{format_bytes(fullest.missing_bytes)} too much{'' if fullest.host_fits else ' on the host'}"
     rows: list[tuple[str, RenderableType]] = [
         ("needs", f"{format_bytes(fullest.total_bytes)} on {stage_range([fullest.stage])}, {over}"),
         ("chance", f"{chance_words(fullest.chance_of_fitting)} that it fits all the same"),
-        ("largest part", f"{line_label(found.dominating)}, {format_bytes(part)}"),
-        ("layout", assignments(short_layout(found.layout))),
-        *([("on the host", host)] if (host := host_words(found.memory)) else []),
+        ("largest part", f"{line_label(dominating)}, {format_bytes(part)}"),
+        ("layout", assignments(short_layout(plan.layout))),
+        *([("on the host", host)] if (host := host_words(plan.memory)) else []),
     ]
-    head = Text.assemble(("Nothing fits: ", "bold red"), (clean(job.model.name), "bold"))
-    head.append(f" on {clean(cluster_words(job.cluster))}")
-    note = f"limit {format_bytes(fullest.limit_bytes)}"
+    head = Text.assemble(("Nothing fits: ", "bold red"), (clean(plan.model.name), "bold"))
+    head.append(f" on {clean(cluster_words(plan.cluster))}")
+    note, notes = f"limit {format_bytes(fullest.limit_bytes)}", _notes(plan)
     return stack(
         head,
         section("The smallest footprint found", Columns(rows, wrap=(1,))),
         memory_section((fullest,), note=note),
-        section("Notes", *(Text(clean(each)) for each in found.notes)) if found.notes else None,
+        section("Notes", *(Text(clean(each)) for each in notes)) if notes else None,
     )
+
+
+def _dominating(plan: Plan) -> LineName:
+    """The largest line of the fullest stage."""
+    return max(worst_stage(plan.memory).lines, key=lambda line: float(line.num_bytes)).name
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What the engine could do, and no program of it runs."""
+    bans = bans_of(plan.engine).values() if plan.cluster.num_devices > 1 else ()
+    return [f"engine {plan.engine.name}: {ban.words}; {ban.way_out}" for ban in bans]
+
+
+def nothing_fits_to_dict(plan: Plan) -> dict[str, Any]:
+    """Return the plan document of the smallest footprint."""
+    from planner.plan import plan_to_dict
+
+    return {**plan_to_dict(plan), "dominating": str(_dominating(plan)), "notes": _notes(plan)}
 
 
 def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str, *, layouts: bool = True) -> Group:
@@ -88,18 +106,6 @@ def _pins_section(pins: Sequence[LiftedPin], *, layouts: bool) -> Group:
             rows.append((Text(clean(each.constraint), style="bold"), over, "", "", "", ""))
     header = ("pin", "without it", "step", "tokens/s", "fits", "layout" * layouts)
     return section("What each pin costs", Columns(rows, right=(2, 3, 4), wrap=(0, 5), optional=(3,), header=header))
-
-
-def nothing_fits_to_dict(priced: Plan, found: NothingFits) -> dict[str, Any]:
-    """Return the plan document of the smallest footprint, with `"fits": false`."""
-    from planner.plan import plan_to_dict
-
-    return {
-        **plan_to_dict(priced),
-        "fits": False,
-        "dominating": str(found.dominating),
-        "notes": list(found.notes),
-    }
 
 
 def ways_out_to_dict(remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> dict[str, Any]:

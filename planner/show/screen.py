@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
@@ -22,6 +23,8 @@ from planner.specs.library import glossary_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from rich.console import ConsoleOptions, RenderResult
 
 _MIN_WIDTH: Final = 20
 _MAX_WIDTH: Final = 120
@@ -171,3 +174,21 @@ def section(title: str, *body: RenderableType, note: str = "") -> Group:
     if note:
         heading.append(f"  {clean(note)}", style="not bold dim")
     return Group(heading, *map(indented, body))
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to type; one that is too long for a line goes on in the next, as a shell reads it."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines."""
+        lines = [""]
+        for word in map(shlex.quote, shlex.split(self.text)):
+            if (
+                lines[-1] and len(lines[-1]) + len(word) + 3 > options.max_width
+            ):  # a blank before it, and a backslash after
+                lines.append("")
+            lines[-1] += f" {word}" if lines[-1] else word
+        yield Text(" \\\n".join(lines), overflow="fold")

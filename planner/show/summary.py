@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.text import Text
 
-from planner.no_plan import command_again
-from planner.plan import plan_to_dict
 from planner.search.near_ties import NEAR_TIE
 from planner.search.objectives import WORTH_READING
 from planner.show.columns import Columns
 from planner.show.rows import ANSWER, rows_of
-from planner.show.screen import OneScreen, clean, section, stack
+from planner.show.screen import Command, OneScreen, clean, section, stack
 from planner.show.words import cluster_words
 from planner.units import format_bytes, format_seconds
 
@@ -32,7 +30,7 @@ _MOST_KEYS: Final = 4
 
 def summary(plan: Plan, commands: Sequence[str]) -> OneScreen:
     """Return the whole output of `planner plan`; `commands` are suggested as the next ones."""
-    after = section("Next", *(Text(each, overflow="fold") for each in commands))
+    after = section("Next", *map(Command, commands))
     return OneScreen(*(stack(answer(plan), runners_up(plan, each), after) for each in (_few, None)))
 
 
@@ -53,13 +51,11 @@ def next_commands(plan: Plan, command: str, saved_as: Path | None) -> tuple[str,
     return f"planner {verb} {saved}", explain
 
 
-def learning_commands(plan: Plan, run: Path) -> tuple[str, str]:
-    """Return the commands to suggest after a run: calibrate with the run, then plan the same job again."""
-    again = command_again(plan_to_dict(plan)).replace("planner explain", "planner plan").partition(" --layout ")[0]
-    return (
-        f"planner calibrate {clean(shlex.quote(str(run)))} -o mine.json",
-        f"{clean(again)} --calibration mine.json",
-    )
+def learning_commands(run: Path) -> tuple[str, ...]:
+    """Return the commands to suggest after a run in a folder: calibrate with the run, then plan its job again."""
+    calibrate = ["planner", "calibrate", str(run), "-o", "mine.json"]
+    again = ["planner", "plan", "--from", str(run / "plan.json"), "--calibration", "mine.json"]
+    return clean(shlex.join(calibrate)), clean(shlex.join(again))
 
 
 def heading(plan: Plan) -> Text:

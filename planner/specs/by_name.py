@@ -17,6 +17,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.validate import validate
 from planner.specs.yaml import Node, WrongKind, read_yaml
+from planner.units import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,13 +66,15 @@ def load_model(name: str) -> ModelSpec:
 
 
 def model_notes(name: str) -> tuple[str, ...]:
-    """Notes on a model from a Hugging Face config.json: the parts of the file that planning leaves out.
+    """Notes on a model: the parts of a Hugging Face config.json that planning leaves out, and what "128k" was read as.
 
     Raises:
         InputError: a document with mistakes.
     """
-    config = _config_path(name)
-    return read_config(config, str(config)).notes if config else ()
+    if config := _config_path(name):
+        return read_config(config, str(config)).notes
+    counts = {key: (text, whole_of(text, key)) for key, text in model_tree(name).plain.items()}
+    return tuple(f"{key}: {text} is {count:,}" for key, (text, count) in counts.items() if count != text)
 
 
 def load_device(name: str) -> DeviceSpec:

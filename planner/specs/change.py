@@ -18,7 +18,7 @@ from planner.specs.text import printable
 from planner.specs.training_document import check_training
 from planner.specs.validate import validate
 from planner.specs.yaml import Node, as_node
-from planner.units import parse_length
+from planner.units import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,18 +96,9 @@ def _apply(edited: _Edited, part: str, option: str) -> _Edited:
         return replace(edited, gpus=_count(value, edited.job.cluster.num_devices, where))
     path = _SHORT.get(path, path)
     factor = _FACTOR.fullmatch(value)
-    if path == "training.sequence_length" and value[-1] in "kK":
-        value = _length(value, where)
-    elif factor and (present := value_at(path, edited.trees, where)):  # else the document reports the gap
+    if factor and (present := value_at(path, edited.trees, where)):  # else the document reports the gap
         value = _scaled(present, _times(factor), where)
     return replace(edited, trees=apply_setting(f"{path}={value}", edited.trees, option))
-
-
-def _length(value: str, where: str) -> str:
-    try:
-        return str(parse_length(value))
-    except ValueError as error:
-        raise InputError(printable(str(error)), where=where) from None
 
 
 def _times(match: re.Match[str]) -> float:
@@ -129,6 +120,7 @@ def _count(value: str, now: int, where: str) -> int:
     factor = _FACTOR.fullmatch(value)
     if factor:
         return max(1, round(now * _times(factor)))
+    value = str(whole_of(value))
     if not (value.isascii() and value.isdigit() and len(value) <= 8 and 0 < int(value) <= 10_000_000):
         raise InputError(f"`{printable(value, 40)}` is no number of devices", where=where)
     return int(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from planner.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import BinaryIO
 
 MAX_LARGE_BYTES: Final = 2**25
@@ -28,6 +29,14 @@ def limited_text(file: BinaryIO, shown: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{shown} is not UTF-8 text", hint="save it as UTF-8") from None
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is a plan; false if it cannot be read."""
+    try:
+        return path.is_file() and kind_of("", path.read_bytes()[:MAX_LARGE_BYTES].decode(errors="replace")) == "a plan"
+    except OSError:
+        return False
 
 
 def kind_of(name: str, text: str) -> str:

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from planner.specs.cluster import ClusterSpec
+    from planner.specs.document import Document
     from planner.specs.job import Job
+    from planner.specs.training import TrainingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class _Given:
 
     model: str | ModelSpec
     cluster: str | ClusterSpec
-    training: str | None
+    training: str | TrainingSpec | None
     engine: str
     nodes: int | None
     hosts_of: Mapping[str, int]
@@ -68,7 +70,7 @@ def load_job(
     *,
     model: str | ModelSpec,
     cluster: str | ClusterSpec,
-    training: str | None = None,
+    training: str | TrainingSpec | None = None,
     engine: str = "torch",
     nodes: int | Mapping[str, int] | None = None,
     gpus: int | None = None,
@@ -86,7 +88,7 @@ def load_job(
 
     model, cluster: a shipped name, the path of a YAML file, or a document that was read before. A model can also be the
     path of a Hugging Face config.json or of its folder.
-    training: the path of a YAML file.
+    training: the path of a YAML file, or a document that was read before.
     nodes: number of hosts; for a mixed cluster a number for each pool's name.
     global_batch_size: a number of sequences, or a choice in the form that `specs.batch` reads.
     settings: `PATH=VALUE` changes, see `planner.specs.settings`.
@@ -142,7 +144,7 @@ def _read_trees(mistakes: Mistakes, given: _Given) -> dict[str, Node]:
     trees = {
         "model": _read_tree(mistakes, model_tree, given.model),
         "cluster": _read_tree(mistakes, cluster_tree, given.cluster),
-        "training": mistakes.attempt(training_tree, given.training),
+        "training": _read_tree(mistakes, training_tree, given.training),
         "engine": mistakes.attempt(engine_tree, given.engine),
     }
     found = {name: tree for name, tree in trees.items() if tree is not None}
@@ -152,10 +154,10 @@ def _read_trees(mistakes: Mistakes, given: _Given) -> dict[str, Node]:
     return found
 
 
-def _read_tree(mistakes: Mistakes, read: Callable[[str], Node], given: str | ModelSpec | ClusterSpec) -> Node | None:
-    if isinstance(given, str):
+def _read_tree(mistakes: Mistakes, read: Callable[[Any], Node], given: str | Document | None) -> Node | None:
+    if given is None or isinstance(given, str):
         return mistakes.attempt(read, given)
-    return as_node(given.model_dump(mode="json"), given.name)
+    return as_node(given.model_dump(mode="json"), getattr(given, "name", "training"))
 
 
 def _with_this_machine(mistakes: Mistakes, trees: dict[str, Node], given: _Given) -> dict[str, Node]:

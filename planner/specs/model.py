@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from planner.specs.document import InputDocument, Name
+from planner.units import whole_of
 
 _GPT: dict[str, Any] = {
     "norm": "layernorm",
@@ -393,7 +394,7 @@ class ModelSpec(InputDocument):
     def _derive_heads(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        heads, hidden = data.get("num_heads"), data.get("hidden_size")
+        heads, hidden = (whole_of(data.get(key)) for key in ("num_heads", "hidden_size"))
         if not (type(heads) is int and type(hidden) is int and heads > 0 and hidden > 0):
             return data  # reported by the fields themselves
         derived = dict(data)

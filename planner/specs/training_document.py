@@ -13,6 +13,7 @@ from planner.specs.settings import with_value
 from planner.specs.training import TrainingSpec
 from planner.specs.validate import validate
 from planner.specs.yaml import Node
+from planner.units import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +63,8 @@ def batch_range(tree: Node) -> tuple[Node, BatchRange | None]:
     assert isinstance(tree.data, dict)
     node, length = tree.data.get("global_batch_size"), _entry(tree, "sequence_length").data
     if node is None or not isinstance(node.data, str) or not isinstance(length, int) or length < 1:
+        return tree, None
+    if isinstance(whole_of(node.data), int):
         return tree, None
     try:
         batch = read_batch(node.data, length)
@@ -117,4 +120,4 @@ def with_default(tree: Node, key: str, value: Any) -> Node:
 
 def _entry(tree: Node, key: str) -> Node:
     assert isinstance(tree.data, dict)
-    return tree.data[key]
+    return replace(tree.data[key], data=whole_of(tree.data[key].data, key))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
 from pydantic import ValidationError, WithJsonSchema
 
 from planner.errors import InputError, Mistake
 from planner.specs.document import Document
+from planner.specs.settings import with_value
 from planner.specs.text import any_of, closest, did_you_mean, quoted
+from planner.units import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,7 +42,7 @@ _SUBJECT = re.compile(r"([a-z_]+): (.*)", re.DOTALL)
 
 
 def validate(document: type[D], tree: Node) -> D:
-    """The checked document from `tree`.
+    """The checked document from `tree`; whole numbers may be written like 128k and 4M (`planner.units.whole_of`).
 
     Raises:
         InputError: every mistake that the document's own rules find, at the position of its key.
@@ -47,7 +50,15 @@ def validate(document: type[D], tree: Node) -> D:
     try:
         return document.model_validate(tree.plain)
     except ValidationError as error:
-        raise InputError(*_mistakes(document, tree, error.errors(include_url=False))) from None
+        errors = error.errors(include_url=False)
+    counted = tree
+    for each in errors:
+        path, text = each["loc"], each["input"]
+        if each["type"] == "int_type" and (count := whole_of(text, str(path[-1]))) != text:
+            counted = with_value(counted, path, replace(_node_at(tree, path), data=count))
+    if counted is tree:
+        raise InputError(*_mistakes(document, tree, errors)) from None
+    return validate(document, counted)
 
 
 def fields_at(document: type[Document], path: Path) -> Mapping[str, Any]:

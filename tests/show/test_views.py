@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import planner
 from planner.cost.band import Band
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.explain.batch import Batch, EstimatedBatch, GlobalBatch, MicrobatchSize
@@ -20,7 +21,6 @@ from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
 from planner.layout import Layout, format_layout, parse_layout
 from planner.measured import Deviation
-from planner.search.footprint import NothingFits
 from planner.search.least_memory import LeastPeak
 from planner.search.questions.remedies import LiftedPin, Remedy
 from planner.search.questions.sweep import Point, Sweep
@@ -35,6 +35,7 @@ from planner.show.screen import Screen, clean, stack, to_text
 from planner.show.summary import next_commands, summary
 from planner.show.sweep import sweep_to_dict, sweep_view
 from planner.specs.batch import BatchRange
+from planner.specs.by_name import load_engine
 from planner.specs.job import PoolJob
 from planner.specs.load import load_job
 from planner.units import format_bytes
@@ -43,22 +44,16 @@ COMMAND = "planner plan gpt-95l dgx-a100 --nodes 17"
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
-def no_fit(job, found, remedies, pins):
+def no_fit(found, remedies, pins):
     """What `planner plan` shows if nothing fits."""
-    return stack(nothing_fits(job, found), ways_out(remedies, pins, "What would fit"))
+    return stack(nothing_fits(found), ways_out(remedies, pins, "What would fit"))
 
 
 @pytest.fixture
-def nothing(make_plan, make_memory) -> tuple[PoolJob, NothingFits, tuple[Remedy, ...], tuple[LiftedPin, ...]]:
-    plan = make_plan()
-    job = PoolJob(model=plan.model, cluster=plan.cluster, training=plan.training, engine=plan.engine)
+def nothing(make_plan, make_memory) -> tuple[planner.Plan, tuple[Remedy, ...], tuple[LiftedPin, ...]]:
     layout = Layout(tp=8, pp=2, dp=1, sp=1, recompute=("full",) * 2, layers_per_stage=(48, 47))
-    found = NothingFits(
-        layout=layout,
-        memory=make_memory([(40.0, 40.0, 120.0, 9.0, 3.0, 1.5), (40.0, 40.0, 118.0, 6.0, 5.0, 1.5)]),
-        dominating=LineName.OPTIMIZER_STATE,
-        notes=("the pin tp=8 was kept",),
-    )
+    memory = make_memory([(40.0, 40.0, 120.0, 9.0, 3.0, 1.5), (40.0, 40.0, 118.0, 6.0, 5.0, 1.5)])
+    found = replace(make_plan(), layout=layout, memory=memory, certificate=None, engine=load_engine("fsdp"))
     changes = (
         Remedy(
             change="34 hosts instead of 17",
@@ -80,7 +75,7 @@ def nothing(make_plan, make_memory) -> tuple[PoolJob, NothingFits, tuple[Remedy,
         LiftedPin(constraint="pp<=2", remedy=None, least=LeastPeak(num_bytes=90e9, limit_bytes=81.6e9)),
         LiftedPin(constraint="forbidden zero=3", remedy=None, least=None),
     )
-    return job, found, changes, pins
+    return found, changes, pins
 
 
 def explained(plan) -> Explanation:
@@ -454,12 +449,15 @@ def test_nothing_fits_says_how_far_and_what_helps(nothing) -> None:
     assert "138 GiB too much" in text  # 213.5 of 76 GiB
     assert "optimizer state, 120 GiB" in text
     assert "34 hosts instead of 17" in text
-    job, found, *_ = nothing
-    assert "smaller model" in to_text(no_fit(job, replace(found, notes=()), (), ()), Screen())
+    assert "engine fsdp: " in text, "what the engine could do, and no program of it runs"
+    found = replace(nothing[0], engine=load_engine("torch"))
+    text = to_text(no_fit(found, (), ()), Screen())
+    assert "smaller model" in text
+    assert "Notes" not in text
 
 
-def test_nothing_fits_as_a_document(plan, nothing) -> None:
-    document = nothing_fits_to_dict(plan, nothing[1]) | ways_out_to_dict(*nothing[2:])
+def test_nothing_fits_as_a_document(nothing) -> None:
+    document = nothing_fits_to_dict(nothing[0]) | ways_out_to_dict(*nothing[1:])
     assert document["fits"] is False
     assert document["dominating"] == "optimizer_state"
     assert [each["change"] for each in document["remedies"]] == ["34 hosts instead of 17", "sequences of 1024 tokens"]

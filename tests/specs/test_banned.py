@@ -17,11 +17,11 @@ from planner.emit.programs import PROGRAMS
 from planner.errors import ExitCode, InputError
 from planner.layout import AXES
 from planner.plan import write_plan
-from planner.search.footprint import smallest_footprint
 from planner.search.questions.layout_remedies import layout_remedies
 from planner.search.space.configurations import device_partitions
 from planner.search.space.constraints import Constraints
 from planner.shipped import engine_profiles
+from planner.show.nothing_fits import nothing_fits_to_dict
 from planner.specs import banned
 from planner.specs.by_name import load_engine
 from planner.specs.load import load_job
@@ -137,7 +137,7 @@ def test_answers_offer_no_banned_axis():
     assert not any("tp=" in each for each in changes)
     (answer,) = explain_layout(priced("fsdp", "cp"), why_not="tp=2").sections.why_not
     assert any("Accelerate 1.15.0" in each for each in answer.outcome.rules)
-    assert [each.split(":")[0] for each in smallest_footprint(job, Constraints()).notes] == ["engine fsdp"]
+    assert [each.split(":")[0] for each in nothing_fits_to_dict(plan)["notes"]] == ["engine fsdp"]
 
 
 def test_an_axis_is_banned_for_an_engine_only_if_all_its_programs_are(monkeypatch):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from planner.errors import InputError, NothingFitsError
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from planner.cost.run import WholeRun
-    from planner.errors import PlannerError
     from planner.plan import Plan
 
 REFERENCE_TOKENS: Final = 1e9
@@ -93,29 +92,20 @@ def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str
     plan_on: plans the job on a cluster with the given number of hosts.
 
     Raises:
-        NothingFitsError: the job fits on no cluster.
         InputError: the job cannot be planned on any cluster.
         EnvironmentProblem: a file cannot be read.
     """
     choices: list[Choice] = []
-    errors: list[tuple[str, PlannerError]] = []
+    errors: list[InputError] = []
     for cluster, hosts in pairs:
         try:
             choices.append(Choice(cluster=cluster, hosts=hosts, plan=plan_on(cluster, hosts)))
-        except (InputError, NothingFitsError) as error:
-            errors.append((cluster, error))
+        except InputError as error:
+            errors.append(error)
             choices.append(Choice(cluster=cluster, hosts=hosts, why_not=error.mistakes[0].message))
     if errors and len(errors) == len(choices):
-        raise _nowhere(errors)
+        raise InputError(*dict.fromkeys(mistake for error in errors for mistake in error.mistakes))
     return with_front(choices)
-
-
-def _nowhere(errors: Sequence[tuple[str, PlannerError]]) -> PlannerError:
-    """One error with the mistakes of all clusters; a mistake that every cluster has appears once."""
-    if any(isinstance(error, NothingFitsError) for _, error in errors):
-        messages = dict.fromkeys(f"{cluster}: {error.mistakes[0].message}" for cluster, error in errors)
-        return NothingFitsError(*messages, hint="`planner plan MODEL CLUSTER` says what would fit")
-    return InputError(*dict.fromkeys(mistake for _, error in errors for mistake in error.mistakes))
 
 
 def with_front(choices: Iterable[Choice]) -> SideBySide:
