@@ -29,6 +29,7 @@ from planner.made_by import made_by
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
+from planner.search.objectives import LIMITS
 from planner.search.optimum.integer_program import SolverName
 from planner.search.optimum.solver_process import default_solver
 from planner.search.questions.batch_choice import batch_report, choose_batch
@@ -52,6 +53,7 @@ from planner.units import parse_length
 
 if TYPE_CHECKING:
     from planner.accuracy.learn import Learnt
+    from planner.cost.run import Requirement
     from planner.emit.read.front import Foreign
     from planner.explain.report import Explanation
     from planner.layout import Layout
@@ -115,18 +117,20 @@ class Workload(TypedDict, total=False):
 
 
 class Shortfall:
-    """A job for which no layout fits, or none meets the deadline, and the searches for what would help.
+    """A job for which no layout fits, or none meets deadline and budget, and the searches for what would help.
 
     asked: the constraints of the user, without the limits of the engine's programs.
-    in_time: the objective whose deadline is missed; None if the job lacks memory.
+    in_time: the objective whose limits are not met; None if the job lacks memory.
+    missed: the requirements that are not met.
     """
 
     job: Job
     asked: Constraints
     in_time: InTime | None = None
+    missed: tuple[Requirement, ...] = ()
 
     def remedies(self, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
-        """Changes with which the job fits, or meets its deadline, sorted by tokens per device, most first."""
+        """Changes with which the job fits, or meets its requirements, sorted by tokens per device, most first."""
         return remedies(self.job, self.asked, reporter, in_time=self.in_time, planned=_plannable)
 
     def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
@@ -149,7 +153,7 @@ class NoLayoutFits(Shortfall, NothingFitsError):
 
 
 def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "throughput") -> Shortfall | None:
-    """What an answer lacks of what was asked for; None if a plan fits and meets the deadline of the objective.
+    """What an answer lacks of what was asked for; None if a plan fits and meets the requirements of the objective.
 
     `planner plan` exits with 3 and says what would help if its answer has a shortfall. If a job fits on no cluster of a
     comparison, the shortfall is that of the cluster on which it fits most likely.
@@ -165,8 +169,9 @@ def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "thro
             return None
     else:
         lacking.job, asked = job_of(found), constraints_of(found)
-        is_late = objective in ("cost", "gpus") and found.run is not None and found.run.meets_deadline is False
-        if found.fits and not is_late:
+        missed = found.run.missed if found.fits and found.run else ()
+        lacking.missed = tuple(each for each in LIMITS[objective] if each in missed)
+        if found.fits and not lacking.missed:
             return None
         lacking.in_time = InTime(objective, found.options.confidence or CONFIDENCE) if found.fits else None
     limits = _plannable(lacking.job, replace(asked, forbidden=())).forbidden
@@ -199,7 +204,7 @@ def plan_job(
     pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
     within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` always
         has.
-    confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.
+    confidence: required chance of meeting the deadline (objectives `cost` and `gpus`) and the budget.
     top: largest number of layouts in `plan.runners_up`, each of another kind.
     solver: of the integer program; by default CBC, or HiGHS where PuLP came without CBC.
     check: compare lower bounds with the optima of 64 configurations that the bounds ruled out.
@@ -207,7 +212,8 @@ def plan_job(
     workload: gpus, seq_len, global_batch, precision, engine, settings, failures, risk, headroom, calibration,
         allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
 
-    If no layout meets the deadline, the plan is the fastest layout and `plan.run.meets_deadline` is false. If no layout
+    If no layout meets the deadline, the plan is the fastest layout and `plan.run.meets_deadline` is false; if none
+    meets the budget, it is the cheapest layout and `plan.run.meets_budget` is false. If no layout
     fits but some may fit, the plan is the layout most likely to fit and `plan.fits` is false.
 
     Raises:

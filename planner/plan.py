@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -118,6 +118,7 @@ class Plan:
     engine_label: EngineLabel | None = None  # effect of the engine's own calibration, if it is large
     minimum: Minimum | None = None
     deadline_chance: float | None = None
+    budget_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
     batch: BatchChoice | None = None  # None if the batch size was given
@@ -161,15 +162,11 @@ class Plan:
             in_use=devices_in_use(self.cluster, self.layout),
             effective_share=1.0 if self.goodput is None else self.goodput.effective_share,
         )
-        if found is None:
-            return None
-        chance, asked, meets = self.deadline_chance, self.options.confidence, found.meets_deadline
-        return replace(
-            found,
-            low_seconds=self.low_step_seconds and found.steps * self.low_step_seconds / found.effective_share,
-            high_seconds=self.high_step_seconds and found.steps * self.high_step_seconds / found.effective_share,
-            deadline_chance=chance,
-            meets_deadline=meets if chance is None or asked is None else chance >= asked,
+        return found and found.judged(
+            (self.low_step_seconds, self.high_step_seconds),
+            self.options.confidence,
+            deadline_chance=self.deadline_chance,
+            budget_chance=self.budget_chance,
         )
 
     @property
@@ -210,6 +207,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "band": _as_dict(plan.band),
         "engine_label": _as_dict(plan.engine_label),
         "deadline_chance": plan.deadline_chance,
+        "budget_chance": plan.budget_chance,
         "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
         "memory_spread": plan.memory_spread.model_dump(mode="json"),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,
@@ -360,6 +358,10 @@ def _number(data: dict[str, Any], key: str, *, above: float = -math.inf) -> Any:
     return value
 
 
+def _number_if_any(data: dict[str, Any], key: str) -> Any:
+    return None if data[key] is None else _number(data, key)
+
+
 def _of(kind: type[T], data: dict[str, Any], key: str) -> T:
     value = data[key]
     if type(value) is not kind:
@@ -473,9 +475,8 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
         layout=layout,
         band=_if_any(Band, data["band"]),
         engine_label=_if_any(EngineLabel, data["engine_label"]),
-        deadline_chance=data["deadline_chance"]
-        if data["deadline_chance"] is None
-        else _number(data, "deadline_chance"),
+        deadline_chance=_number_if_any(data, "deadline_chance"),
+        budget_chance=_number_if_any(data, "budget_chance"),
         memory=tuple(map(_stage_memory, data["memory"])),
         time=tuple(map(_time_line, data["time"])),
         slowest_of_mean=_number(data, "slowest_of_mean", above=0),

@@ -122,7 +122,7 @@ def run(
         console.err.write("interrupted: this is the best layout until then\n")
         return ExitCode.INTERRUPTED
     if lacking:
-        console.err.write(_why(found))
+        console.err.write(_why(found, lacking.missed))
     return code
 
 
@@ -136,7 +136,8 @@ def _answer(
     if lacking:
         with console.progress() as progress:
             ways = lacking.remedies(progress), lacking.lifted_pins(progress)
-        title = f"What would {'meet the deadline' if lacking.in_time else 'fit'} on {lacking.job.cluster.name}"
+        what = f"meet the {' and the '.join(lacking.missed)}" if lacking.missed else "fit"
+        title = f"What would {what} on {lacking.job.cluster.name}"
         document, shown = document | ways_out_to_dict(*ways), stack(shown, ways_out(*ways, title))
     console.render(json.dumps(document, indent=1, allow_nan=False) + "\n" if as_json else shown)
     return ExitCode.NOTHING_FITS if lacking else ExitCode.OK
@@ -152,14 +153,16 @@ def _sizes(documents: tuple[str, str, str | None], console: Console, *, as_json:
     return _answer(sweep_to_dict(sweep), sweep_view(sweep), shortfall(sweep), console, as_json=as_json)
 
 
-def _why(found: Plan) -> str:
+def _why(found: Plan, missed: Sequence[str]) -> str:
     """Why the exit code of a plan is 3."""
     from planner.fit import chance_words
 
     if not found.fits:
         return f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n"
     is_proved = found.certificate is not None and found.certificate.status == "optimal"
-    return f"no layout meets the deadline; this is the fastest{'' if is_proved else ' that was found'}\n"
+    best = "fastest" if "deadline" in missed else "cheapest"
+    words = f"no layout meets the {' and the '.join(missed)}; this is the {best}"
+    return f"{words}{'' if is_proved else ' that was found'}\n"
 
 
 def compare(

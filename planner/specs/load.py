@@ -201,8 +201,7 @@ def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -
     if "training" in trees:
         tree = with_default(trees["training"], "sequence_length", model.max_sequence_length if model else 1)
         tree, batch = mistakes.attempt(batch_range, tree) or (tree, None)
-        devices = [pool.device for pool in cluster.pools] if cluster else []
-        training = check_training(mistakes, tree, model, devices, engine)
+        training = check_training(mistakes, tree, model, cluster.pools if cluster else (), engine)
     corrections = mistakes.attempt(load_calibration, given.calibration) if given.calibration else shipped_calibration()
     mistakes.raise_if_any()
     assert corrections is not None
