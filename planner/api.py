@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
 from planner.cost.segments import with_segment
@@ -36,7 +36,7 @@ from planner.search.questions.batch_choice import batch_report, choose_batch
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.questions.given import plan_for_text
 from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
-from planner.search.questions.side_by_side import SideBySide, side_by_side
+from planner.search.questions.side_by_side import Choice, SideBySide, side_by_side
 from planner.search.questions.sweep import Sweep, sweep, sweep_pools
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout
@@ -45,7 +45,14 @@ from planner.search.space.constraints import Constraints
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import load_calibration, model_notes
 from planner.specs.cluster import ClusterSpec
-from planner.specs.cluster_documents import checked_cluster, cluster_tree, folder_of, with_devices
+from planner.specs.cluster_documents import (
+    check_num_choices,
+    checked_cluster,
+    cluster_tree,
+    folder_of,
+    split_size,
+    with_devices,
+)
 from planner.specs.load import load_job
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import any_of, did_you_mean, printable
@@ -75,9 +82,6 @@ __all__ = [
     "read_plan",
     "shortfall",
 ]
-
-_MOST_CHOICES: Final = 64
-"""Largest number of pairs of a cluster and a size in one comparison; each pair needs its own search."""
 
 Texts: TypeAlias = str | Sequence[str]
 Files: TypeAlias = str | Path | Sequence[str | Path]
@@ -159,14 +163,17 @@ def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "thro
     comparison, the shortfall is that of the cluster on which it fits most likely.
     """
     if isinstance(found, SideBySide):
-        plans = [each.plan for each in found.planned if each.plan]
-        likeliest = max(plans, key=lambda plan: plan.chance_of_fitting or 0.0)
-        return None if found.front else shortfall(likeliest)
+        lacks = [shortfall(each.plan, found.objective) for each in sorted(found.planned, key=_chance) if each.plan]
+        return lacks[-1] if all(lacks) else None
     lacking = Shortfall()
     if isinstance(found, Sweep):
-        lacking.job, asked = found.job, found.constraints
-        if found.front:
+        lacking.job, asked, objective = found.job, found.constraints, found.objective
+        runs = [[each for each in LIMITS[objective] if each in found.run(point).missed] for point in found.front]
+        if not all(runs):
             return None
+        if runs:
+            nearest = min(range(len(runs)), key=lambda at: len(runs[at]))
+            lacking.missed, lacking.in_time = tuple(runs[nearest]), InTime(objective, found.confidence)
     else:
         lacking.job, asked = job_of(found), constraints_of(found)
         missed = found.run.missed if found.fits and found.run else ()
@@ -177,6 +184,13 @@ def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "thro
     limits = _plannable(lacking.job, replace(asked, forbidden=())).forbidden
     lacking.asked = replace(asked, forbidden=tuple(each for each in asked.forbidden if each not in limits))
     return lacking
+
+
+def _chance(choice: Choice) -> tuple[bool, float, float]:
+    """How near a choice comes to what was asked for."""
+    plan = choice.plan
+    chances = [each for each in (plan.deadline_chance, plan.budget_chance) if each is not None] if plan else []
+    return choice.fits, min(chances, default=0.0), choice.chance_of_fitting or 0.0
 
 
 def plan_job(
@@ -257,6 +271,7 @@ def compare_sizes(
     nodes: Sizes,
     pin: Texts = (),
     forbid: Texts = (),
+    objective: ObjectiveName = "throughput",
     confidence: float = CONFIDENCE,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
@@ -265,13 +280,15 @@ def compare_sizes(
 
     nodes: the numbers of hosts, as in `range(1, 9)`, or the numbers of hosts of each pool. One pass over all sizes
     finds the same layouts as a search for each size would. The result gives the smallest number of devices for any
-    deadline, and the sizes that meet the deadline of the training document with the required confidence. `plan_job`
-    explains the other keywords.
+    deadline, and the sizes that meet the requirements of the training document with the required confidence.
+    `objective` decides which of these requirements have to be met; `memory` is not one of them here, because the
+    layouts are the fastest of each size. `plan_job` explains the other keywords.
 
     Raises:
         InputError: as `plan_job`.
         EnvironmentProblem: a file cannot be read.
     """
+    _check_choice("--objective", objective, ObjectiveName)
     _check_confidence(confidence)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
@@ -281,9 +298,9 @@ def compare_sizes(
         raise InputError("a cluster has at least one host", where="--nodes")
     if len(job.pools) == 1:
         assert not isinstance(nodes, Mapping), "a cluster of one kind has no pools"
-        return sweep(job.pools[0], constraints, nodes, reporter, confidence=confidence)
+        return sweep(job.pools[0], constraints, nodes, reporter, confidence=confidence, objective=objective)
     assert isinstance(nodes, Mapping), "a mixed cluster has no one size"
-    return sweep_pools(job, constraints, nodes, reporter, confidence=confidence)
+    return sweep_pools(job, constraints, nodes, reporter, confidence=confidence, objective=objective)
 
 
 def compare_clusters(
@@ -313,15 +330,17 @@ def compare_clusters(
         InputError: an unknown cluster, or mistakes of documents and keywords that occur on every cluster.
         EnvironmentProblem: a file cannot be read.
     """
+    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
+    check_num_choices(len(set(clusters)) * len(sizes))
     mistakes = Mistakes()
     for name in clusters:
         mistakes.attempt(cluster_tree, name)
-    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
-    pairs = [(name, size) for name in dict.fromkeys(clusters) for size in sizes]
-    if not 1 <= len(pairs) <= _MOST_CHOICES:
-        hint = "name fewer clusters, or a smaller range of --nodes"
-        mistakes.add(f"{len(pairs)} clusters and sizes are not 1 to {_MOST_CHOICES}", hint=hint)
     mistakes.raise_if_any()
+    pairs = [
+        (cluster, int(hosts) if hosts else size)
+        for cluster, hosts in map(split_size, dict.fromkeys(clusters))
+        for size in sizes
+    ]
     options: dict[str, Any] = {"pin": pin, "forbid": forbid, "objective": objective, "within": within, "solver": solver}
 
     def plan_on(name: str, size: int | None) -> Plan:
@@ -330,7 +349,7 @@ def compare_clusters(
             model, name, training, nodes=size, time_limit=time_limit, top=1, reporter=reporter, **options, **workload
         )
 
-    return side_by_side(pairs, plan_on)
+    return side_by_side(pairs, plan_on, objective)
 
 
 def estimate_layout(
@@ -481,7 +500,7 @@ def _of_file(
     options = {"sequence_length": keywords.get("seq_len"), "precision": keywords.get("precision")}
     said = (*settings, *(f"training.{name}={value}" for name, value in options.items() if value is not None))
     num_devices = _num_devices(cluster, nodes, keywords.get("gpus"))
-    is_sized = nodes is not None or keywords.get("gpus") is not None
+    is_sized = nodes is not None or keywords.get("gpus") is not None or split_size(cluster)[1] != ""
     foreign = read_foreign(
         _paths(path),
         settings=said,

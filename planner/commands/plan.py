@@ -62,8 +62,8 @@ def run(
 ) -> int:
     """Print the best layout, write it to `output`, and return the exit code.
 
-    sizes: several values of `nodes` to compare; the search then ignores all its options except pin, forbid and
-    confidence.
+    sizes: several values of `nodes` to compare; the search then ignores all its options except pin, forbid, objective
+    and confidence.
     stats: a file for the counts and times of the search.
     command_line: the command as the user typed it, which the suggested next command extends.
 
@@ -81,7 +81,7 @@ def run(
     check_writable(output, stats, force=force)
     if sizes is not None:
         documents = (model, cluster, training)
-        sized: Any = {"nodes": sizes, "pin": pin, "forbid": forbid, "confidence": confidence}
+        sized: Any = {"nodes": sizes, "pin": pin, "forbid": forbid, "confidence": confidence, "objective": objective}
         return _sizes(documents, console, as_json=as_json, **sized, **workload)
     found: Plan | NoLayoutFits
     with console.progress() as progress:
@@ -195,7 +195,7 @@ def compare(
 
 
 _OF_ONE_SIZE = {
-    "from_file", "objective", "within", "top", "solver", "time_limit", "check", "output", "stats"
+    "from_file", "within", "top", "solver", "time_limit", "check", "output", "stats"
 }  # fmt: skip
 _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 
@@ -259,9 +259,14 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
     With --from FILE give only CLUSTER: model and training come from a file of another program.
     """
+    from planner.specs.cluster_documents import check_num_choices
+
     _name_model(ctx, options)
     nodes, names = options["nodes"], cluster_names_of(options["cluster"])
-    if len(names) > 1:
+    sizes = [nodes] if not isinstance(nodes, dict) else [*nodes.values()]
+    is_range = any(isinstance(hosts, range) for hosts in sizes)
+    if len(names) > 1 or (is_range and options["objective"] == "memory"):  # a search for each size
+        check_num_choices(len(names) * (len(nodes) if isinstance(nodes, range) else 1))
         refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
         if isinstance(nodes, dict):
             raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
@@ -273,7 +278,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     options["cluster"] = names[0]
     refuse_options(ctx, {"html"}, "is of several clusters; `planner explain PLAN --html` writes the page of a plan")
     del options["html"]
-    if any(isinstance(hosts, range) for hosts in (nodes.values() if isinstance(nodes, dict) else [nodes])):
+    if is_range:
         refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
         options["sizes"] = options.pop("nodes")
     return run(console=Console(), command_line=ctx.obj, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from planner.cost.flops import end_to_end_days, sc21_flops_per_step
 from planner.cost.parameters import num_params
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 _HOUR = UNITS["seconds"]["h"]
+REFERENCE_TOKENS: Final = 1e9
+"""Number of tokens for the time and cost of a run, if the training has no token budget."""
 Requirement: TypeAlias = Literal["deadline", "budget"]
 """A limit that the training document sets for the whole run."""
 

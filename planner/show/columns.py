@@ -29,6 +29,7 @@ class Columns:
     right: columns of figures, aligned to the right.
     wrap: columns that may wrap or shrink; all other columns keep their width.
     optional: columns to omit on a narrow screen, the least important first.
+    fold: instead of omitting them, write these columns below the cell of the last column, each after its heading.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class Columns:
         right: Iterable[int] = (),
         wrap: Iterable[int] = (),
         optional: Sequence[int] = (),
+        fold: bool = False,
         header: Iterable[str] = (),
     ) -> None:
         cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
         self._num_columns = max(map(len, cells), default=0)
         self._rows = [row + [Text("")] * (self._num_columns - len(row)) for row in cells]
         self._header = list(header) or [""] * self._num_columns
-        self._right, self._wrap, self._optional = set(right), set(wrap), optional
+        self._right, self._wrap, self._optional, self._fold = set(right), set(wrap), optional, fold
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(min(_LEAST_TEXT, options.max_width), options.max_width)
@@ -79,8 +81,17 @@ class Columns:
                 overflow="fold",
             )
         for row in self._rows:
-            table.add_row(*(_named(row[column]) if column == 0 else row[column] for column in kept))
+            first, *others = (row[column] for column in kept)
+            if self._fold and (below := self._below(row, kept)):
+                others[-1] = Group(others[-1], below)
+            table.add_row(_named(first), *others)
         return table
+
+    def _below(self, row: Sequence[RenderableType], kept: Sequence[int]) -> Text:
+        """The cells of a row that are not kept, each after its column's heading."""
+        left = [(self._header[at], cell) for at, cell in enumerate(row) if at not in kept and isinstance(cell, Text)]
+        named = [Text.assemble((f"{title} ", "dim"), cell) for title, cell in left if cell.plain]
+        return Text("; ").join(named)
 
     def _list(self) -> RenderResult:
         """Render each row as its first cell, with the other cells below it, each after its column's heading."""
