@@ -333,8 +333,12 @@ def compare_clusters(
     sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
     check_num_choices(len(set(clusters)) * len(sizes))
     mistakes = Mistakes()
+    given = {"--nodes": nodes, "--gpus": workload.get("gpus")}
+    sized = [option for option, size in given.items() if size is not None]
     for name in clusters:
         mistakes.attempt(cluster_tree, name)
+        if sized and split_size(name)[1]:
+            mistakes.add(f"{sized[0]} and {name} both give the size of the cluster", hint="give one of them")
     mistakes.raise_if_any()
     pairs = [
         (cluster, int(hosts) if hosts else size)

@@ -12,6 +12,7 @@ from planner.fit import chance_words
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean
 from planner.show.words import of_ten, short_layout
+from planner.specs.cluster_documents import cluster_names, load_cluster
 from planner.specs.library import price_source
 from planner.specs.uniform import uniform_cluster
 from planner.units import exact_quantity, format_count, format_seconds
@@ -134,7 +135,8 @@ def table(rows: Sequence[Row], words: Sequence[str], training: TrainingSpec, nam
         for row, found, best in zip(rows, cells, words, strict=True)
     ]
     last = len(header) - 1
-    folded = [header.index(each) for each in ("energy", "8 of 10", "device hours", "fits") if each in kept]
+    first = ("energy", "8 of 10", "device hours", "fits")  # what a narrow screen folds first
+    folded = [header.index(each) for each in (*first, *kept[:1:-1]) if each in kept]
     return Columns(shown, right=range(1, last), wrap=(last,), optional=folded, fold=True, header=header)
 
 
@@ -167,16 +169,13 @@ def run_to_dict(run: WholeRun | None) -> dict[str, Any]:
 
 def price_words(name: str, cluster: AnyCluster, training: TrainingSpec) -> str:
     """State whose price a cluster has; empty without a price, and for pools."""
-    from planner.specs.cluster_documents import cluster_names, load_cluster
-
-    if training.price is not None:
-        return "training.price, of the job"
-    if len(cluster.pools) > 1 or cluster.pools[0].price is None:
+    price = cluster.pools[0].price if training.price is None else training.price
+    if len(cluster.pools) > 1 or price is None:
         return ""
-    if name not in cluster_names():
-        return "the price of the cluster's own file, or of --set"
-    is_shipped = cluster.pools[0].price == uniform_cluster(load_cluster(name)).price
-    return price_source(name) if is_shipped else "--set cluster.price"
+    if training.price is None and name in cluster_names() and price == uniform_cluster(load_cluster(name)).price:
+        return f"list price, {price_source(name)}"
+    whose = "the price of your file or of --set" if training.price is None else "training.price"
+    return f"{whose}, {exact_quantity(price, 'usd_per_hour')} for each device"
 
 
 def requirements_missed(rows: Sequence[Row]) -> list[str]:
