@@ -56,7 +56,7 @@ from planner.specs.cluster_documents import (
 from planner.specs.load import load_job
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import any_of, did_you_mean, printable
-from planner.units import parse_length
+from planner.units import format_bytes, parse_length
 
 if TYPE_CHECKING:
     from planner.accuracy.learn import Learnt
@@ -700,9 +700,8 @@ def _check_choice(option: str, given: str, choices: Any) -> None:
 
 
 def _no_layout_fits(job: Job, asked: Constraints, found: NothingFits) -> NoLayoutFits:
-    words = fit_words(plan_for_layout(job, found.layout))
-    error = NoLayoutFits(
-        f"no layout fits into memory: of the nearest, {words}", hint="`remedies()` finds what would fit"
-    )
+    plan = plan_for_layout(job, found.layout)
+    words = f"of the nearest, {fit_words(plan)}; {format_bytes(plan.worst_stage.missing_bytes)} too much"
+    error = NoLayoutFits(f"no layout fits into memory: {words}", hint="`remedies()` finds what would fit")
     error.job, error.asked, error.found = job, asked, found
     return error

@@ -176,7 +176,8 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
     near = rows[: 1 + len(plan.runners_up)]
     slowest, largest = (_FAR * max(each) for each in ([row.seconds for row in near], [peak, limit]))
     x = _around((row.seconds for row in rows if row.seconds <= slowest), start=_LEFT, end=_WIDTH - _RIGHT)
-    y = _around((row.num_bytes for row in rows if row.num_bytes <= largest), start=_HEIGHT - _BOTTOM, end=_TOP)
+    sizes = [row.num_bytes for row in rows if row.num_bytes <= largest]
+    y = _around(sizes, start=_HEIGHT - _BOTTOM, end=_TOP, near=[limit])
     front = sorted((row.seconds, row.num_bytes) for row in fitting if not any(_beats(one, row) for one in fitting))
     return {
         "frame": _frame(),
@@ -189,12 +190,17 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
                 "number": number, "kind": kind, "x": x(seconds), "y": y(num_bytes), "layout": layout, "why": why,
                 "seconds": format_seconds(seconds), "memory": format_bytes(num_bytes), "fits": fits,
                 "on_front": fits and (seconds, num_bytes) in front,
-                "far": [text for axis, value, text in ((x, seconds, format_seconds(seconds)),
-                        (y, num_bytes, format_bytes(num_bytes))) if not axis.has(value)],
+                "far": _far((x, seconds, format_seconds), (y, num_bytes, format_bytes)),
+                "left": x(seconds) > _WIDTH * 0.75 and not (x.has(seconds) and y.has(num_bytes)),
             }
             for number, (kind, layout, seconds, num_bytes, why, fits) in enumerate(rows, start=1)
         ],
     }  # fmt: skip
+
+
+def _far(*placed: tuple[_Axis, float, Callable[[float], str]]) -> list[str]:
+    """Return the figures that have no place on their axis, as text."""
+    return [text(value) for axis, value, text in placed if not axis.has(value)]
 
 
 def choices_chart(found: SideBySide) -> dict[str, Any]:
