@@ -7,7 +7,6 @@ import math
 import random
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from test_objectives import FREE, KEYS, SEEDS, priced
@@ -16,10 +15,12 @@ import planner
 from planner.cli import main
 from planner.cost.run import WholeRun
 from planner.errors import InputError
+from planner.plan import plan_from_json
 from planner.search.objectives import objective_of
 from planner.search.questions.deadline import is_kept
 from planner.search.search import search
 from planner.show.rows import Row, marks
+from planner.specs import library
 from planner.specs.cluster_documents import load_cluster, split_size
 from planner.specs.job import with_training
 from planner.specs.load import load_job
@@ -94,7 +95,7 @@ def test_an_explained_layout_says_whether_it_meets_the_budget():
     settings = ["training.tokens=1e9", "training.price=2 USD/h", "training.budget=5 USD"]
     plan = planner.estimate_layout("tiny-gpt", "dgx-a100:1", layout="tp=1,dp=8", settings=settings, **WORK)
     assert plan.run.meets_budget == (plan.run.usd <= 5)
-    assert planner.Plan.to_json(plan) == planner.Plan.to_json(planner.plan.plan_from_json(plan.to_json()))
+    assert plan_from_json(plan.to_json()).to_json() == plan.to_json()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_hosts_follow_the_last_colon(tmp_path):
     for cluster, hosts in (("dgx-h100:3", 3), ("dgx-h100", 1), ("gb200-nvl72:18", 18)):
         assert load_cluster(cluster).hosts == hosts
     own = tmp_path / "mine:4"
-    own.write_text(Path(planner.shipped.__file__).parents[1].joinpath("clusters/dgx-h100.yaml").read_text())
+    own.write_text(library.path_of("clusters", "dgx-h100").read_text())
     assert split_size(str(own)) == (str(own), "")
     assert load_cluster(str(own)).hosts == 1
     assert load_cluster(f"{own}:2").hosts == 2
@@ -157,7 +158,7 @@ def test_too_many_choices_are_refused_before_anything_is_read(capsys):
 
 def test_rows_have_names_and_cards_of_clusters_and_say_whose_the_prices_are(tmp_path, capsys):
     for number, name in enumerate(("ours", "theirs", "theirs"), start=1):
-        text = Path(planner.shipped.__file__).parents[1].joinpath("clusters/dgx-a100.yaml").read_text()
+        text = library.path_of("clusters", "dgx-a100").read_text()
         text = re.sub(r"^name: .*", f"name: {name}", text, flags=re.MULTILINE)
         text = re.sub(r"^price: .*\n", "", text, flags=re.MULTILINE)
         (tmp_path / f"c{number}.yaml").write_text(f"{text}\nprice: {number}.5 USD/h per device\n")

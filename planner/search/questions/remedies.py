@@ -252,7 +252,8 @@ def _later_or_less(job: Job, goal: _Goal) -> Iterator[Iterator[Change]]:
         times = excess(with_training(free, **{limit: given}), *best, *asked) if best else 1.0
         if times > 1.0:
             more = 1.01 * times  # three digits are shown, so that one may be rounded
-            yield iter([_training(f"{limit} {written(given * more)}", **{limit: written(given * more)})])
+            value = written(given * more).replace(",", "")  # as documents read it
+            yield iter([_training(f"{limit} {value}", **{limit: value})])
             most = max(most, more)
     tokens = f"{training.tokens / most:.3g}"
     yield iter([_training(f"tokens {tokens}", tokens=tokens)] if most > 1 else [])
