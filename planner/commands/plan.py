@@ -216,12 +216,12 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
     type=click.Choice(["throughput", "cost", "gpus", "memory"]),
     default="throughput",
     show_default=True,
-    help="Quantity to optimize; cost and gpus meet the deadline.",
+    help="Quantity to optimize; cost and gpus meet the deadline, all but memory the budget.",
 )
 @share_option(
     "--within", help="Share of the objective that a simpler layout may cost; 2% by default, 0 for the minimum."
 )
-@share_option("--confidence", default="80%", help="Chance with which cost and gpus must meet the deadline.")
+@share_option("--confidence", default="80%", help="Chance with which the deadline and the budget must be met.")
 @click.option(
     "--top",
     type=click.IntRange(1, 100),
@@ -250,11 +250,12 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
-    Several clusters, as in p5,g6e,mine.yaml, are compared by time, cost and energy.
+    Several clusters, as in p5:4,g6e:8,mine.yaml, are compared by time, cost and energy; a number after the colon is
+    the number of hosts.
 
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or YAML files. MODEL may also be the
     Hub id of a shipped model, a Hugging Face config.json, or its folder. Without -o nothing is written. The exit
-    code is 3 if no layout fits into memory, or if none meets the deadline of --objective cost or gpus. If no layout
+    code is 3 if no layout fits into memory, or if none meets the deadline or budget of the objective. If no layout
     fits but some may fit, the most likely one is shown.
 
     With --from FILE give only CLUSTER: model and training come from a file of another program.
