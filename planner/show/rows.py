@@ -131,17 +131,16 @@ def table(rows: Sequence[Row], words: Sequence[str], training: TrainingSpec, nam
     kept, cells = all_figures(rows, training)
     header = [*names, *kept, "layout"]
     shown = [
-        [_text(each, row) for each in (*row.names, *(found[heading] for heading in kept))] + [_layout(row, best)]
+        [
+            *(Text(clean(each), style="bold" if row.is_marked else "") for each in (*row.names, *map(found.get, kept))),
+            _layout(row, best),
+        ]
         for row, found, best in zip(rows, cells, words, strict=True)
     ]
     last = len(header) - 1
     first = ("energy", "8 of 10", "device hours", "fits")  # what a narrow screen folds first
     folded = [header.index(each) for each in (*first, *kept[:1:-1]) if each in kept]
     return Columns(shown, right=range(1, last), wrap=(last,), optional=folded, fold=True, header=header)
-
-
-def _text(cell: str, row: Row) -> Text:
-    return Text(clean(cell), style="bold" if row.is_marked else "")
 
 
 def _layout(row: Row, best: str) -> RenderableType:
@@ -153,18 +152,10 @@ def _layout(row: Row, best: str) -> RenderableType:
 
 def run_to_dict(run: WholeRun | None) -> dict[str, Any]:
     """Return time, cost and requirements of a run as plain data."""
-    return {
-        "run_seconds": run and run.seconds,
-        "low_run_seconds": run and run.low_seconds,
-        "high_run_seconds": run and run.high_seconds,
-        "device_hours": run and run.device_hours,
-        "usd": run and run.usd,
-        "kilowatt_hours": run and run.kilowatt_hours,
-        "meets_deadline": run and run.meets_deadline,
-        "deadline_chance": run and run.deadline_chance,
-        "meets_budget": run and run.meets_budget,
-        "budget_chance": run and run.budget_chance,
-    }
+    ends = {"run_seconds": "seconds", "low_run_seconds": "low_seconds", "high_run_seconds": "high_seconds"}
+    same = ("device_hours", "usd", "kilowatt_hours")
+    limits = [key for limit in _WITHIN for key in (f"meets_{limit}", f"{limit}_chance")]
+    return {key: run and getattr(run, name) for key, name in (ends | {each: each for each in (*same, *limits)}).items()}
 
 
 def price_words(name: str, cluster: AnyCluster, training: TrainingSpec) -> str:
@@ -173,7 +164,7 @@ def price_words(name: str, cluster: AnyCluster, training: TrainingSpec) -> str:
     if len(cluster.pools) > 1 or price is None:
         return ""
     if training.price is None and name in cluster_names() and price == uniform_cluster(load_cluster(name)).price:
-        return f"list price, {price_source(name)}"
+        return f"list price, {price_source(name) or 'without a source'}"
     whose = "the price of your file or of --set" if training.price is None else "training.price"
     return f"{whose}, {exact_quantity(price, 'usd_per_hour')} for each device"
 
