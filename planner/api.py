@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
 from planner.cost.segments import with_segment
@@ -29,13 +29,14 @@ from planner.made_by import made_by
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
+from planner.search.objectives import LIMITS
 from planner.search.optimum.integer_program import SolverName
 from planner.search.optimum.solver_process import default_solver
 from planner.search.questions.batch_choice import batch_report, choose_batch
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.questions.given import plan_for_text
 from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
-from planner.search.questions.side_by_side import SideBySide, side_by_side
+from planner.search.questions.side_by_side import Choice, SideBySide, side_by_side
 from planner.search.questions.sweep import Sweep, sweep, sweep_pools
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout
@@ -44,7 +45,14 @@ from planner.search.space.constraints import Constraints
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import load_calibration, model_notes
 from planner.specs.cluster import ClusterSpec
-from planner.specs.cluster_documents import checked_cluster, cluster_tree, folder_of, with_devices
+from planner.specs.cluster_documents import (
+    check_num_choices,
+    checked_cluster,
+    cluster_tree,
+    folder_of,
+    split_size,
+    with_devices,
+)
 from planner.specs.files import is_plan
 from planner.specs.load import load_job
 from planner.specs.mistakes import Mistakes
@@ -53,6 +61,7 @@ from planner.units import parse_length
 
 if TYPE_CHECKING:
     from planner.accuracy.learn import Learnt
+    from planner.cost.run import Requirement
     from planner.emit.read.front import Foreign
     from planner.explain.report import Explanation
     from planner.layout import Layout
@@ -73,9 +82,6 @@ __all__ = [
     "read_plan",
     "shortfall",
 ]
-
-_MOST_CHOICES: Final = 64
-"""Largest number of pairs of a cluster and a size in one comparison; each pair needs its own search."""
 
 Texts: TypeAlias = str | Sequence[str]
 Files: TypeAlias = str | Path | Sequence[str | Path]
@@ -115,18 +121,20 @@ class Workload(TypedDict, total=False):
 
 
 class Shortfall:
-    """A job for which no layout fits, or none meets the deadline, and the searches for what would help.
+    """A job for which no layout fits, or none meets deadline and budget, and the searches for what would help.
 
     asked: the constraints of the user, without the limits of the engine's programs.
-    in_time: the objective whose deadline is missed; None if the job lacks memory.
+    in_time: the objective whose limits are not met; None if the job lacks memory.
+    missed: the requirements that are not met.
     """
 
     job: Job
     asked: Constraints
     in_time: InTime | None = None
+    missed: tuple[Requirement, ...] = ()
 
     def remedies(self, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
-        """Changes with which the job fits, or meets its deadline, sorted by tokens per device, most first."""
+        """Changes with which the job fits, or meets its requirements, sorted by tokens per device, most first."""
         return remedies(self.job, self.asked, reporter, in_time=self.in_time, planned=_plannable)
 
     def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
@@ -135,29 +143,40 @@ class Shortfall:
 
 
 def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "throughput") -> Shortfall | None:
-    """What an answer lacks of what was asked for; None if a plan fits and meets the deadline of the objective.
+    """What an answer lacks of what was asked for; None if a plan fits and meets the requirements of the objective.
 
     `planner plan` exits with 3 and says what would help if its answer has a shortfall. If a job fits on no cluster of a
     comparison, the shortfall is that of the cluster on which it fits most likely.
     """
     if isinstance(found, SideBySide):
-        plans = [each.plan for each in found.planned if each.plan]
-        likeliest = max(plans, key=lambda plan: plan.chance_of_fitting or 0.0)
-        return None if found.front else shortfall(likeliest)
+        lacks = [shortfall(each.plan, found.objective) for each in sorted(found.planned, key=_chance) if each.plan]
+        return lacks[-1] if all(lacks) else None
     lacking = Shortfall()
     if isinstance(found, Sweep):
-        lacking.job, asked = found.job, found.constraints
-        if found.front:
+        lacking.job, asked, objective = found.job, found.constraints, found.objective
+        runs = [[each for each in LIMITS[objective] if each in found.run(point).missed] for point in found.front]
+        if not all(runs):
             return None
+        if runs:
+            nearest = min(range(len(runs)), key=lambda at: len(runs[at]))
+            lacking.missed, lacking.in_time = tuple(runs[nearest]), InTime(objective, found.confidence)
     else:
         lacking.job, asked = job_of(found), constraints_of(found)
-        is_late = objective in ("cost", "gpus") and found.run is not None and found.run.meets_deadline is False
-        if found.fits and not is_late:
+        missed = found.run.missed if found.fits and found.run else ()
+        lacking.missed = tuple(each for each in LIMITS[objective] if each in missed)
+        if found.fits and not lacking.missed:
             return None
         lacking.in_time = InTime(objective, found.options.confidence or CONFIDENCE) if found.fits else None
     limits = _plannable(lacking.job, replace(asked, forbidden=())).forbidden
     lacking.asked = replace(asked, forbidden=tuple(each for each in asked.forbidden if each not in limits))
     return lacking
+
+
+def _chance(choice: Choice) -> tuple[bool, float, float]:
+    """How near a choice comes to what was asked for."""
+    plan = choice.plan
+    chances = [each for each in (plan.deadline_chance, plan.budget_chance) if each is not None] if plan else []
+    return choice.fits, min(chances, default=0.0), choice.chance_of_fitting or 0.0
 
 
 def plan_job(
@@ -185,7 +204,7 @@ def plan_job(
     pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
     within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` always
         has.
-    confidence: required chance of meeting the deadline for the objectives `cost` and `gpus`.
+    confidence: required chance of meeting the deadline (objectives `cost` and `gpus`) and the budget.
     top: largest number of layouts in `plan.runners_up`, each of another kind.
     solver: of the integer program; by default CBC, or HiGHS where PuLP came without CBC.
     check: compare lower bounds with the optima of 64 configurations that the bounds ruled out.
@@ -193,9 +212,10 @@ def plan_job(
     workload: gpus, seq_len, global_batch, precision, engine, settings, failures, risk, headroom, calibration,
         allow_tp_across_nodes and allow_offload, as `planner.api.Workload` explains them.
 
-    If no layout meets the deadline, the plan is the fastest layout and `plan.run.meets_deadline` is false. If no layout
-    fits, `plan.fits` is false: the plan is the layout most likely to fit, or, without a certificate, the layout that
-    comes nearest to it. In both cases `shortfall(plan)` searches for what would help.
+    If no layout meets the deadline, the plan is the fastest layout and `plan.run.meets_deadline` is false; if none
+    meets the budget, it is the cheapest layout and `plan.run.meets_budget` is false. If no layout fits, `plan.fits` is
+    false: the plan is the layout most likely to fit, or, without a certificate, the layout that comes nearest to it. In
+    these cases `shortfall(plan)` searches for what would help.
 
     Raises:
         InputError: documents or keywords have mistakes (all are listed), or no layout is legal under the pins.
@@ -238,6 +258,7 @@ def compare_sizes(
     nodes: Sizes,
     pin: Texts = (),
     forbid: Texts = (),
+    objective: ObjectiveName = "throughput",
     confidence: float = CONFIDENCE,
     reporter: Reporter | None = None,
     **workload: Unpack[Workload],
@@ -246,13 +267,15 @@ def compare_sizes(
 
     nodes: the numbers of hosts, as in `range(1, 9)`, or the numbers of hosts of each pool. One pass over all sizes
     finds the same layouts as a search for each size would. The result gives the smallest number of devices for any
-    deadline, and the sizes that meet the deadline of the training document with the required confidence. `plan_job`
-    explains the other keywords.
+    deadline, and the sizes that meet the requirements of the training document with the required confidence.
+    `objective` decides which of these requirements have to be met; `memory` is not one of them here, because the
+    layouts are the fastest of each size. `plan_job` explains the other keywords.
 
     Raises:
         InputError: as `plan_job`.
         EnvironmentProblem: a file cannot be read.
     """
+    _check_choice("--objective", objective, ObjectiveName)
     _check_confidence(confidence)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
     largest = {pool: max(hosts) for pool, hosts in nodes.items()} if isinstance(nodes, Mapping) else max(nodes)
@@ -262,9 +285,9 @@ def compare_sizes(
         raise InputError("a cluster has at least one host", where="--nodes")
     if len(job.pools) == 1:
         assert not isinstance(nodes, Mapping), "a cluster of one kind has no pools"
-        return sweep(job.pools[0], constraints, nodes, reporter, confidence=confidence)
+        return sweep(job.pools[0], constraints, nodes, reporter, confidence=confidence, objective=objective)
     assert isinstance(nodes, Mapping), "a mixed cluster has no one size"
-    return sweep_pools(job, constraints, nodes, reporter, confidence=confidence)
+    return sweep_pools(job, constraints, nodes, reporter, confidence=confidence, objective=objective)
 
 
 def compare_clusters(
@@ -293,15 +316,21 @@ def compare_clusters(
         InputError: an unknown cluster, or mistakes of documents and keywords that occur on every cluster.
         EnvironmentProblem: a file cannot be read.
     """
+    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
+    check_num_choices(len(set(clusters)) * len(sizes))
     mistakes = Mistakes()
+    given = {"--nodes": nodes, "--gpus": workload.get("gpus")}
+    sized = [option for option, size in given.items() if size is not None]
     for name in clusters:
         mistakes.attempt(cluster_tree, name)
-    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
-    pairs = [(name, size) for name in dict.fromkeys(clusters) for size in sizes]
-    if not 1 <= len(pairs) <= _MOST_CHOICES:
-        hint = "name fewer clusters, or a smaller range of --nodes"
-        mistakes.add(f"{len(pairs)} clusters and sizes are not 1 to {_MOST_CHOICES}", hint=hint)
+        if sized and split_size(name)[1]:
+            mistakes.add(f"{sized[0]} and {name} both give the size of the cluster", hint="give one of them")
     mistakes.raise_if_any()
+    pairs = [
+        (cluster, int(hosts) if hosts else size)
+        for cluster, hosts in map(split_size, dict.fromkeys(clusters))
+        for size in sizes
+    ]
     options: dict[str, Any] = {"pin": pin, "forbid": forbid, "objective": objective, "within": within, "solver": solver}
 
     def plan_on(name: str, size: int | None) -> Plan:
@@ -310,7 +339,7 @@ def compare_clusters(
             model, name, training, nodes=size, time_limit=time_limit, top=1, reporter=reporter, **options, **workload
         )
 
-    return side_by_side(pairs, plan_on)
+    return side_by_side(pairs, plan_on, objective)
 
 
 def estimate_layout(
@@ -492,7 +521,7 @@ def _of_file(
     options = {"sequence_length": keywords.get("seq_len"), "precision": keywords.get("precision")}
     said = (*settings, *(f"training.{name}={value}" for name, value in options.items() if value is not None))
     num_devices = _num_devices(cluster, nodes, keywords.get("gpus"))
-    is_sized = nodes is not None or keywords.get("gpus") is not None
+    is_sized = nodes is not None or keywords.get("gpus") is not None or split_size(cluster)[1] != ""
     foreign = read_foreign(
         _paths(path),
         settings=said,

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -122,6 +122,7 @@ class Plan:
     engine_label: EngineLabel | None = None  # effect of the engine's own calibration, if it is large
     minimum: Minimum | None = None
     deadline_chance: float | None = None
+    budget_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
     idle_reason: str = ""
     batch: BatchChoice | None = None  # None if the batch size was given
@@ -165,15 +166,11 @@ class Plan:
             in_use=devices_in_use(self.cluster, self.layout),
             effective_share=1.0 if self.goodput is None else self.goodput.effective_share,
         )
-        if found is None:
-            return None
-        chance, asked, meets = self.deadline_chance, self.options.confidence, found.meets_deadline
-        return replace(
-            found,
-            low_seconds=self.low_step_seconds and found.steps * self.low_step_seconds / found.effective_share,
-            high_seconds=self.high_step_seconds and found.steps * self.high_step_seconds / found.effective_share,
-            deadline_chance=chance,
-            meets_deadline=meets if chance is None or asked is None else chance >= asked,
+        return found and found.judged(
+            (self.low_step_seconds, self.high_step_seconds),
+            self.options.confidence,
+            deadline_chance=self.deadline_chance,
+            budget_chance=self.budget_chance,
         )
 
     @property
@@ -244,6 +241,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "band": _as_dict(plan.band),
         "engine_label": _as_dict(plan.engine_label),
         "deadline_chance": plan.deadline_chance,
+        "budget_chance": plan.budget_chance,
         "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
         "memory_spread": plan.memory_spread.model_dump(mode="json"),
         "tokens_per_second_per_device": plan.tokens_per_second_per_device,

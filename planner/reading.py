@@ -105,8 +105,7 @@ def _check_documents(plan: Plan, name: str) -> None:
         key: Node(data=getattr(training, key), where=f"{name}: training.{key}")
         for key in ("sequence_length", "global_batch_size", "precision")
     }
-    devices = [pool.device for pool in plan.cluster.pools]
-    check_training(mistakes, Node(data=tree, where=name), plan.model, devices, plan.engine)
+    check_training(mistakes, Node(data=tree, where=name), plan.model, plan.cluster.pools, plan.engine)
     mistakes.attempt(constraints_of, plan)
     mistakes.attempt(objective_of_plan, plan)
     mistakes.raise_if_any()
@@ -129,11 +128,13 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
     losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
     proved_by = plan.proved_by or plan.made_by
-    band = plan.band if plan.made_by.calibration == "own" else now.band  # the plan does not contain a user's evidence
+    chances = plan if plan.made_by.calibration == "own" else now  # the plan does not contain a user's evidence
+    band = chances.band
     return replace(
         now,
         band=band,
-        deadline_chance=plan.deadline_chance if plan.made_by.calibration == "own" else now.deadline_chance,
+        deadline_chance=chances.deadline_chance,
+        budget_chance=chances.budget_chance,
         low_step_seconds=now.step_seconds * band.low if band else None,
         high_step_seconds=now.step_seconds * band.high if band else None,
         minimum=minimum(job, plan.layout, best, objective) if best else None,

@@ -33,10 +33,14 @@ UNITS: Final[dict[str, dict[str, float]]] = {
     "watts": {"W": 1.0, "kW": 1e3},
     "joules": {"J": 1.0, "kWh": 3.6e6},
     "usd_per_hour": {"USD/h": 1.0},
+    "usd": {"USD": 1.0, "kUSD": 1e3, "MUSD": 1e6, "BUSD": 1e9},
 }
 """Kind of quantity -> unit -> factor to the base unit (the first unit of the table is the base unit)."""
 
-KINDS: Final = {kind: kind.replace("_", " ") for kind in UNITS} | {"usd_per_hour": "US dollars per hour of one device"}
+KINDS: Final = {kind: kind.replace("_", " ") for kind in UNITS} | {
+    "usd_per_hour": "US dollars per hour of one device",
+    "usd": "US dollars",
+}
 """Kind of quantity -> its name in messages and documents."""
 
 _RARE: Final = ("k", "P", "E", "Ki")  # prefixes that messages leave out
@@ -60,7 +64,9 @@ def parse_quantity(text: str, kind: str) -> float:
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({examples})")
-    number, unit, _ = match.groups()
+    number, unit, each = match.groups()
+    if each and kind == "usd":
+        raise ValueError(f"{text!r} is not of one device; write the whole amount, as in 2 MUSD")
     if unit is None:
         raise ValueError(f"{text!r} has no unit; write one of {examples}")
     if unit not in table:
@@ -100,6 +106,14 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= factor:
             return f"{_three_digits(seconds / UNITS['seconds'][unit])} {unit}"
     return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
+
+
+def format_usd(usd: float) -> str:
+    """Money as text for people, in a form that documents accept: "2.10 MUSD", "950 USD"."""
+    for unit in ("BUSD", "MUSD", "kUSD"):
+        if abs(usd) >= UNITS["usd"][unit]:
+            return f"{_three_digits(usd / UNITS['usd'][unit])} {unit}"
+    return f"{_three_digits(usd)} USD"
 
 
 def format_rate(bytes_per_second: float) -> str:

@@ -84,7 +84,9 @@ def _read_pools(text: str, *, ranges: bool) -> dict[str, range]:
 
 def cluster_names_of(text: str) -> list[str]:
     """Split an argument `A,B,C` into cluster names without repeats; an existing file with a comma is one name."""
-    names = [text] if Path(text).exists() else [name.strip() for name in text.split(",")]
+    from planner.specs.by_name import is_there
+
+    names = [text] if is_there(Path(text)) else [name.strip() for name in text.split(",")]
     if not all(names) and len(names) > 1:
         raise click.UsageError(f"{text}: write the clusters with one comma between two, as in p5,g6e")
     return list(dict.fromkeys(names))

@@ -93,7 +93,7 @@ def run(
         console.err.write("interrupted: this is the best layout until then\n")
         return ExitCode.INTERRUPTED
     if lacking:
-        console.err.write(_why(found))
+        console.err.write(_why(found, lacking.missed))
     return code
 
 
@@ -116,7 +116,8 @@ def _answer(
     if lacking:
         with console.progress() as progress:
             ways = lacking.remedies(progress), lacking.lifted_pins(progress)
-        title = f"What would {'meet the deadline' if lacking.in_time else 'fit'} on {lacking.job.cluster.name}"
+        what = f"meet the {' and the '.join(lacking.missed)}" if lacking.missed else "fit"
+        title = f"What would {what} on {lacking.job.cluster.name}"
         document |= ways_out_to_dict(*ways)
         forms = (True, False) if fold else (True,)
         shown = OneScreen(*(stack(shown, ways_out(*ways, title, layouts=each)) for each in forms))
@@ -134,14 +135,16 @@ def _sizes(documents: tuple[Any, ...], console: Console, *, as_json: bool, **ask
     return _answer(sweep_to_dict(sweep), sweep_view(sweep), shortfall(sweep), console, as_json=as_json)
 
 
-def _why(found: Plan) -> str:
+def _why(found: Plan, missed: Sequence[str]) -> str:
     """Why the exit code of a plan is 3."""
     from planner.fit import chance_words
 
     if not found.fits:
         return f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n"
     is_proved = found.certificate is not None and found.certificate.status == "optimal"
-    return f"no layout meets the deadline; this is the fastest{'' if is_proved else ' that was found'}\n"
+    best = "fastest" if "deadline" in missed else "cheapest"
+    words = f"no layout meets the {' and the '.join(missed)}; this is the {best}"
+    return f"{words}{'' if is_proved else ' that was found'}\n"
 
 
 def compare(
@@ -173,7 +176,7 @@ def compare(
 
 
 _OF_ONE_SIZE = {
-    "from_file", "objective", "within", "top", "solver", "time_limit", "check", "output", "stats"
+    "from_file", "within", "top", "solver", "time_limit", "check", "output", "stats"
 }  # fmt: skip
 _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
 
@@ -193,10 +196,10 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
         type=click.Choice(["throughput", "cost", "gpus", "memory"]),
         default="throughput",
         metavar="NAME",
-        help="throughput, memory, or cost or gpus of a deadline.",
+        help="throughput, memory, cost, or gpus.",
     ),
     share_option("--within", help="Loss to accept for a simpler layout; 2%."),
-    share_option("--confidence", default="80%", help="Chance of meeting the deadline."),
+    share_option("--confidence", default="80%", help="Chance of meeting deadline and budget."),
     click.option(
         "--solver", type=click.Choice(["cbc", "highs"]), help="By default CBC, or HiGHS where PuLP has no CBC."
     ),
@@ -228,15 +231,20 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """Find the fastest layout for MODEL on CLUSTER.
 
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or files; MODEL may be a Hub id or a
-    config.json. Several clusters, as in p5,g6e, are compared. Without CLUSTER it plans for this machine. With --from
-    FILE give only CLUSTER; with --from PLAN its job is planned again, with the changes that other options name.
-    Exit code 3: no layout fits, or none meets the deadline.
+    config.json. Several clusters are compared, as in p5:4,g6e:8 with their hosts. Without CLUSTER it plans for this
+    machine. With --from FILE give only CLUSTER; with --from PLAN its job is planned again, with the changes that other
+    options name. Exit code 3: no layout fits, or none meets deadline and budget.
     """
+    from planner.specs.cluster_documents import check_num_choices
+
     console, given = Console(), given_options(ctx, options)
     _name_documents(ctx, given)
     nodes, cluster = given.get("nodes"), given["cluster"]
     names = cluster_names_of(cluster) if isinstance(cluster, str) else [cluster]
-    if len(names) > 1:
+    sizes = [nodes] if not isinstance(nodes, dict) else [*nodes.values()]
+    is_range = any(isinstance(hosts, range) for hosts in sizes)
+    if len(names) > 1 or (is_range and given.get("objective") == "memory"):  # a search for each size
+        check_num_choices(len(names) * (len(nodes) if isinstance(nodes, range) else 1))
         refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
         if isinstance(nodes, dict):
             raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
@@ -244,7 +252,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         return compare(given.pop("model"), names, console=console, **given)
     given["cluster"] = names[0]
     refuse_options(ctx, {"html"}, "is of several clusters; `planner explain PLAN --html` writes the page of a plan")
-    if any(isinstance(hosts, range) for hosts in (nodes.values() if isinstance(nodes, dict) else [nodes])):
+    if is_range:
         refuse_options(ctx, _OF_ONE_SIZE, "is of one size; --nodes A..B shows what is best at each objective")
         given["sizes"] = given.pop("nodes")
     return run(console=console, command_line=ctx.obj, **given)

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner import elementary
 from planner.cost.goodput import kept_share
-from planner.cost.run import devices_in_use, longest_step_seconds
+from planner.cost.run import billed_devices, devices_in_use, longest_step_seconds, most_device_seconds
 from planner.specs.calibration import Spread, precision_class
 
 if TYPE_CHECKING:
@@ -173,10 +173,22 @@ def chance_of_deadline(job: Job, layout: Layout, step_seconds: float) -> float |
 
     Source: `distribution_of`.
     """
-    longest, found = longest_step_seconds(job.training), time_distribution(job, layout)
-    if found is None or not math.isfinite(longest):
-        return None
-    return found.chance(longest * kept_share(job, devices_in_use(job.cluster, layout)) / step_seconds)
+    return _chance(job, layout, longest_step_seconds(job.training) / step_seconds)
+
+
+def chance_of_budget(job: Job, layout: Layout, step_seconds: float) -> float | None:
+    """Chance that the whole run costs no more than its budget; None without a budget or a distribution of step times.
+
+    Source: `distribution_of`; the cost is proportional to the time.
+    """
+    most = most_device_seconds(job.cluster, job.training)
+    return _chance(job, layout, most / billed_devices(job.cluster, job.training, layout) / step_seconds)
+
+
+def _chance(job: Job, layout: Layout, longest: float) -> float | None:
+    """Chance that steps take at most `longest` times the forecast, for a run without failures."""
+    found = time_distribution(job, layout) if math.isfinite(longest) else None
+    return found.chance(longest * kept_share(job, devices_in_use(job.cluster, layout))) if found else None
 
 
 def _keys(job: Job, layout: Layout) -> dict[str, Any]:

@@ -31,7 +31,7 @@ Value: TypeAlias = "str | int | float | bool | tuple[Any, ...] | None"
 Values: TypeAlias = Mapping[str, Value]
 
 _OF_THE_RUN: Final = {
-    "tokens", "deadline", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
+    "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
 }  # fmt: skip
 """Training fields that describe the length and price of the whole run and do not change a training step."""
 _OF_THE_DOCUMENT: Final = {"name", "architecture"}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.launch.attempts import Follower, Head
 from planner.launch.messages import say
+from planner.specs.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,8 +71,11 @@ def _lead(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, head: 
             attempt = head.begin(port=port, resume=resume)
             code = _run_once(command_of(attempt), attempt.start, stopper, output, head.must_end)
             if code is None:
+                say(f"ended at once; {_saved_words(output)}")
                 return stopper.exit_code
             state = _verdict(output, before)
+            if state["state"] == "saved":
+                say(f"stopped; {_saved_words(output)}")
             if state["state"] not in ("running", ""):
                 return _exit_code(state)
             moved = _newest_checkpoint(output) != newest
@@ -272,6 +276,15 @@ def _exit_code(verdict: dict[str, Any]) -> int:
     if verdict["state"] == "diverged":
         say(f"training diverged: {verdict['reason']}")
     return int(codes.get(verdict["state"], verdict.get("exit_code", ExitCode.RANK_FAILED)))
+
+
+def _saved_words(output: Path) -> str:
+    """Say which step is saved, and how the run goes on."""
+    newest = _newest_checkpoint(output)
+    if newest is None:
+        return "nothing is saved; the same command begins at step 1"
+    folder = printable(str(output / "checkpoints"))
+    return f"step {newest} is saved in {folder}; the same command, with --resume auto (the default), goes on from there"
 
 
 def _newest_checkpoint(output: Path) -> int | None:

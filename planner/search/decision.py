@@ -154,23 +154,24 @@ def contenders(near: Near, objective: Objective) -> Iterator[list[Contender]]:
     devices = np.broadcast_to(objective.devices(near.job, everything), near.seconds.shape)
     groups = [devices == count for count in np.unique(devices)] if objective.name == "gpus" else [devices >= 0]
     weights = np.array([objective.weight(count) for count in devices.tolist()])
+    longest = np.broadcast_to(objective.longest_seconds(devices), devices.shape)
     for group in groups:
-        yield _of_group(near, weights, objective.longest_step_seconds, np.flatnonzero(group))
+        yield _of_group(near, weights, longest, np.flatnonzero(group))
 
 
-def _of_group(near: Near, weights: FloatArray, longest_seconds: float, group: IntArray) -> list[Contender]:
+def _of_group(near: Near, weights: FloatArray, longest_seconds: FloatArray, group: IntArray) -> list[Contender]:
     bounds = near.seconds * weights
-    group = group[near.seconds[group] <= longest_seconds * (1 + TIE)]
+    group = group[near.seconds[group] <= longest_seconds[group] * (1 + TIE)]
     order, first, size = group[np.argsort(bounds[group], kind="stable")], 0, _FIRST
     limit, found = np.inf, list[tuple[float, int, Candidate]]()
     while first < len(order) and bounds[order[first]] <= limit:
         part = order[first : first + size]
         part = part[bounds[part] <= limit]
-        cutoff = np.minimum(limit / weights[part], longest_seconds)
+        cutoff = np.minimum(limit / weights[part], longest_seconds[part])
         priced: dict[int, Candidate] = {}
         for here, _, candidates in near.candidates(part, cutoff):
             priced |= zip(here.tolist(), candidates, strict=True)
-        weighted = [priced[at].weighted(weights[at], longest_seconds * weights[at]) for at in part.tolist()]
+        weighted = [priced[at].weighted(weights[at], longest_seconds[at] * weights[at]) for at in part.tolist()]
         lower = lower_bounds(weighted).candidate
         known = incumbent(weighted, lower)
         if known is not None:

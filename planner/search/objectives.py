@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import numpy as np
 
 from planner.cost.goodput import kept_share
-from planner.cost.run import billed_devices, longest_step_seconds
+from planner.cost.run import billed_devices, longest_step_seconds, most_device_seconds, relative_prices
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import billed
 
 if TYPE_CHECKING:
+    from planner.cost.run import Requirement
     from planner.layout import Degrees, Layout
     from planner.numbers import Number
     from planner.plan_parts import ObjectiveName
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
+LIMITS: Final[dict[ObjectiveName, tuple[Requirement, ...]]] = {
+    "throughput": ("budget",),
+    "cost": ("deadline", "budget"),
+    "gpus": ("deadline", "budget"),
+    "memory": (),
+}
+"""The requirements of the training document that a plan by each objective has to meet."""
 Rank: TypeAlias = tuple[float, float]
 """The sort key of a layout: the objective's number, then the step seconds; less is better."""
 _NEVER: Final[Rank] = (math.inf, math.inf)
@@ -35,11 +43,38 @@ class Objective:
     not change this order. If the prices of pools differ, a device counts as its price divided by the cheapest pool's
     price. `gpus` orders by devices, then by seconds. `memory` orders by seconds, among the layouts that need as little
     memory as any layout (`least_memory`).
-    longest_step_seconds: layouts with longer steps are not considered; a deadline sets this limit.
+    longest_step_seconds, most_device_seconds: layouts with longer steps, or with more device seconds of a step, are not
+    considered; a deadline and a budget set these limits.
     """
 
     name: ObjectiveName = "throughput"
     longest_step_seconds: float = math.inf
+    most_device_seconds: float = math.inf
+
+    def longest_seconds(self, num_devices: Number) -> Number:
+        """The longest step that the limits allow on `num_devices` devices; broadcasts."""
+        return np.minimum(self.longest_step_seconds, self.most_device_seconds / np.asarray(num_devices))
+
+    def over(self, quantile: float) -> Objective:
+        """The objective for layouts whose steps may take `quantile` times the forecast."""
+        longest, most = self.longest_step_seconds / quantile, self.most_device_seconds / quantile
+        return Objective(name=self.name, longest_step_seconds=longest, most_device_seconds=most)
+
+    def relaxed(self) -> Objective:
+        """The objective for a job that no layout meets: the cheapest in time, without a budget the fastest."""
+        if self.most_device_seconds < math.inf:
+            return Objective(name="cost", longest_step_seconds=self.longest_step_seconds)
+        return Objective()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a deadline or a budget limits the step."""
+        return min(self.longest_step_seconds, self.most_device_seconds) < math.inf
+
+    @property
+    def _is_billed(self) -> bool:
+        """Whether devices count by their price; `gpus` needs their number."""
+        return self.name == "cost" or (self.name != "gpus" and self.most_device_seconds < math.inf)
 
     def rank(self, seconds: Number, num_devices: Number) -> tuple[Number, Number]:
         """The rank of steps of `seconds` on `num_devices` devices; broadcasts."""
@@ -56,11 +91,11 @@ class Objective:
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
         """Devices in use, as this objective counts them, [n]; one number for one configuration."""
-        return billed(job, degrees) if self.name == "cost" else degrees.world_size
+        return billed(job, degrees) if self._is_billed else degrees.world_size
 
     def devices_of(self, job: Job, layout: Layout) -> float:
         """Devices that a layout uses, as this objective counts them."""
-        return billed_devices(job.cluster, job.training, layout) if self.name == "cost" else layout.world_size
+        return billed_devices(job.cluster, job.training, layout) if self._is_billed else layout.world_size
 
     def weight(self, num_devices: float) -> float:
         """The factor of a layout's step time in the integer program."""
@@ -145,7 +180,7 @@ class BestKinds:
             longest = np.where(np.less(num_devices, first), math.inf, behind)
         else:
             longest = np.full(np.shape(num_devices), first * share)
-        return np.minimum(longest * (1 + TIE), self.objective.longest_step_seconds)
+        return np.minimum(longest * (1 + TIE), self.objective.longest_seconds(num_devices))
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """The first number of the rank; broadcasts."""
@@ -238,10 +273,14 @@ def kind_of(degrees: Degrees) -> tuple[int, ...]:
 def objective_of(job: Job, name: ObjectiveName) -> Objective:
     """The order of layouts that this job needs.
 
-    A deadline limits `cost` and `gpus`; it does not change the fastest or smallest layout.
+    A deadline does not change the fastest or smallest layout, nor a budget the smallest (`LIMITS`).
     """
-    if name not in ("cost", "gpus") or job.training.deadline is None:
+    longest = longest_step_seconds(job.training) if "deadline" in LIMITS[name] else math.inf
+    most = most_device_seconds(job.cluster, job.training) if "budget" in LIMITS[name] else math.inf
+    if name == "gpus":  # devices of all pools count alike, so each counts as the dearest
+        most /= max(relative_prices(job.cluster, job.training))
+    if min(longest, most) == math.inf:
         return Objective(name=name)
     # failures of all devices are counted, so that the limit holds for layouts on any number of devices
     share = kept_share(job, [(pool.cluster, pool.cluster.num_devices) for pool in job.pools])
-    return Objective(name=name, longest_step_seconds=longest_step_seconds(job.training) * share)
+    return Objective(name=name, longest_step_seconds=longest * share, most_device_seconds=most * share)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.cost.band import band, chance_of_deadline
+from planner.cost.band import band, chance_of_budget, chance_of_deadline
 from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
@@ -73,6 +73,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         band=spread,
         engine_label=_engine_label(job, layout, priced),
         deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
+        budget_chance=chance_of_budget(job, layout, priced.step_seconds),
         calibration=tuple(pool.calibration for pool in job.pools),
         memory_spread=spread_for(job),
         tokens_per_second_per_device=priced.tokens_per_second_per_device,
@@ -124,8 +125,8 @@ def search(
 ) -> Plan | NothingFits:
     """The best layout for a job under the objective, with its proof, or the reasons why no layout fits.
 
-    If no layout meets the deadline, the answer is the fastest layout. If no layout fits but some may fit, the answer is
-    the best of the layouts with the greatest chance of fitting.
+    If no layout meets deadline and budget, the answer is the cheapest in time, or else the fastest. If no layout fits
+    but some may fit, the answer is the best of the layouts with the greatest chance of fitting.
     within: the plan is the simplest layout that is worse than the optimum by at most this share (`simplest`); 0 asks
     for the optimum itself.
     time_limit: seconds of the search. At the limit the answer is the best layout so far, with its gap to a lower bound.
@@ -156,11 +157,11 @@ def search(
     try:
         answer = decided(lambda: _tightened(job, constraints, objective))
         # a request is relaxed only if both methods found nothing
-        if answer and not answer[0].layouts and answer[0].pruned.get("deadline"):
-            objective = THROUGHPUT
+        while answer and not answer[0].layouts and answer[0].pruned.get("deadline") and objective.is_limited:
+            objective = objective.relaxed()
             answer = decided(lambda: job)
         if answer and not answer[0].layouts:
-            objective = replace(objective, longest_step_seconds=math.inf)
+            objective = Objective(name=objective.name)
             answer = decided(lambda: _where_likeliest(job, constraints))
     except OutOfTime:
         hint = "give it more time, or leave less to choose from: --pin tp=8"
@@ -239,6 +240,8 @@ def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) ->
     if objective.name == "gpus":
         in_time = math.isfinite(objective.longest_step_seconds)
         return "fewer devices meet the deadline" if in_time else "fewer devices are enough"
+    if objective.name == "throughput" and math.isfinite(objective.most_device_seconds):
+        return f"layouts on more devices, up to {found.most_devices:,}, do not fit, are slower or exceed the budget"
     if objective.name == "memory":
         return "layouts on more devices need more memory, or are slower at the same"
     return f"layouts on more devices, up to {found.most_devices:,}, do not fit or are slower"

@@ -66,7 +66,7 @@ class Window:
             longest = np.where(devices <= self.minimum[0], seconds, 0.0)
         else:
             longest = np.full(np.shape(devices), first)
-        return np.asarray(np.minimum(longest, self.objective.longest_step_seconds), dtype=np.float64)
+        return np.asarray(np.minimum(longest, self.objective.longest_seconds(devices)), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

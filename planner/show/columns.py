@@ -14,7 +14,7 @@ from rich.text import Text
 from planner.show.screen import linked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
@@ -29,6 +29,8 @@ class Columns:
     right: columns of figures, aligned to the right.
     wrap: columns that may wrap or shrink; all other columns keep their width.
     optional: columns to omit on a narrow screen, the least important first.
+    fold: instead of omitting them, write them in a line below the row, each after its heading; the last column alone
+    wraps then.
     """
 
     def __init__(
@@ -38,13 +40,14 @@ class Columns:
         right: Iterable[int] = (),
         wrap: Iterable[int] = (),
         optional: Sequence[int] = (),
+        fold: bool = False,
         header: Iterable[str] = (),
     ) -> None:
         cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
         self._num_columns = max(map(len, cells), default=0)
         self._rows = [row + [Text("")] * (self._num_columns - len(row)) for row in cells]
         self._header = list(header) or [""] * self._num_columns
-        self._right, self._wrap, self._optional = set(right), set(wrap), optional
+        self._right, self._wrap, self._optional, self._fold = set(right), set(wrap), optional, fold
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(min(_LEAST_TEXT, options.max_width), options.max_width)
@@ -55,7 +58,10 @@ class Columns:
         for column in (None, *self._optional):
             kept = [each for each in kept if each != column]
             if sum(least[each] for each in kept) + _GAP * (len(kept) - 1) <= options.max_width:
-                yield self._table(kept)
+                if self._fold and len(kept) < self._num_columns:
+                    yield from self._folded({each: least[each] for each in kept}, options.max_width)
+                else:
+                    yield self._table(kept, self._rows)
                 return
         yield from self._list()
 
@@ -68,8 +74,10 @@ class Columns:
         least = [_LEAST_TEXT if isinstance(cell, Text | Group) else 0 for cell in cells]
         return max(max(size.minimum, min(size.maximum, wanted)) for size, wanted in zip(sizes, least, strict=True))
 
-    def _table(self, kept: Sequence[int]) -> Table:
-        titled = any(self._header)
+    def _table(
+        self, kept: Sequence[int], rows: Sequence[Sequence[RenderableType]], widths: Mapping[int, int] | None = None
+    ) -> Table:
+        titled = any(self._header) and rows[0] is self._rows[0]
         table = Table(box=None, show_header=titled, header_style="dim", padding=(0, _GAP, 0, 0), pad_edge=False)
         for column in kept:
             table.add_column(
@@ -77,10 +85,22 @@ class Columns:
                 justify="right" if column in self._right else "left",
                 no_wrap=column not in self._wrap,
                 overflow="fold",
+                width=widths[column] if widths else None,
             )
-        for row in self._rows:
+        for row in rows:
             table.add_row(*(_named(row[column]) if column == 0 else row[column] for column in kept))
         return table
+
+    def _folded(self, widths: dict[int, int], max_width: int) -> RenderResult:
+        """Render each row as a table of its own, of equal widths, with the other cells in a line below."""
+        last = max(widths)
+        widths[last] += max_width - sum(widths.values()) - _GAP * (len(widths) - 1)
+        for row in self._rows:
+            yield self._table(list(widths), [row], widths)
+            left = [(self._header[at], cell) for at, cell in enumerate(row) if at not in widths]
+            named = [Text.assemble((f"{title} ", "dim"), c) for title, c in left if isinstance(c, Text) and c.plain]
+            if named:
+                yield Padding(Text("; ").join(named), (0, 0, 0, _GAP))
 
     def _list(self) -> RenderResult:
         """Render each row as its first cell, with the other cells below it, each after its column's heading."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.cost.run import devices_in_use
 from planner.cost.segments import num_domains
 from planner.layout import even_split, format_layout, parse_layout, shortened_list
-from planner.units import format_bytes, format_count, format_seconds
+from planner.units import format_bytes, format_count, format_seconds, format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from planner.cost.ledger import LineName
+    from planner.cost.run import WholeRun
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.plan_parts import Certificate, ObjectiveName
@@ -268,13 +269,21 @@ def run_words(plan: Plan) -> str:
     if run.low_seconds and run.high_seconds:
         span = f" ({format_seconds(run.low_seconds)} to {format_seconds(run.high_seconds)} in 8 of 10 runs)"
     words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}{span}: {', '.join(amounts)}"
-    if run.deadline_seconds is None:
-        return words
-    deadline = f"the deadline of {format_seconds(run.deadline_seconds)}"
-    if run.deadline_chance is None:
-        return f"{words}; {'meets' if run.meets_deadline else 'MISSES'} {deadline}"
-    runs = of_ten(run.deadline_chance)
-    return f"{words}; {f'meets {deadline} in' if run.meets_deadline else f'MISSES {deadline}: met in'} {runs}"
+    return "; ".join((words, *requirement_words(run)))
+
+
+def requirement_words(run: WholeRun) -> list[str]:
+    """State for the deadline and for the budget, if they are given, whether the run meets it and with which chance."""
+    words = []
+    for what, is_met, chance in (
+        (f"the deadline of {format_seconds(run.deadline_seconds or 0)}", run.meets_deadline, run.deadline_chance),
+        (f"the budget of {format_usd(run.budget_usd or 0)}", run.meets_budget, run.budget_chance),
+    ):
+        if is_met is not None and chance is None:
+            words.append(f"{'meets' if is_met else 'MISSES'} {what}")
+        elif is_met is not None and chance is not None:
+            words.append(f"{f'meets {what} in' if is_met else f'MISSES {what}: met in'} {of_ten(chance)}")
+    return words
 
 
 def of_ten(chance: float) -> str:

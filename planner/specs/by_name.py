@@ -163,7 +163,7 @@ def of_hub(name: str) -> str:
     A shipped model matches if its source is the id's page, or if its name equals the id's last part.
     """
     owner, _, own = name.lower().partition("/")
-    if not owner or not own or not _HUB_ID.fullmatch(name) or _exists(Path(name)):
+    if not owner or not own or not _HUB_ID.fullmatch(name) or is_there(Path(name)):
         return ""
     page = re.compile(rf"huggingface\.co/{re.escape(name)}(?![\w.-])", re.IGNORECASE)
     same = (known for known in model_names() if known == own or page.search(model_source(known)))
@@ -211,12 +211,12 @@ def named_tree(kind: Kind, name: str) -> Node:
     known = library.names(kind)
     if name in known:
         return read_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
-    if kind == "models" and _HUB_ID.fullmatch(name) and not name.endswith(_SUFFIXES) and not _exists(Path(name)):
+    if kind == "models" and _HUB_ID.fullmatch(name) and not name.endswith(_SUFFIXES) and not is_there(Path(name)):
         close = did_you_mean(name.rpartition("/")[2].lower(), known)
         other = "save the config.json of its page and name the folder; `planner models` lists what is shipped"
         hint = f"{close} Otherwise {other}" if close else other
         raise InputError(f"{quoted(name)} is no shipped model and no file", hint=hint)
-    if "/" in name or name.endswith(_SUFFIXES) or _exists(Path(name)):
+    if "/" in name or name.endswith(_SUFFIXES) or is_there(Path(name)):
         return read_yaml(Path(name), name)
     listing = f"`planner {kind}` lists what is shipped; a path of your own ends in .yaml"
     raise InputError(
@@ -224,7 +224,8 @@ def named_tree(kind: Kind, name: str) -> Node:
     )
 
 
-def _exists(path: Path) -> bool:
+def is_there(path: Path) -> bool:
+    """Whether a file or folder exists at a path that a user typed."""
     try:
         return path.exists()
     except (OSError, ValueError):  # a name that no file can have

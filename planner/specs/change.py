@@ -145,8 +145,7 @@ def _checked(edited: _Edited, where: str) -> Job:
     model = mistakes.attempt(validate, ModelSpec, trees["model"])
     engine = mistakes.attempt(validate, EngineSpec, trees["engine"])
     cluster = mistakes.attempt(_cluster, trees["cluster"], edited.gpus, where)
-    devices = [pool.device for pool in cluster.pools] if cluster else []
-    training = check_training(mistakes, trees["training"], model, devices, engine)
+    training = check_training(mistakes, trees["training"], model, cluster.pools if cluster else (), engine)
     mistakes.raise_if_any()
     assert model is not None
     assert engine is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.errors import InputError
 from planner.specs import library
-from planner.specs.by_name import named_tree
+from planner.specs.by_name import is_there, named_tree
 from planner.specs.cluster import ClusterSpec, MixedClusterSpec
 from planner.specs.detect import local_host
 from planner.specs.settings import apply_setting, pool_names, with_value
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 LOCAL_CLUSTER: Final = "local-cpu"
 NO_ONE_SIZE: Final = "a mixed cluster has no one size"
 MAX_DEVICES: Final = 10_000_000
+_MOST_CHOICES: Final = 64
+"""Largest number of pairs of a cluster and a size in one comparison; each pair needs its own search."""
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -36,6 +39,17 @@ def cluster_source(name: str) -> str:
     return library.header("clusters", name)
 
 
+def check_num_choices(count: int) -> None:
+    """Refuse a comparison of too many clusters and sizes.
+
+    Raises:
+        InputError: there are more than a comparison takes, or none.
+    """
+    if not 1 <= count <= _MOST_CHOICES:
+        hint = "name fewer clusters, or a smaller range of --nodes"
+        raise InputError(f"{count} clusters and sizes are not 1 to {_MOST_CHOICES}", hint=hint)
+
+
 def load_cluster(name: str) -> AnyCluster:
     """Load a cluster by shipped name or path; `local-cpu` describes this machine.
 
@@ -43,21 +57,39 @@ def load_cluster(name: str) -> AnyCluster:
         InputError: unknown name, or a document with mistakes.
     """
     tree = with_devices(cluster_tree(name), folder_of(name))
-    return checked_cluster(on_this_machine(tree, None) if name == LOCAL_CLUSTER else tree, None)
+    return checked_cluster(on_this_machine(tree, None) if split_size(name)[0] == LOCAL_CLUSTER else tree, None)
+
+
+def split_size(cluster: str) -> tuple[str, str]:
+    """The name or path of a cluster, and the hosts after its last colon, as in `dgx-h100:64`; empty without a size.
+
+    An existing file is a path, whatever colons are in its name; so is a path after the letter of a drive.
+    """
+    name, colon, hosts = cluster.rpartition(":")
+    is_sized = hosts.isdecimal() or name in cluster_names() or name.endswith((".yaml", ".yml"))
+    return (name, hosts or " ") if colon and is_sized and not is_there(Path(cluster)) else (cluster, "")
 
 
 def cluster_tree(name: str) -> Node:
-    """A cluster's document before it is checked, by shipped name or path.
+    """A cluster's document before it is checked, by shipped name or path; `NAME:N` has N hosts.
 
     Raises:
-        InputError: unknown name, or a document that cannot be read.
+        InputError: unknown name, a document that cannot be read, or no number of hosts after the colon.
     """
-    return named_tree("clusters", name)
+    where, (name, hosts) = printable(name, 80), split_size(name)
+    tree = named_tree("clusters", name)
+    if not hosts:
+        return tree
+    if not re.fullmatch("0*[1-9][0-9]{0,7}", hosts) or int(hosts) > MAX_DEVICES:
+        hint = f"write the hosts after the last colon, as in dgx-h100:64; valid: 1 to {MAX_DEVICES}"
+        raise InputError(f"{quoted(hosts)} is no number of hosts", where=where, hint=hint)
+    return with_value(tree, ("hosts",), Node(data=int(hosts), where=where, key_where=where))
 
 
 def folder_of(cluster: str) -> Path | None:
     """The folder of the user's own cluster file; it may also contain device files."""
-    return None if cluster in cluster_names() else Path(cluster).parent
+    name, _ = split_size(cluster)
+    return None if name in cluster_names() else Path(name).parent
 
 
 def with_devices(cluster: Node, folder: Path | None) -> Node:
@@ -160,8 +192,8 @@ def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
     assert isinstance(tree.data, dict)
     if "pools" not in tree.data:
         return sized_cluster(tree, gpus)
-    sizes = {"--nodes": "hosts" in tree.data, "--gpus": gpus is not None}
-    given = [option for option, is_given in sizes.items() if is_given]
+    hosts = tree.data.get("hosts")
+    given = [*([hosts.key_where or "--nodes"] if hosts else []), *(["--gpus"] if gpus is not None else [])]
     if given:
         raise InputError(NO_ONE_SIZE, where=given[0], hint="each pool has its own hosts, as in --nodes POOL=4")
     return validate(MixedClusterSpec, tree)

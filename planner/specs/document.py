@@ -24,6 +24,7 @@ _EXAMPLES: Final = {
     "seconds": "8 us",
     "watts": "700 W",
     "usd_per_hour": "2.50 USD/h per device",
+    "usd": "2 MUSD",
 }
 
 
@@ -107,6 +108,7 @@ FlopsPerSecond = Annotated[float, *_quantity("flops_per_second"), _at_least(1e6)
 Seconds = Annotated[float, *_quantity("seconds"), AfterValidator(_not_negative)]
 Watts = Annotated[float, *_quantity("watts"), AfterValidator(_positive)]
 UsdPerHour = Annotated[float, *_quantity("usd_per_hour"), AfterValidator(_positive)]
+Usd = Annotated[float, *_quantity("usd"), AfterValidator(_positive)]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 """A name that can be part of file names, job names and scripts: letters, digits, dot, underscore and hyphen."""

@@ -21,6 +21,7 @@ from planner.specs.cluster_documents import (
     cluster_tree,
     folder_of,
     on_this_machine,
+    split_size,
     with_devices,
     with_hosts,
 )
@@ -121,7 +122,7 @@ def load_job(
     mistakes = Mistakes()
     _check_sizes(mistakes, given)
     trees = _read_trees(mistakes, given)
-    if cluster == LOCAL_CLUSTER and "cluster" in trees:
+    if isinstance(cluster, str) and split_size(cluster)[0] == LOCAL_CLUSTER and "cluster" in trees:
         trees, given = _with_this_machine(mistakes, trees, given), replace(given, gpus=None)
     return _checked_job(mistakes, _with_options(mistakes, trees, given), given)
 
@@ -131,8 +132,10 @@ def _check_sizes(mistakes: Mistakes, given: _Given) -> None:
     for option, count in (("--nodes", given.nodes), ("--gpus", given.gpus)):
         if count is not None and not 1 <= count <= MAX_DEVICES:
             mistakes.add(f"{count} is no number of hosts or devices", f"{option} {count}", f"valid: 1 to {MAX_DEVICES}")
-    if given.nodes is not None and given.gpus is not None:
-        mistakes.add("--nodes and --gpus both give the size of the cluster", hint="give one of them")
+    own = isinstance(given.cluster, str) and split_size(given.cluster)[1]
+    sizes = {"--nodes": given.nodes or given.hosts_of, "--gpus": given.gpus, printable(str(given.cluster), 80): own}
+    if len(named := [option for option, size in sizes.items() if size]) > 1:
+        mistakes.add(f"{' and '.join(named)} both give the size of the cluster", hint="give one of them")
     if given.headroom is not None and not 0 <= given.headroom < 1:
         mistakes.add(f"{given.headroom} is not a share of memory", "--headroom", "valid: 0% to less than 100%")
     if not LEAST_RISK <= given.risk <= MOST_RISK:
@@ -162,7 +165,8 @@ def _read_tree(mistakes: Mistakes, read: Callable[[Any], Node], given: str | Doc
 
 def _with_this_machine(mistakes: Mistakes, trees: dict[str, Node], given: _Given) -> dict[str, Node]:
     """The documents with this machine as the cluster, with `--gpus` processes."""
-    if given.nodes is not None and given.nodes > 1:
+    hosts = trees["cluster"].plain.get("hosts", 1) if given.nodes is None else given.nodes
+    if isinstance(hosts, int) and hosts > 1:
         mistakes.add(f"{LOCAL_CLUSTER} is this one machine", "--nodes", "--gpus N starts N processes on it")
     num_processes = given.gpus if given.gpus and given.gpus > 0 else None
     return {**trees, "cluster": on_this_machine(trees["cluster"], num_processes)}
@@ -203,8 +207,7 @@ def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -
     if "training" in trees:
         tree = with_default(trees["training"], "sequence_length", model.max_sequence_length if model else 1)
         tree, batch = mistakes.attempt(batch_range, tree) or (tree, None)
-        devices = [pool.device for pool in cluster.pools] if cluster else []
-        training = check_training(mistakes, tree, model, devices, engine)
+        training = check_training(mistakes, tree, model, cluster.pools if cluster else (), engine)
     corrections = mistakes.attempt(load_calibration, given.calibration) if given.calibration else shipped_calibration()
     mistakes.raise_if_any()
     assert corrections is not None

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 
 from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
-from planner.specs.document import InputDocument, Seconds, UsdPerHour
+from planner.specs.document import InputDocument, Seconds, Usd, UsdPerHour
 from planner.specs.recipe import ADAM_RECIPES, CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
 
@@ -89,6 +89,7 @@ class TrainingSpec(InputDocument):
     deadline: Seconds | None = Field(
         default=None, gt=0, description="how long the whole run may take, for example 30 d"
     )
+    budget: Usd | None = Field(default=None, description="how much the whole run may cost, for example 2 MUSD")
     failures: bool = Field(default=False, description="whether the length of the run counts failures and checkpoints")
     checkpoint_interval: Seconds | None = Field(
         default=None, gt=0, description="training time between two checkpoints; without this key the best interval"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from planner.errors import InputError
 from planner.specs.batch import BatchRange, read_batch
 from planner.specs.by_name import other_engines
-from planner.specs.cluster import DeviceSpec, Precision
+from planner.specs.cluster import Precision
 from planner.specs.settings import with_value
 from planner.specs.training import TrainingSpec
 from planner.specs.validate import validate
@@ -18,6 +18,7 @@ from planner.units import whole_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from planner.specs.cluster import ClusterSpec, DeviceSpec
     from planner.specs.engine import EngineSpec
     from planner.specs.mistakes import Mistakes
     from planner.specs.model import ModelSpec
@@ -30,7 +31,7 @@ def check_training(
     mistakes: Mistakes,
     tree: Node,
     model: ModelSpec | None,
-    devices: Sequence[DeviceSpec],
+    pools: Sequence[ClusterSpec],
     engine: EngineSpec | None,
 ) -> TrainingSpec | None:
     """The checked training document, with its defaults filled in."""
@@ -42,6 +43,7 @@ def check_training(
         )
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = with_default(tree, "global_batch_size", 1)
+    devices = [pool.device for pool in pools]
     if devices and engine:
         of_all = [each for each in engine.can.precisions if all(each in device.peak for device in devices)]
         usual = (each for each in _PREFERRED if each in of_all)
@@ -50,7 +52,7 @@ def check_training(
             mistakes.attempt(_check_precision, tree, device, engine)
     if model:
         mistakes.attempt(_check_positions, tree, model)
-    mistakes.attempt(_check_deadline, tree)
+    _check_requirements(mistakes, tree, pools)
     return mistakes.attempt(validate, TrainingSpec, tree)
 
 
@@ -100,14 +102,19 @@ def _check_positions(tree: Node, model: ModelSpec) -> None:
         raise InputError(node.mistake(message, "a larger --seq-len, or a smaller model.vision.images_per_sequence"))
 
 
-def _check_deadline(tree: Node) -> None:
-    """Check that a deadline comes with a token budget; only plans of older versions may lack it."""
+def _check_requirements(mistakes: Mistakes, tree: Node, pools: Sequence[ClusterSpec]) -> None:
+    """Check that a deadline comes with a token budget, and a budget of money with prices of all devices too."""
     assert isinstance(tree.data, dict)
-    nothing = Node(data=None, where="")
-    deadline, tokens = (tree.data.get(key, nothing) for key in ("deadline", "tokens"))
-    if deadline.data is not None and tokens.data is None:
-        hint = "add `tokens: 300B` to the document, or training.tokens=300B beside training.deadline"
-        raise InputError(deadline.mistake("`deadline` needs the token budget of the run", hint))
+    given = {key: node for key, node in tree.data.items() if node.data is not None}
+    for key in ("deadline", "budget"):
+        if key in given and "tokens" not in given:
+            hint = f"add `tokens: 300B` to the document, or training.tokens=300B beside training.{key}"
+            mistakes.found.append(given[key].mistake(f"`{key}` needs the token budget of the run", hint))
+    free = [pool.name for pool in pools if pool.price is None]
+    if "budget" in given and free and "price" not in given:
+        root = free[0] if len(pools) > 1 else "cluster"
+        hint = f"--set '{root}.price=2.50 USD/h per device'; training.price gives all devices one price"
+        mistakes.found.append(given["budget"].mistake(f"`budget` needs a price, and {free[0]} has none", hint))
 
 
 def with_default(tree: Node, key: str, value: Any) -> Node:

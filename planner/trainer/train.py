@@ -68,7 +68,10 @@ def _restored(trainer: Trainer, options: RunOptions) -> bool:
     if options.resume != "auto" and not options.resume.isdigit():
         raise InputError(f"--resume {options.resume} is no step", hint="give auto, never or a step")
     step = None if options.resume == "auto" else int(options.resume)
-    return restore(trainer, options.checkpoints, step) is not None
+    restored = restore(trainer, options.checkpoints, step)
+    if restored is not None and dist.get_rank() == 0:
+        sys.stderr.write(f"going on from the checkpoint of step {restored}, of {trainer.num_steps} steps\n")
+    return restored is not None
 
 
 class _Run:

@@ -82,6 +82,7 @@ def test_what_does_not_fit_neither_beats_nor_decides_what_counts(found) -> None:
 def test_choices_are_drawn_where_their_time_and_cost_are(found, monkeypatch: pytest.MonkeyPatch) -> None:
     """Points fill both axes, and the middle of two figures is drawn in the middle of their two places."""
     plan, run = with_limit(found.choices[0].plan, 1e15), found.choices[0].run
+    run = replace(run, low_seconds=None, high_seconds=None)
     figures = [(4000.0, 10.0), (8000.0, 2.0), (6000.0, 6.0)]
     runs = {n: replace(run, seconds=seconds, usd=usd) for n, (seconds, usd) in enumerate(figures)}
     monkeypatch.setattr(Choice, "run", property(lambda each: runs[each.hosts]))

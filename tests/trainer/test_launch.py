@@ -365,6 +365,8 @@ def stopped(plan_path, tmp_path, monkeypatch) -> Path:
     _, messages = first.communicate(timeout=60)
     assert first.returncode == ExitCode.PREEMPTED
     assert "Traceback" not in messages
+    assert f"step {steps_done(output)} is saved in {output}/checkpoints; the same command" in " ".join(messages.split())
+    assert "going on from" not in messages
     return output
 
 
@@ -378,10 +380,12 @@ def test_a_run_stops_on_request(stopped):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_later(stopped, plan_path):
-    steps = steps_done(stopped) + 3
+    saved = steps_done(stopped)
+    steps = saved + 3
     second = start(plan_path, stopped, steps)
     _, messages = second.communicate(timeout=60)
     assert second.returncode == ExitCode.OK, messages
+    assert messages.count(f"going on from the checkpoint of step {saved}, of {steps} steps") == 1
     assert steps_done(stopped) == steps
     assert "loss" in messages
 
@@ -499,8 +503,9 @@ def test_a_second_signal_ends_the_run_at_once(make_plan, tmp_path):
     run.send_signal(signal.SIGINT)
     time.sleep(0.3)
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=20)
+    _, messages = run.communicate(timeout=20)
     assert run.returncode == ExitCode.INTERRUPTED
+    assert "nothing is saved; the same command begins at step 1" in messages
     wait_for(lambda: not ranks_of(tmp_path / "out"), 10)
 
 

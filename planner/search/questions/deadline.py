@@ -1,4 +1,4 @@
-"""Searches that keep a deadline with a given chance: the larger the forecast error, the shorter the allowed step."""
+"""Searches that keep deadline and budget with a given chance: larger forecast errors allow only shorter steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from planner.cost.band import chance_of_deadline, time_distribution
+from planner.cost.band import chance_of_budget, chance_of_deadline, time_distribution
 from planner.layout import Layout
 from planner.plan import Plan
-from planner.search.objectives import objective_of
+from planner.search.objectives import LIMITS, objective_of
 from planner.search.search import fastest_layout, search
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 CONFIDENCE: Final = 0.8
-"""Default of the required chance that a plan meets its deadline (`--confidence`)."""
+"""Default of the required chance that a plan meets its deadline and budget (`--confidence`)."""
 
 _MOST_SEARCHES: Final = 8
 _Answer = TypeVar("_Answer")
@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 def search_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, *, confidence: float, **options: Any
 ) -> Plan | NothingFits:
-    """`search` under an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
+    """`search` under an objective that keeps its limits with the chance `confidence` (`_in_time`)."""
     found = _in_time(
         job,
         name,
@@ -49,7 +49,7 @@ def search_in_time(
 def fastest_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, confidence: float, *, reporter: Reporter | None = None
 ) -> tuple[Layout, float] | None:
-    """`fastest_layout` under an objective that keeps the deadline with the chance `confidence` (`_in_time`)."""
+    """`fastest_layout` under an objective that keeps its limits with the chance `confidence` (`_in_time`)."""
     return _in_time(
         job,
         name,
@@ -67,41 +67,46 @@ def _in_time(
     solve: Callable[[Objective], _Answer],
     answer: Callable[[_Answer], tuple[Layout, float] | None],
 ) -> _Answer:
-    """The result of `solve` under an objective that keeps the deadline with the chance `confidence`.
+    """The result of `solve` under an objective that keeps the deadline and the budget with the chance `confidence`.
 
     answer: extracts the layout and its seconds from a result.
 
-    The first search allows the longest step that any kind of layout may take. If its answer keeps the deadline, it is
+    The first search allows the longest step that any kind of layout may take. If its answer keeps the limits, it is
     the best layout. Otherwise the limit of the next search is the longest step that the answer's own kind may take.
-    This limit may rule out other kinds with smaller forecast errors. Without a distribution of step times, or without a
-    deadline, the forecast alone decides.
+    This limit may rule out other kinds with smaller forecast errors. Without a distribution of step times, or without
+    limits, the forecast alone decides.
     """
     objective = objective_of(job, name)
-    shortest = _least_quantile(job, confidence) if math.isfinite(objective.longest_step_seconds) else None
-    if shortest is None:
+    quantile = _least_quantile(job, confidence) if objective.is_limited else None
+    if quantile is None:
         return solve(objective)
-    longest = objective.longest_step_seconds
-    limit = longest / shortest
     for _ in range(_MOST_SEARCHES):
-        found = solve(replace(objective, longest_step_seconds=limit))
+        found = solve(objective.over(quantile))
         layout, seconds = answer(found) or (None, math.inf)
-        if layout is None or seconds > limit or keeps_deadline(chance_of_deadline(job, layout, seconds), confidence):
+        if layout is None:
             break
-        limit = min(longest / _quantile(job, layout, confidence), seconds * (1 - 1e-9))
+        longest = objective.longest_seconds(objective.devices_of(job, layout))
+        if seconds * quantile > longest or is_kept(job, layout, seconds, name, confidence):
+            break
+        quantile = max(_quantile(job, layout, confidence), longest / seconds * (1 + 1e-9))
     return found
 
 
-def keeps_deadline(chance: float | None, confidence: float) -> bool:
-    """Whether a chance of meeting the deadline is enough.
+def is_kept(job: Job, layout: Layout, seconds: float, name: ObjectiveName, confidence: float) -> bool:
+    """Whether the chances of meeting the requirements that an objective has (`LIMITS`) are enough.
 
-    If the chance is unknown, the result is true, because the search has already checked the forecast.
+    An unknown chance is enough. Such a requirement is left to the forecast, which the search checks.
     """
-    return chance is None or chance >= confidence
+    chance_of = {"deadline": chance_of_deadline, "budget": chance_of_budget}
+    chances = [chance_of[limit](job, layout, seconds) for limit in LIMITS[name]]
+    return all(chance is None or chance >= confidence for chance in chances)
 
 
-def lateness(job: Job, layout: Layout, step_seconds: float, name: ObjectiveName, confidence: float) -> float:
-    """How many times as long the deadline has to be for a layout to keep it with the chance `confidence`."""
-    return step_seconds * _quantile(job, layout, confidence) / objective_of(job, name).longest_step_seconds
+def excess(job: Job, layout: Layout, step_seconds: float, name: ObjectiveName, confidence: float) -> float:
+    """How many times as large the limits of an objective have to be for a layout to keep them with the confidence."""
+    objective = objective_of(job, name)
+    longest = objective.longest_seconds(objective.devices_of(job, layout))
+    return float(step_seconds * _quantile(job, layout, confidence) / longest)
 
 
 def _quantile(job: Job, layout: Layout, level: float) -> float:

@@ -1,4 +1,4 @@
-"""Find changes, and pairs of changes, that make a job fit or meet its deadline; a search verifies each of them."""
+"""Find changes, and pairs of changes, that make a job fit or meet its requirements; a search verifies each of them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from planner.cost.band import chance_of_deadline
 from planner.cost.estimate import memory_of_stages
 from planner.errors import InputError
 from planner.search.least_memory import LeastPeak, least_peak
-from planner.search.questions.deadline import fastest_in_time, keeps_deadline, lateness
+from planner.search.objectives import LIMITS
+from planner.search.questions.deadline import excess, fastest_in_time, is_kept
 from planner.search.reporter import Reporter
 from planner.search.search import fastest_layout, fits
 from planner.search.space.configurations import offloads_of
 from planner.specs.job import each_pool, with_training
-from planner.units import format_seconds
+from planner.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from planner.cost.run import Requirement
     from planner.layout import Layout
     from planner.plan_parts import ObjectiveName
     from planner.search.space.constraints import Constraints
@@ -54,7 +55,7 @@ class LiftedPin:
 
 
 class InTime(NamedTuple):
-    """The objective whose deadline is to be met, and the required chance of meeting it."""
+    """The objective whose limits are to be met, and the required chance of meeting them."""
 
     objective: ObjectiveName
     confidence: float
@@ -62,7 +63,7 @@ class InTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Goal:
-    """What a change has to reach: a layout that fits under the constraints, and that is in time if a deadline is.
+    """What a change has to reach: a layout that fits under the constraints, and that keeps the limits of `in_time`.
 
     planned: adds the limits of a job's programs to the constraints, or raises InputError if no program can run the job.
     """
@@ -81,7 +82,8 @@ class _Goal:
             found = fastest_in_time(job, constraints, *self.in_time, reporter=self.reporter)
         except InputError:  # no legal layout after this change
             return None
-        return found if found and keeps_deadline(chance_of_deadline(job, *found), self.in_time.confidence) else None
+        is_good = found and self.in_time and is_kept(job, *found, *self.in_time)
+        return found if is_good else None
 
     def is_reached(self, job: Job) -> bool:
         """Whether any layout reaches the goal."""
@@ -231,13 +233,30 @@ def _on_hosts(job: Job, number: int, hosts: int) -> Job:
 
 
 def _later_or_less(job: Job, goal: _Goal) -> Iterator[Iterator[Change]]:
-    """A later deadline, and a smaller token budget, with which the fastest layout is in time."""
-    training, best = job.training, goal.in_time and replace(goal, in_time=None).best(job)
-    if goal.in_time and best and training.deadline and training.tokens:
-        times = 1.01 * lateness(job, *best, *goal.in_time)  # three digits are shown, so that one may be rounded
-        later, tokens = format_seconds(training.deadline * times), f"{training.tokens / times:.3g}"
-        yield iter([_training(f"deadline {later}", deadline=later)])
-        yield iter([_training(f"tokens {tokens}", tokens=tokens)])
+    """A later deadline, a larger budget, and fewer tokens, with which the fastest or cheapest layout meets them."""
+    training, asked = job.training, goal.in_time
+    if asked is None or not training.tokens:
+        return
+    free = with_training(job, deadline=None, budget=None)
+    ways: tuple[tuple[Requirement, ObjectiveName, Callable[[float], str]], ...] = (
+        ("deadline", "throughput", format_seconds),
+        ("budget", "cost", format_usd),
+    )
+    most = 1.0
+    for limit, name, written in ways:
+        given = getattr(training, limit)
+        if limit not in LIMITS[asked.objective] or given is None:
+            continue
+        least = replace(goal, in_time=InTime(name, asked.confidence))
+        best = least.best(with_training(job, **{limit: None})) or least.best(free)
+        times = excess(with_training(free, **{limit: given}), *best, *asked) if best else 1.0
+        if times > 1.0:
+            more = 1.01 * times  # three digits are shown, so that one may be rounded
+            value = written(given * more).replace(",", "")  # as documents read it
+            yield iter([_training(f"{limit} {value}", **{limit: value})])
+            most = max(most, more)
+    tokens = f"{training.tokens / most:.3g}"
+    yield iter([_training(f"tokens {tokens}", tokens=tokens)] if most > 1 else [])
 
 
 def _shorter_sequences(job: Job) -> Iterator[Change]:

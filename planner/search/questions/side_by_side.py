@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
+from planner.cost.run import REFERENCE_TOKENS
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -12,9 +13,7 @@ if TYPE_CHECKING:
 
     from planner.cost.run import WholeRun
     from planner.plan import Plan
-
-REFERENCE_TOKENS: Final = 1e9
-"""Number of tokens for the time and cost of a choice, if the training has no token budget."""
+    from planner.plan_parts import ObjectiveName
 
 Measure = Literal["usd", "kilowatt_hours", "device_hours"]
 
@@ -26,8 +25,8 @@ class Choice:
     cluster: its name as the user gave it.
     hosts: the requested number; None if the cluster or --gpus sets it.
     why_not: the reason why no plan exists.
-    on_front: whether the choice fits and no other choice beats it. A choice beats another if it is better in either
-    time or the measure, and no worse in the remaining one.
+    on_front: whether the choice fits, meets the deadline and the budget if any choice does, and no other such choice
+    beats it. A choice beats another if it is better in either time or the measure, and no worse in the remaining one.
     """
 
     cluster: str
@@ -40,6 +39,11 @@ class Choice:
     def fits(self) -> bool:
         """Whether the choice has a plan and the plan fits."""
         return self.plan is not None and self.plan.fits is True
+
+    @property
+    def name(self) -> str:
+        """The name in the cluster's document; without a plan, what the user gave."""
+        return self.cluster if self.plan is None else self.plan.cluster.name
 
     @property
     def run(self) -> WholeRun | None:
@@ -64,10 +68,12 @@ class SideBySide:
     measure: what is compared in addition to time: money, if every choice that fits has a price; else energy, if every
         device
     states its power; else device hours.
+    objective: of each plan.
     """
 
     choices: tuple[Choice, ...]
     measure: Measure
+    objective: ObjectiveName = "throughput"
 
     @property
     def planned(self) -> tuple[Choice, ...]:
@@ -79,6 +85,16 @@ class SideBySide:
         """The choices that no other choice beats, the fastest first."""
         return tuple(sorted((each for each in self.choices if each.on_front), key=self.costs))
 
+    def name_of(self, choice: Choice) -> str:
+        """The name of a choice, with its hosts if other sizes of the cluster are compared too.
+
+        Where two clusters have the same name, it is what the user gave.
+        """
+        alike = [each for each in self.choices if each.name == choice.name]
+        name = choice.name if len({each.cluster for each in alike}) == 1 else choice.cluster
+        several = sum(each.cluster == choice.cluster for each in self.choices) > 1
+        return f"{name} x {choice.hosts}" if several and choice.hosts else name
+
     def costs(self, choice: Choice) -> tuple[float, float]:
         """Seconds of the run, and its money, energy or device hours (`measure`)."""
         run = choice.run
@@ -86,7 +102,11 @@ class SideBySide:
         return run.seconds, float(getattr(run, self.measure) or 0.0)
 
 
-def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str, int | None], Plan]) -> SideBySide:
+def side_by_side(
+    pairs: Sequence[tuple[str, int | None]],
+    plan_on: Callable[[str, int | None], Plan],
+    objective: ObjectiveName = "throughput",
+) -> SideBySide:
     """Plan a job on each cluster in each size; a choice without a plan holds the reason.
 
     plan_on: plans the job on a cluster with the given number of hosts.
@@ -105,14 +125,16 @@ def side_by_side(pairs: Sequence[tuple[str, int | None]], plan_on: Callable[[str
             choices.append(Choice(cluster=cluster, hosts=hosts, why_not=error.mistakes[0].message))
     if errors and len(errors) == len(choices):
         raise InputError(*dict.fromkeys(mistake for error in errors for mistake in error.mistakes))
-    return with_front(choices)
+    return replace(with_front(choices), objective=objective)
 
 
 def with_front(choices: Iterable[Choice]) -> SideBySide:
     """The choices, with `on_front` set."""
     choices = tuple(choices)
     found = SideBySide(choices=choices, measure=_measure([each for each in choices if each.fits]))
-    costs = {id(each): found.costs(each) for each in choices if each.fits}
+    fitting = [each for each in choices if each.fits]
+    met = [each for each in fitting if each.run and not each.run.missed]
+    costs = {id(each): found.costs(each) for each in met or fitting}
 
     def is_beaten(choice: Choice) -> bool:
         own = costs[id(choice)]

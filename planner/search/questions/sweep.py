@@ -6,12 +6,12 @@ import bisect
 import math
 from dataclasses import dataclass, replace
 from itertools import groupby, product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from planner.cost.band import chance_of_deadline
+from planner.cost.band import band, chance_of_budget, chance_of_deadline
 from planner.cost.estimate import estimate
 from planner.cost.goodput import kept_share
-from planner.cost.run import billed_devices, devices_in_use, longest_step_seconds
+from planner.cost.run import REFERENCE_TOKENS, billed_devices, devices_in_use, whole_run
 from planner.errors import InputError
 from planner.layout import divisors
 from planner.search.best_first import best_first
@@ -27,7 +27,9 @@ from planner.specs.job import each_pool
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from planner.cost.run import WholeRun
     from planner.layout import Layout
+    from planner.plan_parts import ObjectiveName
     from planner.search.best_first import Assigned
     from planner.search.space.constraints import Constraints
     from planner.specs.batch import BatchRange
@@ -41,8 +43,9 @@ class Point:
 
     billed_devices: devices in use; each counts as its price divided by the price of the cheapest pool's device.
     pools: the hosts of each pool of a mixed cluster; their sum is `hosts`.
-    deadline_chance: chance that a run with the layout meets its deadline; None if there is no deadline, or the chance
-    is unknown.
+    band: the range of step times, as shares of the forecast; None if it is unknown.
+    deadline_chance, budget_chance: chance that a run with the layout meets the requirement; None if there is none, or
+    the chance is unknown.
     """
 
     hosts: int
@@ -52,7 +55,10 @@ class Point:
     billed_devices: float
     global_batch_size: int
     pools: tuple[int, ...] = ()
+    band: tuple[float, float] | None = None
+    chance_of_fitting: float | None = None
     deadline_chance: float | None = None
+    budget_chance: float | None = None
 
     @property
     def num_devices(self) -> int:
@@ -84,8 +90,9 @@ class Sweep:
     front: layouts that no other layout beats in time, cost and devices at once, fewest devices first. On a uniform
     cluster the front holds the fastest layout, the cheapest layout, and for any deadline the layout with the fewest
     devices. On a mixed cluster the front holds only the fastest layout of each size.
-    confidence: required chance of meeting the deadline. Only layouts of the front are checked, so a slower layout
-    with a smaller forecast error is never found.
+    confidence: required chance of meeting deadline and budget. Only layouts of the front are checked, so a slower
+    layout with a smaller forecast error is never found.
+    objective: what the user asked for.
     """
 
     job: Job
@@ -93,6 +100,7 @@ class Sweep:
     front: tuple[Point, ...]
     constraints: Constraints
     confidence: float = CONFIDENCE
+    objective: ObjectiveName = "throughput"
 
     @property
     def fastest(self) -> Point | None:
@@ -121,13 +129,19 @@ class Sweep:
 
         The result is None without a deadline.
         """
-        training = self.job.training
-        if training.deadline is None or not training.tokens:
-            return None
-        if point.deadline_chance is not None:
-            return point.deadline_chance >= self.confidence
-        whole = longest_step_seconds(training) / training.global_batch_size * point.global_batch_size
-        return point.step_seconds <= whole * kept_share(self.job, devices_in_use(self.job.cluster, point.layout))
+        return self.run(point).meets_deadline
+
+    def run(self, point: Point) -> WholeRun:
+        """The token budget, or `REFERENCE_TOKENS`, with the layout of a point."""
+        job, in_use = self.job, devices_in_use(self.job.cluster, point.layout)
+        changes = {"global_batch_size": point.global_batch_size, "tokens": job.training.tokens or REFERENCE_TOKENS}
+        training, share = job.training.model_copy(update=changes), kept_share(job, in_use)
+        seconds, ends = point.step_seconds, point.band or ()
+        found = whole_run(job.model, training, step_seconds=seconds, in_use=in_use, effective_share=share)
+        assert found is not None, "the number of tokens is given"
+        chances = {"deadline_chance": point.deadline_chance, "budget_chance": point.budget_chance}
+        low, high = (*(seconds * end for end in ends), None, None)[:2]
+        return found.judged((low, high), self.confidence, **chances)
 
 
 def sweep(
@@ -135,13 +149,13 @@ def sweep(
     constraints: Constraints,
     hosts: Sequence[int],
     reporter: Reporter | None = None,
-    *,
-    confidence: float = CONFIDENCE,
+    **asked: Any,
 ) -> Sweep:
     """The fastest layout for every number of hosts, and the front of all these layouts.
 
     Each layout is priced once for all cluster sizes at which its price is the same. The price changes only with the
     innermost network level that spans the whole cluster. The dynamic program finds the optima.
+    asked: `confidence` and `objective` of the sweep.
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -166,9 +180,7 @@ def sweep(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(
-        job=job, sizes=tuple(sizes), front=_undominated(points), constraints=constraints, confidence=confidence
-    )
+    return Sweep(job=job, sizes=tuple(sizes), front=_undominated(points), constraints=constraints, **asked)
 
 
 def sweep_pools(
@@ -176,13 +188,13 @@ def sweep_pools(
     constraints: Constraints,
     hosts: Mapping[str, Sequence[int]],
     reporter: Reporter | None = None,
-    *,
-    confidence: float = CONFIDENCE,
+    **asked: Any,
 ) -> Sweep:
     """The fastest layout for every combination of hosts of the named pools; other pools keep their hosts.
 
     Each size is a separate search, because a layout that fits on one mixture may not fit on another. The dynamic
     program finds the optima.
+    asked: `confidence` and `objective` of the sweep.
 
     Raises:
         InputError: no size has a legal layout under the constraints.
@@ -204,9 +216,7 @@ def sweep_pools(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(
-        job=job, sizes=tuple(sizes), front=_best_in_something(points), constraints=constraints, confidence=confidence
-    )
+    return Sweep(job=job, sizes=tuple(sizes), front=_best_in_something(points), constraints=constraints, **asked)
 
 
 _Sizes: TypeAlias = "list[tuple[int | tuple[int, ...], Point | None]]"
@@ -323,7 +333,7 @@ def _staircase(
 
 def _point(job: Job, layout: Layout) -> Point:
     """The point of a layout on the smallest number of hosts with enough devices."""
-    priced, in_use = estimate(job, layout), devices_in_use(job.cluster, layout)
+    priced, in_use, spread = estimate(job, layout), devices_in_use(job.cluster, layout), band(job, layout)
     return Point(
         hosts=sum(-(-count // cluster.devices_per_host) for cluster, count in in_use),
         layout=layout,
@@ -331,7 +341,10 @@ def _point(job: Job, layout: Layout) -> Point:
         peak_bytes=priced.peak_bytes,
         billed_devices=billed_devices(job.cluster, job.training, layout),
         global_batch_size=job.training.global_batch_size,
+        band=(spread.low, spread.high) if spread else None,
+        chance_of_fitting=min(stage.chance_of_fitting for stage in priced.memory),
         deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
+        budget_chance=chance_of_budget(job, layout, priced.step_seconds),
     )
 
 

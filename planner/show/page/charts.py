@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from planner.layout import parse_layout
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
-from planner.units import UNITS, format_bytes, format_count, format_seconds
+from planner.units import UNITS, format_bytes, format_count, format_seconds, format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.explain.scaling import Scaling
     from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
-    from planner.search.questions.side_by_side import SideBySide
+    from planner.search.questions.side_by_side import Choice, SideBySide
 
 _WIDTH: Final = 400.0
 _HEIGHT: Final = 250.0
@@ -112,7 +112,11 @@ class _Axis(NamedTuple):
 
     def __call__(self, value: float) -> float:
         span = (self.high - self.low) or 1.0
-        return round(self.start + (value - self.low) / span * (self.end - self.start), 2)
+        return round(self.start + (min(max(value, self.low), self.high) - self.low) / span * (self.end - self.start), 2)
+
+    def has(self, value: float) -> bool:
+        """Whether a value has its place on the axis; another stands at the end of the axis."""
+        return self.low <= value <= self.high
 
     def ticks(self, text: Callable[[float], str], unit: float = 1.0) -> list[dict[str, Any]]:
         """Return tick values within the axis that are round numbers in the displayed unit."""
@@ -124,9 +128,14 @@ class _Axis(NamedTuple):
         return [{"at": self(value), "text": text(value)} for value in values]
 
 
-def _around(values: Iterable[float], *, start: float, end: float) -> _Axis:
-    """Return an axis with a margin around the values."""
+_FAR: Final = 2.0
+"""A value beyond this multiple of the largest near value stands at the edge of a chart."""
+
+
+def _around(values: Iterable[float], *, start: float, end: float, near: Iterable[float] = ()) -> _Axis:
+    """Return an axis with a margin around the values, and around each of `near` that is not far from them."""
     found = list(values)
+    found += [each for each in near if min(found) / _FAR <= each <= max(found) * _FAR]
     room = 0.08 * ((max(found) - min(found)) or abs(max(found)) or 1.0)
     return _Axis(max(0.0, min(found) - room), max(found) + room, start, end)
 
@@ -163,9 +172,12 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
              each.peak_bytes, f"the plan with {each.change}", each.fits)
         for each in alternatives if each.step_seconds is not None and each.peak_bytes is not None
     ]  # fmt: skip
-    x = _around((row.seconds for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
-    y = _around((row.num_bytes for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
     fitting = [row for row in rows if row.fits]
+    near = rows[: 1 + len(plan.runners_up)]
+    slowest, largest = (_FAR * max(each) for each in ([row.seconds for row in near], [peak, limit]))
+    x = _around((row.seconds for row in rows if row.seconds <= slowest), start=_LEFT, end=_WIDTH - _RIGHT)
+    sizes = [row.num_bytes for row in rows if row.num_bytes <= largest]
+    y = _around(sizes, start=_HEIGHT - _BOTTOM, end=_TOP, near=[limit])
     front = sorted((row.seconds, row.num_bytes) for row in fitting if not any(_beats(one, row) for one in fitting))
     return {
         "frame": _frame(),
@@ -178,33 +190,61 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
                 "number": number, "kind": kind, "x": x(seconds), "y": y(num_bytes), "layout": layout, "why": why,
                 "seconds": format_seconds(seconds), "memory": format_bytes(num_bytes), "fits": fits,
                 "on_front": fits and (seconds, num_bytes) in front,
+                "far": _far((x, seconds, format_seconds), (y, num_bytes, format_bytes)),
+                "left": x(seconds) > _WIDTH * 0.75 and not (x.has(seconds) and y.has(num_bytes)),
             }
             for number, (kind, layout, seconds, num_bytes, why, fits) in enumerate(rows, start=1)
         ],
     }  # fmt: skip
 
 
+def _far(*placed: tuple[_Axis, float, Callable[[float], str]]) -> list[str]:
+    """Return the figures that have no place on their axis, as text."""
+    return [text(value) for axis, value, text in placed if not axis.has(value)]
+
+
 def choices_chart(found: SideBySide) -> dict[str, Any]:
-    """Chart the run's time against its cost on each cluster where it fits; a line joins the Pareto-optimal choices."""
+    """Chart the run's time against its cost on each cluster where it fits; a line joins the Pareto-optimal choices.
+
+    A bar from the low to the high end of a run's time shows its cost at each, because the cost grows with the time.
+    """
     rows = [(number, each, *found.costs(each)) for number, each in enumerate(found.choices, start=1) if each.fits]
-    x = _around((row[2] for row in rows), start=_LEFT, end=_WIDTH - _RIGHT)
-    y = _around((row[3] for row in rows), start=_HEIGHT - _BOTTOM, end=_TOP)
+    training = next(each.plan.training for each in found.planned if each.plan)
+    bars = {number: [end / seconds for end in _ends(each)] for number, each, seconds, _ in rows}
+    shares = [(row, share) for row in rows for share in (1.0, *bars[row[0]])]
+    longest = [training.deadline] if training.deadline else []
+    most = [training.budget] if training.budget and found.measure == "usd" else []
+    x = _around([row[2] * share for row, share in shares], start=_LEFT, end=_WIDTH - _RIGHT, near=longest)
+    y = _around([row[3] * share for row, share in shares], start=_HEIGHT - _BOTTOM, end=_TOP, near=most)
     unit = {"usd": "USD", "kilowatt_hours": "kWh", "device_hours": "h"}[found.measure]
     shown = next((UNITS["seconds"][name] for name in ("d", "h") if x.high >= 2 * UNITS["seconds"][name]), 1.0)
+    frame = _frame()
+    upright = {"y1": frame["top"], "y2": frame["bottom"]}
+    level = {"x1": frame["left"], "x2": frame["right"]}
     return {
-        "frame": _frame(),
+        "frame": frame,
         "unit": unit,
         "x_ticks": x.ticks(format_seconds, shown),
         "y_ticks": y.ticks(format_count),
         "front": " ".join(f"{x(seconds)},{y(amount)}" for seconds, amount in map(found.costs, found.front)),
+        "limits": [
+            *(upright | {"x1": x(at), "x2": x(at), "text": f"the deadline, {format_seconds(at)}"} for at in longest),
+            *(level | {"y1": y(at), "y2": y(at), "text": f"the budget, {format_usd(at)}"} for at in most),
+        ],
         "points": [
             {
-                "number": number, "x": x(seconds), "y": y(amount), "name": each.cluster, "on_front": each.on_front,
-                "time": format_seconds(seconds), "amount": f"{format_count(amount)} {unit}",
+                "number": number, "x": x(seconds), "y": y(amount), "name": found.name_of(each),
+                "on_front": each.on_front, "time": format_seconds(seconds), "amount": f"{format_count(amount)} {unit}",
+                "bar": [at for share in bars[number] for at in (x(seconds * share), y(amount * share))],
             }
             for number, each, seconds, amount in rows
         ],
     }  # fmt: skip
+
+
+def _ends(choice: Choice) -> list[float]:
+    run = choice.run
+    return [run.low_seconds, run.high_seconds] if run and run.low_seconds and run.high_seconds else []
 
 
 def _beats(one: _Row, other: _Row) -> bool:

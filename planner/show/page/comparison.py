@@ -4,53 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from planner.show.comparison_rows import Row, all_figures, requirements_missed
 from planner.show.page.charts import choices_chart
 from planner.show.page.render import template
-from planner.show.side_by_side import (
-    MEASURES,
-    band_words,
-    best_at,
-    explanation,
-    figures,
-    job_words,
-    names_of,
-    price_notes,
-    time_header,
-    time_words,
-)
+from planner.show.side_by_side import MEASURES, best_at, explanation, first_plan, job_words, price_notes, rows_of
 from planner.show.words import short_layout
 from planner.version import VERSION
 
 if TYPE_CHECKING:
-    from planner.search.questions.side_by_side import Choice, SideBySide
+    from planner.search.questions.side_by_side import SideBySide
 
 
 def comparison_page(found: SideBySide) -> str:
     """Return the comparison page as HTML text; the page loads nothing."""
-    plan = found.planned[0].plan
-    assert plan is not None
+    plan, rows = first_plan(found), rows_of(found)
+    headings, cells = all_figures(rows, plan.training)
+    every = enumerate(zip(rows, best_at(found, rows), cells, strict=True), start=1)
     return template(
         "comparison.html.jinja",
         model=plan.model.name,
         job=job_words(plan),
-        time=time_header(plan),
+        headings=headings,
         measure=MEASURES[found.measure],
-        explanation=explanation(found),
+        explanation=" ".join([*requirements_missed(rows), explanation(found)]),
         prices=price_notes(found),
         chart=choices_chart(found),
-        rows=[_row(found, number, each) for number, each in enumerate(found.choices, start=1)],
+        rows=[_row(number, row, best, [each[name] for name in headings]) for number, (row, best, each) in every],
         version=VERSION,
     )
 
 
-def _row(found: SideBySide, number: int, choice: Choice) -> dict[str, Any]:
-    plan = choice.plan
-    devices = f"{plan.layout.world_size:,}" if plan else ""
+def _row(number: int, row: Row, best: str, cells: list[str]) -> dict[str, Any]:
     return {
         "number": number,
-        "name": names_of(found, choice),
-        "best": best_at(found, choice),
-        "cells": [devices, time_words(choice), band_words(choice), *figures(choice)],
-        "layout": short_layout(plan.layout) if plan else "",
-        "why_not": choice.why_not,
+        "name": row.names[0],
+        "best": best,
+        "cells": [*row.names[1:], *cells],
+        "layout": short_layout(row.layout) if row.layout else "",
+        "why_not": row.why_not,
     }
