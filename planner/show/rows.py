@@ -228,8 +228,8 @@ def _narrower(plan: Plan) -> Words:
         return ""
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
     most = max(NARROWED)
-    learn = f"{most} logs (`planner calibrate`) took high / low of published clusters"
-    return f"{measure}{learn} from {NARROWED[0]:.3g} to {NARROWED[most]:.3g}"
+    learn = f"{most} logs (`planner calibrate`) narrow it: on published clusters"
+    return f"{measure}{learn} high / low fell from {NARROWED[0]:.2f} to {NARROWED[most]:.2f}"
 
 
 def _label(plan: Plan) -> Words:
