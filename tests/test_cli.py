@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -295,7 +296,7 @@ def test_a_range_of_batches_is_chosen_from_and_explained(capsys) -> None:
     assert set(document["batch_choice"]["learning_rate"]) == {"given", "of_batch", "linear", "square_root"}
     assert main(["explain", "p.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out).items() >= document.items()
-    assert main(argv) == 0
+    assert main(["explain", "p.json", "batch"]) == 0
     out = capsys.readouterr().out
     assert "critical" in out
     assert "square root rule" in out
@@ -601,7 +602,9 @@ def test_a_question_that_cannot_be_read_ends_with_2(argv: list[str], small_plan,
 def test_without_o_nothing_is_written(own_folder, capsys) -> None:
     assert main(["plan", *SMALL]) == 0
     assert list(own_folder.iterdir()) == []
-    assert "-o plan.json" in capsys.readouterr().out.splitlines()[-1]
+    save, explain = capsys.readouterr().out.splitlines()[-2:]
+    assert save.endswith("-o plan.json")
+    assert explain == "  planner explain plan.json memory"
 
 
 @pytest.mark.parametrize("option", ["-o", "--stats"])
@@ -625,7 +628,11 @@ def test_force_never_replaces_what_is_no_file(option: str, own_folder) -> None:
 
 def test_next_command_can_be_typed(capsys) -> None:
     assert main(["plan", *SMALL, "-o", "my plan.json"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "  planner launch 'my plan.json'"
+    launch, explain = capsys.readouterr().out.splitlines()[-2:]
+    assert launch == "  planner launch 'my plan.json'"
+    assert explain == "  planner explain 'my plan.json' memory"
+    assert main(shlex.split(explain)[1:]) == 0
+    assert "Memory of each stage" in capsys.readouterr().out
 
 
 def test_launch_shows_the_command_of_each_host_for_another_program(capsys) -> None:
@@ -677,10 +684,11 @@ def test_shares_are_percentages_or_parts_of_one_up_to_their_bound(option, writte
 
 def test_tokens_of_a_run_are_called_assumed_where_nobody_gave_them(capsys) -> None:
     ranged = ["plan", "tiny-gpt", "dgx-a100", "--gpus", "2", "--global-batch", "8..16"]
-    assert main(ranged) == 0
-    assert "tokens assumed" in capsys.readouterr().out
-    assert main([*ranged, "--set", "training.tokens=1B"]) == 0
-    assert "assumed" not in capsys.readouterr().out
+    for name, more, is_assumed in (("a.json", [], True), ("b.json", ["--set", "training.tokens=1B"], False)):
+        assert main([*ranged, *more, "-o", name]) == 0
+        capsys.readouterr()
+        assert main(["explain", name, "batch"]) == 0
+        assert ("tokens assumed" in capsys.readouterr().out) == is_assumed
 
 
 # --- hostile text ---
@@ -722,7 +730,7 @@ def test_hostile_text_inside_a_plan_is_shown_and_not_obeyed(plan_file, stamped, 
     for line in [*document["time"], *(line for stage in document["memory"] for line in stage["lines"])]:
         line |= {"formula": hostile, "source": hostile}
     plan_file.write_text(stamped(document))
-    assert main(["explain", str(plan_file)]) == 0
+    assert main(["explain", str(plan_file), "--all"]) == 0
     out = capsys.readouterr().out
     assert not set(out) & {"\x1b", "\x07", "\u202e"}
     assert "[/bold][red]x[/red]" in re.sub(r"\s+", "", out)

@@ -92,7 +92,9 @@ def test_what_a_terminal_cannot_say_is_written_out(plan_file, stamped) -> None:
     document = json.loads(plan_file.read_text())
     document["memory"][0]["lines"][0]["formula"] = "2 \u00d7 params"
     plan_file.write_text(stamped(document))
-    done = run_process("explain", str(plan_file), env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
+    done = run_process(
+        "explain", str(plan_file), "formulas", env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 \\xd7 params" in done.stdout
 
@@ -122,7 +124,7 @@ def read_terminal(argv: list[str], env: dict[str, str]) -> str:
     ("env", "color"), [({"TERM": "xterm-256color"}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_output_on_a_terminal(env: dict[str, str], color: bool, plan_file) -> None:
-    text = read_terminal(["explain", str(plan_file)], {"COLUMNS": "80", "TERM": "xterm", **env})
+    text = read_terminal(["explain", str(plan_file), "memory"], {"COLUMNS": "80", "TERM": "xterm", **env})
     assert ("\x1b[" in text) is color
     assert "Memory of a device" in text
 

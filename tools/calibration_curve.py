@@ -213,7 +213,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{'to reach':49}" + "".join(f"{REACH.get(k, ''):>8}" for k in KS))
     print(f"{'inside the band of 80 %':49}" + "".join(f"{each[1]:8.0%}" for each in means))
     print(f"{'high / low':49}" + "".join(f"{each[2]:8.2f}" for each in means))
-    print(f"{'high / low that is shipped':49}" + "".join(f"{each:8.2f}" for each in NARROWED))
+    print(f"{'high / low that is shipped':49}" + "".join(f"{NARROWED[k]:8.2f}" for k in KS))
     prior = prior_without(of_prior, "")
     spreads = ", ".join(f"{name} {spread:.3f}" for name, spread in zip(FACTORS, prior.spreads, strict=True))
     print(f"\nprior of all clusters: {spreads}; scatter {prior.scatter:.3f}")

@@ -226,10 +226,10 @@ def _narrower(plan: Plan) -> Words:
     band, is_assumed = plan.band, bool(_unmeasured(plan))
     if band is None or _is_calibrated(plan) or not (is_assumed or {"device", "engine"} & set(band.unseen)):
         return ""
-    before, after = NARROWED
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
-    learn = f"one log (`planner calibrate`) narrows it: high / low went from {before:.3g} to {after:.3g}"
-    return f"{measure}{learn} on published clusters"
+    most = max(NARROWED)
+    learn = f"{most} logs (`planner calibrate`) narrow it: on published clusters"
+    return f"{measure}{learn} high / low fell from {NARROWED[0]:.2f} to {NARROWED[most]:.2f}"
 
 
 def _label(plan: Plan) -> Words:

@@ -61,7 +61,8 @@ def test_plan_prints_the_plan_that_it_writes(console, tmp_path) -> None:
 
 def test_plan_offers_the_next_step_to_what_was_typed(console) -> None:
     plan.run("tiny-gpt", "dgx-a100", console=console, command_line="planner plan a b", **SMALL)
-    assert console.out.getvalue().splitlines()[-1] == "  planner plan a b -o plan.json"
+    lines = console.out.getvalue().splitlines()[-2:]
+    assert lines == ["  planner plan a b -o plan.json", "  planner explain plan.json memory"]
 
 
 def test_plan_compares_sizes(console) -> None:
