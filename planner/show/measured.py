@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 
 from planner.show.columns import Columns
-from planner.show.screen import clean, section, stack
+from planner.show.screen import Command, clean, section, stack
 from planner.show.words import line_label
 from planner.units import format_bytes, format_seconds
 
