@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.resources import files
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -240,7 +240,7 @@ def test_what_an_imported_model_leaves_out_is_a_warning_where_it_was_asked_for(t
     assert {warning.filename for warning in caught} == {__file__}
 
 
-# --- a plan in a notebook, and questions that only price ---------------------------------------------------------------
+# --- a plan in a notebook, and questions that only price ----------------------------------------------------------
 
 
 def test_a_plan_is_a_line_and_a_table() -> None:
@@ -250,7 +250,7 @@ def test_a_plan_is_a_line_and_a_table() -> None:
     assert "\n" not in repr(plan)
     assert len(repr(plan)) < 300
     hostile = replace(plan, model=plan.model.model_copy(update={"name": "<script>alert('&')</script>"}))
-    table = ElementTree.fromstring(hostile._repr_html_())
+    table = ET.fromstring(hostile._repr_html_())
     rows = {row[0].text: row[1].text for row in table}
     assert rows["model"] == "<script>alert('&')</script>"
     assert rows["memory"].startswith("fits: ")

@@ -252,10 +252,8 @@ def test_counts_of_documents_and_options_may_have_a_suffix(tmp_path: Path) -> No
     """k and M are thousand and million, and 1,024 and its square in the two lengths of sequences."""
     link = "{name: ib, spans: cluster, bandwidth: 50 GB/s, latency: 8 us, kind: fat-tree}"
     model = "num_layers: 2, num_heads: 10, hidden_size: 1k, ffn_hidden_size: 4k, vocab_size: 128k"
-    (tmp_path / "m.yaml").write_text(f"{{name: m, {model}, max_sequence_length: 8k}}")
-    (tmp_path / "c.yaml").write_text(
-        "{name: c, device: h100-80gb, devices_per_host: 8, hosts: 1k, links: [" + link + "]}"
-    )
+    (tmp_path / "m.yaml").write_text(f"{{name: m, architecture: llama, {model}, max_sequence_length: 8k}}")
+    (tmp_path / "c.yaml").write_text(f"{{name: c, device: h100-80gb, devices_per_host: 8, hosts: 1k, links: [{link}]}}")
     (tmp_path / "t.yaml").write_text("{sequence_length: 4k, global_batch_size: 8k, steps: 2k, tokens: 1B}")
     job = load_job(model=f"{tmp_path}/m.yaml", cluster=f"{tmp_path}/c.yaml", training=f"{tmp_path}/t.yaml")
     spec, training = job.model, job.training
