@@ -136,7 +136,7 @@ def _row(found: SideBySide, choice: Choice) -> list[RenderableType]:
     plan = choice.plan
     if plan is None:
         return [name, *[""] * 6, Text(f"cannot be planned: {clean(choice.why_not)}", style="dim")]
-    words = best_at(found, choice) or ("" if choice.fits else "may not fit")
+    words = best_at(found, choice) or ("" if choice.fits else plan.verdict)
     layout = Group(assignments(short_layout(plan.layout)), *([Text(words, style="bold")] if words else []))
     numbers = (f"{plan.layout.world_size:,}", time_words(choice), band_words(choice), *figures(choice))
     return [name, *(Text(each, style=style) for each in numbers), layout]
@@ -165,7 +165,7 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
     )
     return {
         **start,
-        "why_not": "" if choice.fits else "it may not fit",
+        "why_not": "" if choice.fits else f"it {plan.verdict}",
         "num_devices": plan.layout.world_size,
         "on": cluster_words(plan.cluster),
         "step_seconds": plan.step_seconds,
