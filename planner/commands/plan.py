@@ -85,7 +85,7 @@ def run(
     if output:
         write_plan(found, output, replace=force)
     is_interrupted = found.certificate is not None and found.certificate.status == "interrupted"
-    lacking = None if is_interrupted else shortfall(found, found.options.objective)
+    lacking = None if is_interrupted else shortfall(found, asked.get("objective", found.options.objective))
     view = summary(found, "" if lacking else next_command(found, command_line, output))
     code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json)
     if is_interrupted:
