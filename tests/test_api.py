@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.resources import files
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -237,3 +238,37 @@ def test_what_an_imported_model_leaves_out_is_a_warning_where_it_was_asked_for(t
     with pytest.warns(UserWarning, match="auto_map") as caught:
         planner.estimate_layout(str(tmp_path), "dgx-a100", layout="tp=1", **SMALL)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+# --- a plan in a notebook, and questions that only price ----------------------------------------------------------
+
+
+def test_a_plan_is_a_line_and_a_table() -> None:
+    job = {"cluster": "dgx-h100", "gpus": 8, "seq_len": 2048, "global_batch": 64}
+    plan = planner.estimate_layout("llama3-8b", layout="tp=2,dp=4,zero=1", **job)
+    assert repr(plan).startswith("<Plan: llama3-8b; 8 of 8 devices of dgx-h100; tp=2, dp=4, zero=1; ")
+    assert "\n" not in repr(plan)
+    assert len(repr(plan)) < 300
+    hostile = replace(plan, model=plan.model.model_copy(update={"name": "<script>alert('&')</script>"}))
+    table = ET.fromstring(hostile._repr_html_())
+    rows = {row[0].text: row[1].text for row in table}
+    assert rows["model"] == "<script>alert('&')</script>"
+    assert rows["memory"].startswith("fits: ")
+    assert [each.tag for each in table.iter()] == ["table", *["tr", "th", "td"] * len(rows)]
+
+
+def test_a_question_may_only_price_the_layout(monkeypatch) -> None:
+    """Without a search, the answer is the price of the same layout for the changed job."""
+    job = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "seq_len": 2048, "layout": "tp=2,zero=1"}
+    plan = planner.estimate_layout(**job, global_batch=64)
+    monkeypatch.setattr("planner.search.search.search", None)  # whoever searches fails
+    monkeypatch.setattr("planner.explain.what_if.fastest_layout", None)
+    monkeypatch.setattr("planner.explain.outcome.search_in_time", None)
+    found = planner.explain_layout(plan, what_if=["global_batch=x2", ""], search=False).sections
+    twice = planner.estimate_layout(**job, global_batch=128)
+    (answer,) = found.what_if
+    assert answer.same_layout.step_seconds == twice.step_seconds
+    assert answer.outcome.difference.after.step_seconds == twice.step_seconds
+    memory = next(each for each in found.sensitivity.gains if each.resource == "peak FLOP/s")
+    faster = planner.estimate_layout(**job, global_batch=64, settings=["device.peak.bf16=1087.9TFLOP/s"])
+    assert memory.gain == memory.same_layout_gain == pytest.approx(1 - faster.step_seconds / plan.step_seconds)

@@ -107,6 +107,45 @@ def test_help_goes_to_standard_output(argv: list[str], capsys) -> None:
     assert err == ""
 
 
+def test_help_fits_the_screen(monkeypatch, capsys) -> None:
+    """At 80 columns, `plan --help` has 60 lines at most, and no summary of a command is cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("plan", "explain"):
+        assert main([name, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert len(lines) <= (60 if name == "plan" else 66)
+        headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+        assert headings[:2] == ["Workload:", "Machine:"]
+        assert headings[-1] == "Output:"
+        assert "Options:" not in headings
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert "..." not in listed.partition("\n")[2]
+    assert listed.count("\n    planner ") == 3
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_quiet_leaves_only_results_and_errors(where: str, own_folder, capsys) -> None:
+    model = "num_layers: 2, hidden_size: 64, num_heads: 4, ffn_hidden_size: 128, vocab_size: 50k"
+    (own_folder / "m.yaml").write_text(f"{{name: m, architecture: llama, {model}, max_sequence_length: 64}}")
+    job = ["m.yaml", *SMALL[1:]]
+
+    def quiet(*words: str) -> list[str]:
+        return ["-q", *words] if where == "before" else [*words, "--quiet"]
+
+    assert main(["plan", *job]) == 0
+    loud = capsys.readouterr()
+    assert loud.err == "note: vocab_size: 50k is 50,000\n"
+    assert main(quiet("plan", *job)) == 0
+    assert capsys.readouterr().err == ""
+    assert main(quiet("plan", *job, "-o", "p.json")) == 0
+    assert main(quiet("plan", *job, "-o", "p.json")) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err.startswith("error: p.json exists")
+    assert main(quiet("emit", "p.json", "--to", "torch", "-o", "out")) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("name", list(CONTRACT))
 def test_every_command_and_option_says_what_it_does(name: str) -> None:
     command = cli.commands[name]

@@ -45,7 +45,7 @@ def test_every_command_and_option_is_documented_with_help(path: str, command: cl
     reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     section = reference.partition(f"## {path}\n")[2].partition("\n## ")[0]
     assert command.help
-    for option in (param for param in command.params if isinstance(param, click.Option)):
+    for option in (param for param in command.params if isinstance(param, click.Option) and not param.hidden):
         assert option.help, option.opts
         assert all(name in section for name in option.opts), option.opts
 

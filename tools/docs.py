@@ -157,7 +157,7 @@ def taken(field: dict[str, Any]) -> str:
         return f"[{name}](#{name.lower()})"
     if "enum" in field:
         return ", ".join(f"`{each}`" for each in field["enum"])
-    kind = str(field.get("type", "text"))
+    kind = "integer" if "integer" in (given := field.get("type", "text")) else str(given)  # counts are also texts, 128k
     if kind == "array":
         return f"list of {taken(field.get('items', {}))}"
     if kind == "object":

@@ -86,7 +86,7 @@ def run(
     if output:
         write_plan(found, output, replace=force)
     is_interrupted = found.certificate is not None and found.certificate.status == "interrupted"
-    lacking = None if is_interrupted else shortfall(found, found.options.objective)
+    lacking = None if is_interrupted else shortfall(found, asked.get("objective", found.options.objective))
     view = answer(found) if lacking else summary(found, next_commands(found, command_line, output))
     code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json, fold=True)
     if is_interrupted:

@@ -186,9 +186,7 @@ class Command:
         """Yield the lines."""
         lines = [""]
         for word in map(shlex.quote, shlex.split(self.text)):
-            if (
-                lines[-1] and len(lines[-1]) + len(word) + 3 > options.max_width
-            ):  # a blank before it, and a backslash after
+            if lines[-1] and len(f"{lines[-1]} {word} \\") > options.max_width:
                 lines.append("")
             lines[-1] += f" {word}" if lines[-1] else word
         yield Text(" \\\n".join(lines), overflow="fold")

@@ -42,7 +42,20 @@ def schemas() -> dict[str, dict[str, Any]]:
     model["required"] = [key for key in model["required"] if key not in implied]
     found["model"] = {"$schema": DIALECT, **model, "$defs": definitions}
     found["training"].pop("required")
-    return {**found, "cluster": {"$schema": DIALECT, **_cluster_schema()}}
+    found["cluster"] = {"$schema": DIALECT, **_cluster_schema()}
+    return {name: _with_counts(schema) for name, schema in found.items()}
+
+
+def _with_counts(schema: Any) -> Any:
+    """The schema, in which whole numbers may also be written like 128k and 4M."""
+    if isinstance(schema, list):
+        return [_with_counts(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    count = {"type": ["integer", "string"], "pattern": r"^[0-9]+(\.[0-9]+)?[kKMBGT]$"}
+    return {key: _with_counts(value) for key, value in schema.items()} | (
+        count if schema.get("type") == "integer" else {}
+    )
 
 
 def _cluster_schema() -> dict[str, Any]:

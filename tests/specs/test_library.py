@@ -168,6 +168,7 @@ def test_schemas_of_a_training_file() -> None:
     validator = jsonschema.Draft202012Validator(schemas()["training"])
     validator.validate({"sequence_length": 8192, "global_batch_size": 1024, "precision": "bf16", "tokens": 300e9})
     validator.validate({"steps": 5})
+    validator.validate({"steps": "5k", "sequence_length": "32k"})
     for wrong in ({"steps": 0}, {"precision": "fp7"}, {"dropout": 1}, {"sequence_length": "8192"}):
         assert list(validator.iter_errors(wrong))
 

@@ -246,3 +246,23 @@ def test_a_contradiction_hides_no_other_mistake(tmp_path: Path) -> None:
     for line, words in ((3, "`num_layers`"), (5, "32 does not divide"), (7, "did you mean"), (8, "at least 1")):
         assert f"own.yaml:{line}:1" in text
         assert words in text
+
+
+def test_counts_of_documents_and_options_may_have_a_suffix(tmp_path: Path) -> None:
+    """k and M are thousand and million, and 1,024 and its square in the two lengths of sequences."""
+    link = "{name: ib, spans: cluster, bandwidth: 50 GB/s, latency: 8 us, kind: fat-tree}"
+    model = "num_layers: 2, num_heads: 10, hidden_size: 1k, ffn_hidden_size: 4k, vocab_size: 128k"
+    (tmp_path / "m.yaml").write_text(f"{{name: m, architecture: llama, {model}, max_sequence_length: 8k}}")
+    (tmp_path / "c.yaml").write_text(f"{{name: c, device: h100-80gb, devices_per_host: 8, hosts: 1k, links: [{link}]}}")
+    (tmp_path / "t.yaml").write_text("{sequence_length: 4k, global_batch_size: 8k, steps: 2k, tokens: 1B}")
+    job = load_job(model=f"{tmp_path}/m.yaml", cluster=f"{tmp_path}/c.yaml", training=f"{tmp_path}/t.yaml")
+    spec, training = job.model, job.training
+    assert (spec.hidden_size, spec.head_size, spec.ffn_hidden_size, spec.vocab_size) == (1_000, 100, 4_000, 128_000)
+    assert (spec.max_sequence_length, job.cluster.num_devices) == (8_192, 8_000)
+    assert (training.sequence_length, training.global_batch_size, training.steps) == (4_096, 8_000, 2_000)
+    plain = load_job(model="tiny-gpt", cluster="dgx-a100", global_batch_size="1k", settings=["training.steps=3k"])
+    assert (plain.training.global_batch_size, plain.training.steps, plain.batch) == (1_000, 3_000, None)
+    with pytest.raises(InputError, match="learned positions for 256 tokens, not 1024"):
+        load_job(model="tiny-gpt", cluster="dgx-a100", global_batch_size=8, settings=["training.sequence_length=1k"])
+    with pytest.raises(InputError, match="must be a whole number, not `12kk`"):
+        load_job(model="tiny-gpt", cluster="dgx-a100", global_batch_size=8, settings=["training.steps=12kk"])

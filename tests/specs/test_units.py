@@ -19,6 +19,7 @@ from planner.units import (
     format_seconds,
     parse_length,
     parse_quantity,
+    whole_of,
 )
 
 KINDS = st.sampled_from(sorted(UNITS))
@@ -120,12 +121,33 @@ def test_figures_for_people(shown: str, expected: str) -> None:
     assert shown == expected
 
 
-@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("32k", 32_768), (" 128K ", 131_072)])
+@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("32k", 32_768), (" 128K ", 131_072), ("1M", 1_048_576)])
 def test_a_sequence_of_32k_is_32_times_1024_tokens(text, tokens):
     assert parse_length(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "k", "32 kB", "3.5k", "-1", "32M"])
+@pytest.mark.parametrize(
+    ("text", "name", "count"),
+    [
+        ("128k", "vocab_size", 128_000),
+        ("1.001k", "", 1_001),
+        ("1M", "steps", 1_000_000),
+        ("2B", "", 2_000_000_000),
+        ("32k", "sequence_length", 32_768),
+        ("1M", "max_sequence_length", 1_048_576),
+    ],
+)
+def test_a_count_is_written_as_people_say_it(text: str, name: str, count: int) -> None:
+    assert whole_of(text, name) == count
+    assert type(whole_of(text, name)) is int
+
+
+@pytest.mark.parametrize("value", ["128", "1.0001k", "k", "12 GiB", "bf16", "", "-1k", 128, 1.5, None, True])
+def test_what_is_no_count_is_left_to_the_document(value) -> None:
+    assert whole_of(value) is value
+
+
+@pytest.mark.parametrize("text", ["", "k", "32 kB", "3.5k", "-1", "32B"])
 def test_other_lengths_are_refused(text):
     with pytest.raises(ValueError, match="write 8192 or 32k"):
         parse_length(text)
