@@ -137,10 +137,10 @@ def table(rows: Sequence[Row], words: Sequence[str], training: TrainingSpec, nam
         ]
         for row, found, best in zip(rows, cells, words, strict=True)
     ]
-    last = len(header) - 1
+    last, named = len(header) - 1, not all(row.names[0][:1].isdigit() for row in rows)
     first = ("energy", "8 of 10", "device hours", "fits")  # what a narrow screen folds first
     folded = [header.index(each) for each in (*first, *kept[:1:-1]) if each in kept]
-    return Columns(shown, right=range(1, last), wrap=(last,), optional=folded, fold=True, header=header)
+    return Columns(shown, right=range(named, last), wrap=(last,), optional=folded, fold=True, header=header)
 
 
 def _layout(row: Row, best: str) -> RenderableType:

@@ -66,8 +66,7 @@ class SideBySide:
     """Choices in the order in which the user named them.
 
     measure: what is compared in addition to time: money, if every choice that fits has a price; else energy, if every
-        device
-    states its power; else device hours.
+    device states its power; else device hours.
     objective: of each plan.
     """
 
