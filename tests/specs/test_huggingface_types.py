@@ -15,7 +15,8 @@ from project_tools import load_tool
 
 from planner.cost.parameters import num_active_params, num_params, vision_params
 from planner.errors import InputError
-from planner.specs.huggingface import NotInTable, config_from_text
+from planner.specs.huggingface import config_from_text
+from planner.specs.huggingface.config import NotInTable
 from planner.specs.model import ModelSpec
 from planner.specs.validate import validate
 

@@ -31,10 +31,6 @@ _CONCERNS: Final = re.compile(r"attn|attention|head|expert|moe|router|window|lor
 """Parts of key names; a key with one of them may change the number of parameters."""
 
 
-class NotInTable(InputError):
-    """A model type, or a tower, that no row of the table reads."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceModel:
     """A model document made from a config.json; each value has the position of its key in the file.
@@ -54,7 +50,7 @@ def read_config(path: Path, name: str = "") -> HuggingFaceModel:
         EnvironmentProblem: the file cannot be read.
     """
     shown = printable(name or str(path))
-    return config_from_text(document_text(path, shown), shown, _model_name(path))
+    return config_from_text(document_text(path, shown), shown, model_name(path))
 
 
 def config_from_text(text: str, shown: str, model_name: str = "model") -> HuggingFaceModel:
@@ -88,7 +84,9 @@ def config_from_text(text: str, shown: str, model_name: str = "model") -> Huggin
     if join is not None:
         join.add_vision()
         _refuse_unread(join.tower)
-    notes += [*config.notes, *_quantization(outer)]
+    notes += config.notes
+    if outer.get("quantization_config"):
+        notes.append("quantization_config is not read: the plan trains in the precision that it is asked for")
     return HuggingFaceModel(tree=config.tree(), notes=tuple(notes))
 
 
@@ -104,13 +102,7 @@ def _join(whole: Config) -> Join | None:
     join = join_of(outer, whole.name, whole.text)
     if join is None:
         kind = outer["vision_config"].get("model_type", outer.get("model_type"))
-        raise NotInTable(
-            whole.mistake(
-                "vision_config",
-                f"`vision_config` has model_type {quoted(kind)}, which is not supported",
-                _COMMAND.format(file=whole.name),
-            )
-        )
+        whole.unsupported("vision_config", f"no table reads images with model_type {quoted(kind)}")
     return join
 
 
@@ -222,9 +214,8 @@ def _fill_in(config: Config) -> None:
         if isinstance(listed, list) and config.values.get(key) is None:
             config.values[key] = [names.get(str(each), str(each)) for each in listed]
             del config.values[older]
-    name = str(config.values["model_type"])
-    known = defaults().get(name, {"keys": {}, "follows": []})
-    for key in set(known["follows"]) - set(row(name).optional):
+    known = defaults().get(str(config.values["model_type"]), {"keys": {}, "follows": []})
+    for key in known["follows"]:
         said = any(each in config.values for each in _ANOTHER_WAY.get(key, ()))
         if config.values.get(key) is None and not said and not (key == "layer_types" and _has_no_windows(config)):
             config.missing.append(key)
@@ -235,18 +226,9 @@ def _check_type(config: Config) -> None:
     """Refuse a file without a model_type, or with one that no row reads."""
     name, types = config.values.get("model_type"), table()["types"]
     if name is None:
-        raise InputError("`model_type` is missing", where=config.name, hint=f"such as {', '.join(_SUCH_AS)}")
+        raise InputError("`model_type` is missing", where=config.name, hint="such as llama, qwen3_moe or nemotron_h")
     if not isinstance(name, str) or name not in types:
-        close = did_you_mean(str(name), types)
-        hint = f"{close} {_COMMAND.format(file=config.name)}".strip()
-        raise NotInTable(config.mistake("model_type", f"no table reads model_type {quoted(name)}", hint))
-
-
-_SUCH_AS: Final = ("llama", "qwen3_moe", "deepseek_v3", "nemotron_h")
-_COMMAND: Final = (
-    "`planner models --from {file} -o model.yaml` reads all types that transformers has and writes a model document, "
-    "which `planner plan model.yaml` reads"
-)
+        config.unsupported("model_type", f"no table reads model_type {quoted(name)}", did_you_mean(str(name), types))
 
 
 def _refuse_unread(config: Config) -> None:
@@ -254,37 +236,24 @@ def _refuse_unread(config: Config) -> None:
     unread = [
         key
         for key, value in config.values.items()
-        if key not in config.read and not _is_harmless(key) and value not in (None, False, 0, "", [], {})
+        if key not in config.read and not _harmless().fullmatch(key) and value not in (None, False, 0, "", [], {})
     ]
     unknown = [key for key in unread if _CONCERNS.search(key)]
     if unknown:
         hint = f"keys of this model_type: {', '.join(sorted(config.read))}"
-        raise InputError(
-            *(
-                config.mistake(key, f"`{printable(key, 60)}` concerns the layers and is not read", hint)
-                for key in unknown
-            )
-        )
+        words = "`{}` concerns the layers and is not read"
+        raise InputError(*(config.mistake(key, words.format(printable(key, 60)), hint) for key in unknown))
     if unread:
         config.notes.append(f"not read: {printable(', '.join(sorted(unread)), 200)}")
 
 
-def _is_harmless(key: str) -> bool:
-    """Whether a key changes neither parameters nor prices, unless a row reads it."""
-    return _harmless().fullmatch(key) is not None
-
-
 @cache
 def _harmless() -> re.Pattern[str]:
+    """Keys that change neither parameters nor prices, unless a row reads them."""
     return re.compile("|".join(table()["harmless"].split()))
 
 
-def _quantization(config: dict[str, Any]) -> list[str]:
-    if not config.get("quantization_config"):
-        return []
-    return ["quantization_config is not read: the plan trains in the precision that it is asked for"]
-
-
-def _model_name(path: Path) -> str:
+def model_name(path: Path) -> str:
+    """The name of a model document that is made from a file: that of its folder, or of the file."""
     stem = path.resolve().parent.name if path.name == CONFIG_NAME else path.stem
     return re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:64] or "model"

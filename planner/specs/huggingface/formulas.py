@@ -136,7 +136,7 @@ class Scope:
             case "same":  # a number, or a list that repeats one number
                 first, *others = config.counts(key, *more, alone=True) or [0]
                 if set(others) - {first}:
-                    config.refuse(key, f"`{key}` that differs from layer to layer is not supported")
+                    config.unsupported(key, f"`{key}` that differs from layer to layer is not supported")
                 return first
             case "number":  # not only a whole one
                 return config.number(key, *more)

@@ -44,7 +44,8 @@ class Join:
             parts={"outer": self.outer, "tower": self.tower, "text": self.text},
             letters=self._letters(),
         )
-        params, tokens = scope.number(table()["projectors"][name]), self._tokens()
+        patches = self.tower.filled("max_sequence_length") - self.tower.filled("patches.class_tokens")
+        params, tokens = scope.number(table()["projectors"][name]), tokens_of(self.outer, self.tower, patches)
         for part in (self.outer, self.tower, self.text):
             part.raise_if_missing()
         self.text.adopt("vision.encoder", self.tower)
@@ -71,20 +72,19 @@ class Join:
         read = self.outer.counts("vision_feature_layer", -2, least=-MOST, alone=True)  # -1 is the last layer
         return len(self.outer.counts("vision_feature_layers", *read, least=-MOST, alone=True))
 
-    def _tokens(self) -> int:
-        """Tokens of an image in the sequence: the number in the file, or the patches by the patches per token."""
-        outer, tower = self.outer, self.tower
-        for key in _TOKENS:
-            if key in outer.values:
-                return outer.size(key, 1)
-        if outer.get("perceiver_config") is not None:
-            return outer.part("perceiver_config").size("resampler_n_latents", 64)
-        side = max(tower.count("spatial_merge_size"), outer.count("spatial_merge_size"), 1)
-        side *= max(1, tower.count("pooling_kernel_size"))
-        side *= outer.size("scale_factor", 1) * outer.size("downsample_factor", 1)
-        side *= _inverse(outer, "downsample_ratio", 1) * _inverse(tower, "pixel_shuffle_ratio", 1)
-        patches = tower.filled("max_sequence_length") - tower.filled("patches.class_tokens")
-        return max(1, patches // side**2)
+
+def tokens_of(outer: Config, tower: Config, patches: int) -> int:
+    """Tokens of an image in the sequence: the number in the file, or the patches by the patches per token."""
+    for key in _TOKENS:
+        if key in outer.values:
+            return outer.size(key, 1)
+    if outer.get("perceiver_config") is not None:
+        return outer.part("perceiver_config").size("resampler_n_latents", 64)
+    side = max(tower.count("spatial_merge_size"), outer.count("spatial_merge_size"), 1)
+    side *= max(1, tower.count("pooling_kernel_size"))
+    side *= outer.size("scale_factor", 1) * outer.size("downsample_factor", 1)
+    side *= _inverse(outer, "downsample_ratio", 1) * _inverse(tower, "pixel_shuffle_ratio", 1)
+    return max(1, patches // side**2)
 
 
 def _inverse(config: Config, key: str, default: float) -> int:

@@ -48,7 +48,7 @@ def kinds(config: Config, of: str, optional: bool = False, **known: Mapping[str,
             config.add_kind(names.count(name), of, **Scope(config=config).filled(known[name]))
         elif name not in FULL:
             words = f"layers of kind {quoted(name)} are a block that is not supported"
-            config.refuse(of, words, f"supported: {any_of([*known, 'full_attention'])}")
+            config.unsupported(of, words, f"supported: {any_of([*known, 'full_attention'])}")
 
 
 def windows(config: Config) -> None:
@@ -76,7 +76,7 @@ def local_window(config: Config, every: int = 0) -> None:
         period = is_global.index(True) + 1 if True in is_global else 0
         if is_global != [bool(period) and (layer + 1) % period == 0 for layer in range(len(names))]:
             hint = "every n-th layer is full_attention"
-            config.refuse("layer_types", "`layer_types` is no regular pattern", hint)
+            config.unsupported("layer_types", "`layer_types` is no regular pattern", hint)
     if width and period != 1 and width < config.filled("max_sequence_length"):
         config.put("sliding_window", width, "sliding_window")
         config.put("global_every", period, "layer_types" if names else "sliding_window_pattern")
@@ -87,9 +87,9 @@ def late_window(config: Config) -> None:
     config.get("sliding_window")
     full = config.count("max_window_layers")
     if config.flag("use_sliding_window") and full < config.filled("num_layers"):
-        config.refuse("use_sliding_window", "local attention in some layers only is not supported")
+        config.unsupported("use_sliding_window", "local attention in some layers only is not supported")
     if any(kind != "full_attention" for kind in config.entries("layer_types")):
-        config.refuse("layer_types", "local attention in some layers only is not supported")
+        config.unsupported("layer_types", "local attention in some layers only is not supported")
 
 
 def llama4(config: Config) -> None:
@@ -97,7 +97,7 @@ def llama4(config: Config) -> None:
     regular = list(range(config.size("interleave_moe_layer_step", 1) - 1, config.filled("num_layers"),
                          config.size("interleave_moe_layer_step", 1)))  # fmt: skip
     if config.entries("moe_layers") not in ([], regular):
-        config.refuse("moe_layers", "`moe_layers` is not every `interleave_moe_layer_step`-th layer")
+        config.unsupported("moe_layers", "`moe_layers` is not every `interleave_moe_layer_step`-th layer")
     chunk = config.count("attention_chunk_size", 8192)
     if chunk and chunk < config.filled("max_sequence_length"):
         config.put("sliding_window", chunk, "attention_chunk_size")
@@ -118,7 +118,7 @@ def single_layers(config: Config, late: Mapping[str, Any] | None = None, **known
         strange = set(changed.values) - set(_OF_ONE_LAYER)
         if strange or not number.isdecimal():
             words = f"{quoted(min(strange, default=number))} for a single layer is not supported"
-            config.refuse("per_layer_config", words)
+            config.unsupported("per_layer_config", words)
         single[int(number)] = {_OF_ONE_LAYER[key]: changed.size(key) for key in changed.values}
     first_late = config.filled("num_layers") - (config.count("num_kv_shared_layers") if late else 0)
     for place, name in enumerate(map(str, config.entries("layer_types"))):
@@ -161,7 +161,7 @@ def shared_blocks(config: Config, mixer: Mapping[str, Any], adapters: str) -> No
     names = list(map(str, config.entries(key)))
     for name in names:
         if name not in ("hybrid", "mamba", "linear_attention"):
-            config.refuse(key, f"layers of kind {quoted(name)} are a block that is not supported")
+            config.unsupported(key, f"layers of kind {quoted(name)} are a block that is not supported")
     layers, hybrid, blocks = config.filled("num_layers"), names.count("hybrid"), config.count("num_mem_blocks", 1)
     h, wide = config.filled("hidden_size"), max(0, config.count("attention_hidden_size") - config.filled("hidden_size"))
     own = {"attends": False, "mixer": scope.filled(mixer), "ffn_hidden_size": 0, "norms_per_layer": 1}
@@ -188,15 +188,15 @@ def mixture(config: Config) -> None:
     if names:
         number = names.count("dense")
         if "dense" in names[number:]:
-            config.refuse("mlp_layer_types", "only the first layers of `mlp_layer_types` may be dense")
+            config.unsupported("mlp_layer_types", "only the first layers of `mlp_layer_types` may be dense")
     elif only:
         number = len(only)
         if sorted(only) != list(range(number)):
-            config.refuse("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
+            config.unsupported("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
     for key in ("decoder_sparse_step", "moe_layer_interval", "moe_layer_freq"):
         step = config.get(key, 1)
         if step != 1 and not isinstance(step, list):
-            config.refuse(key, f"`{key}` of {quoted(step)} is not supported", "supported: 1")
+            config.unsupported(key, f"`{key}` of {quoted(step)} is not supported", "supported: 1")
     config.put("moe.num_dense_layers", min(number, config.filled("num_layers")), "model_type")
     if not config.filled("ffn_hidden_size"):
         config.missing.extend(["intermediate_size"] * bool(number))
@@ -207,7 +207,7 @@ def sparse_steps(config: Config) -> None:
     """Qwen: experts in every `decoder_sparse_step`-th layer, except the layers in `mlp_only_layers`."""
     dense = config.entries("mlp_only_layers")
     if dense != list(range(len(dense))):
-        config.refuse("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
+        config.unsupported("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
     config.put("moe.num_dense_layers", len(dense), "mlp_only_layers")
 
 
@@ -244,7 +244,7 @@ def sparse(config: Config) -> None:
     names = list(map(str, config.entries("layer_types")))
     for name in names:
         if name not in (*FULL, "indexed_attention"):
-            config.refuse("layer_types", f"layers of kind {quoted(name)} are a block that is not supported")
+            config.unsupported("layer_types", f"layers of kind {quoted(name)} are a block that is not supported")
     if not names or "indexed_attention" in names:
         config.put("sparse", indexer, "index_topk")
 

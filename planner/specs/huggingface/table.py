@@ -110,7 +110,7 @@ def _demand(scope: Scope, key: str, allowed: list[Any]) -> None:
     values = [scope.filled(each) for each in allowed]
     if config.get(last, values[0]) not in values:
         wanted = " or ".join(quoted(value) for value in values if value is not None)
-        config.refuse(last, f"`{last}` of {quoted(config.get(last))} is not supported", f"supported: {wanted}")
+        config.unsupported(last, f"`{last}` of {quoted(config.get(last))} is not supported", f"supported: {wanted}")
 
 
 def _put(scope: Scope, fields: Mapping[str, Any]) -> None:
