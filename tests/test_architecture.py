@@ -37,7 +37,7 @@ LAYERS = (
     ("plan", "plan_parts", "made_by", "no_plan", "fit"),
     ("search",),
     ("accuracy", "explain"),
-    ("calibrate", "emit", "launch", "measured", "measure", "reading", "shipped", "show", "verify"),
+    ("calibrate", "describe", "emit", "launch", "measured", "measure", "reading", "shipped", "show", "verify"),
     ("api",),
     ("",),  # planner/__init__.py: the Python API
     ("cli", "commands", "__main__"),

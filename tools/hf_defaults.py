@@ -1,4 +1,4 @@
-"""Write planner/specs/huggingface_defaults.json: values for keys that a config.json leaves out, from recorded defaults.
+"""Write planner/specs/huggingface/defaults.json: values for keys that a config.json leaves out, from recorded defaults.
 
     python tools/hf_defaults.py
 
@@ -13,17 +13,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.specs.huggingface_config import Config
-from planner.specs.huggingface_types import NEEDED, TYPES
-from planner.specs.huggingface_vision import OUTER_KEYS, PROJECTORS, TOWER_KEYS, TOWERS
+from planner.specs.huggingface.config import Config
+from planner.specs.huggingface.images import Join
+from planner.specs.huggingface.table import NEEDED, row, table
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "tests" / "published" / "huggingface_types.json"
-TARGET = ROOT / "planner" / "specs" / "huggingface_defaults.json"
-NEVER = {"model_type", "architectures", "rope_theta", "rope_parameters", "rope_scaling"}
+TARGET = ROOT / "planner" / "specs" / "huggingface" / "defaults.json"
+NEVER = {"model_type", "architectures", "rope_theta", "rope_parameters", "rope_scaling", "num_nextn_predict_layers"}
+NEVER |= {"layer_types"}
 WORKED_OUT = {"head_dim", "num_key_value_heads", "qk_head_dim", "full_attn_idxs", "moe_layer_end_index", "mamba_d_head"}
-WORKED_OUT |= {"kv_channels", "num_query_groups"}
-STATED = {"moe.num_experts", "moe.experts_per_token", *NEEDED}
+WORKED_OUT |= {"kv_channels", "num_query_groups", "num_kv_heads", "num_ln_in_parallel_attn", "word_embed_proj_dim"}
+SAME = {"kimi_k2": "deepseek_v3"}
+"""Types of checkpoints that the library reads with another type's class."""
 
 
 def main() -> None:
@@ -31,38 +33,54 @@ def main() -> None:
     recorded = json.loads(RECORDED.read_text())
     lines: list[str] = []
     inside: dict[str, Any] = {}
-    for name, each in sorted((_texts(recorded["image_text"]) | recorded["causal"]).items()):
-        row = TYPES.get(name)
-        if row is None or not row.recorded or "config" not in each:
+    texts = _texts(recorded["image_text"]) | recorded["causal"]
+    texts |= {name: texts[other] for name, other in SAME.items()}
+    for name, each in sorted(texts.items()):
+        if name not in table()["types"] or "config" not in each:
             continue
-        config = Config(name=name, text="", values=each["config"])
-        row.translate(config)
-        stated = {word for key, target in row.keys.items() if target in STATED for word in key.split("|")}
+        config = _translated(each["config"], name)
+        stated = {word for key, target in row(name).keys.items() if target in NEEDED for word in key.split("|")}
         read = config.read - NEVER - stated - set(each["follows"])
         kept = {key: value for key, value in sorted(each["config"].items()) if key in read and value is not None}
-        follows = sorted(set(each["follows"]) & config.read & set(each["config"]) - stated - WORKED_OUT)
-        lines.append(f'"{name}": {json.dumps({"keys": kept, "follows": follows})}')
-    for name, each in sorted(recorded["towers"].items()):
-        if name in TOWERS:
-            config = Config(name=name, text="", values=dict(each["config"]))
-            TOWERS[name].translate(config)
-            kept = {
-                key: each["config"][key] for key in sorted(TOWER_KEYS | config.read) if _is_kept(each["config"], key)
-            }
-            lines.append(f'"tower:{name}": {json.dumps({"keys": kept})}')
+        follows = set(each["follows"]) & config.read & set(each["config"]) - stated - WORKED_OUT
+        follows -= set(row(name).optional)
+        lines.append(f'"{name}": {json.dumps({"keys": kept, "follows": sorted(follows)})}')
+    towers: dict[str, set[str]] = {}
     for name, each in sorted(recorded["image_text"].items()):
-        if name in PROJECTORS and (outer := each.get("config")):
-            kept = {key: value for key, value in sorted(outer.items()) if key in OUTER_KEYS and value is not None}
-            kinds = {part: (outer.get(f"{part}_config") or {}).get("model_type", "") for part in ("vision", "text")}
-            found = {"keys": kept, "tower": kinds["vision"], "text": kinds["text"]}
-            inside |= {kinds["text"]: outer["text_config"]} if kinds["text"] in TYPES else {}
-            lines.append(f'"outer:{name}": {json.dumps(found)}')
+        outer = each.get("config") or {}
+        kinds = {part: (outer.get(f"{part}_config") or {}).get("model_type", "") for part in ("vision", "text")}
+        if name not in table()["projectors"] or kinds["vision"] not in table()["towers"]:
+            continue
+        text = _translated(outer.get("text_config") or outer, kinds["text"] or name)
+        join = Join(
+            outer=Config(name=name, text="", values=outer),
+            tower=Config(name=name, text="", values=outer["vision_config"]),
+            text=text,
+        )
+        join.add_vision()
+        towers.setdefault(kinds["vision"], set()).update(join.tower.read)
+        kept = {key: outer[key] for key in sorted(join.outer.read | {"tie_word_embeddings"}) if _is_kept(outer, key)}
+        kept = {key: value for key, value in kept.items() if not key.endswith("_config") or key == "perceiver_config"}
+        found = {"keys": kept, "tower": kinds["vision"], "text": kinds["text"]}
+        inside |= {kinds["text"]: outer["text_config"]} if kinds["text"] in table()["types"] else {}
+        lines.append(f'"outer:{name}": {json.dumps(found)}')
+    for name, keys in sorted(towers.items()):
+        values = recorded["towers"][name]["config"]
+        kept = {key: values[key] for key in sorted(keys | {"projection_dim"}) if _is_kept(values, key)}
+        lines.append(f'"tower:{name}": {json.dumps({"keys": kept})}')
     for name, first in sorted(inside.items()):
-        text = recorded["causal"].get(name, {}).get("config", first)  # the type's own class, if there is one
-        words = {word for key in TYPES[name].keys for word in key.split("|")}
-        sizes = {key: text[key] for key in sorted(words) if _is_kept(text, key) and type(text[key]) is int}
+        text_values = recorded["causal"].get(name, {}).get("config", first)  # the type's own class, if there is one
+        words = {word for key in row(name).keys for word in key.split("|")}
+        sizes = {key: text_values[key] for key in sorted(words) if _is_kept(text_values, key)}
+        sizes = {key: value for key, value in sizes.items() if type(value) is int}
         lines.append(f'"nested:{name}": {json.dumps(sizes)}')
     TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _translated(values: dict[str, Any], name: str) -> Config:
+    config = Config(name=name, text="", values=dict(values))
+    row(name).translate(config)
+    return config
 
 
 def _is_kept(config: dict[str, Any], key: str) -> bool:

@@ -58,14 +58,24 @@ _HELP: Final = "see `planner models --help`"
 def _write(source: Path, output: Path, *, console: Console, force: bool) -> int:
     """Write the model document of a Hugging Face file, and report the keys of the file that were not read."""
     from planner.cost.parameters import num_active_params, num_params
+    from planner.describe import described
     from planner.show.library import entry_text
-    from planner.specs.by_name import load_model, model_names, model_notes
+    from planner.specs.by_name import config_path, load_model, model_names, model_notes
+    from planner.specs.huggingface import model_name
+    from planner.specs.huggingface.config import NotInTable
 
     if str(output) != "-":
         check_writable(output, force=force)
     name = f"./{source}" if str(source) in model_names() else str(source)  # the local folder, not the shipped model
-    model = load_model(name)
-    for note in model_notes(name):
+    try:
+        model, notes = load_model(name), model_notes(name)
+    except NotInTable:
+        path = config_path(name)
+        assert path is not None  # a file was read
+        console.note(f"no table reads {path}: the module of the transformers library is built and described")
+        model, notes = described(path)
+        model = model.model_copy(update={"name": model_name(path)})
+    for note in notes:
         console.note(note)
     sizes = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
     header = f"# Made by `planner models --from` of {source.name}.\n"

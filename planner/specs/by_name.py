@@ -71,7 +71,7 @@ def model_notes(name: str) -> tuple[str, ...]:
     Raises:
         InputError: a document with mistakes.
     """
-    if config := _config_path(name):
+    if config := config_path(name):
         return read_config(config, str(config)).notes
     counts = {key: (text, whole_of(text, key)) for key, text in model_tree(name).plain.items()}
     return tuple(f"{key}: {text} is {count:,}" for key, (text, count) in counts.items() if count != text)
@@ -151,7 +151,7 @@ def model_tree(name: str) -> Node:
     Raises:
         InputError: unknown name, or a document that cannot be read.
     """
-    config = _config_path(name)
+    config = config_path(name)
     page = _PAGE.fullmatch(name)
     name = page[1] if page else name
     return read_config(config, str(config)).tree if config else named_tree("models", of_hub(name) or name)
@@ -170,7 +170,7 @@ def of_hub(name: str) -> str:
     return next(same, "")
 
 
-def _config_path(name: str) -> Path | None:
+def config_path(name: str) -> Path | None:
     """The Hugging Face config.json at the path `name`, which is a JSON file or a folder that contains one."""
     if name in model_names():
         return None

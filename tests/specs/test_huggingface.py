@@ -17,7 +17,7 @@ from planner.cli import cli
 from planner.cost.parameters import num_params
 from planner.errors import InputError
 from planner.specs.by_name import load_model, model_notes
-from planner.specs.huggingface_types import TYPES
+from planner.specs.huggingface.table import defaults, table
 from planner.specs.load import load_job
 from planner.specs.model import RotaryScaling
 
@@ -64,22 +64,20 @@ def test_counts_equal_those_of_the_modules_that_transformers_builds(save: Save, 
     assert model.name == "some-model"
 
 
-# what transformers works out from other keys, and layers for further tokens, which it does not build
-WORKED_OUT = ("head_dim", "num_key_value_heads", "num_nextn_predict_layers")
+DEFAULTS = {
+    name: each["keys"]
+    for name, each in defaults().items()
+    if name in table()["types"] and not name.endswith("_text") and name != "kimi_k2"
+}
 
 
-TYPED = sorted(name for name, row in TYPES.items() if not row.recorded and name != "kimi_k2")
-
-
-@pytest.mark.parametrize("model_type", TYPED)
+@pytest.mark.parametrize("model_type", sorted(DEFAULTS)[::4])
 def test_a_missing_key_means_what_it_means_to_transformers(model_type: str) -> None:
     """Keys of older files, and keys that transformers fixes in its code, have no default in transformers."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.CONFIG_MAPPING[model_type]()
-    ours = {key: value for key, value in TYPES[model_type].defaults.items() if key not in WORKED_OUT}
-    theirs = {key: getattr(config, key) for key in ours if hasattr(config, key)}
-    assert theirs == {key: ours[key] for key in theirs}
-    assert len(theirs) >= len(ours) - 2
+    ours = DEFAULTS[model_type]
+    config = json.loads(transformers.CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+    assert {key: config.get(key) for key in ours} == ours
 
 
 def test_a_file_is_read_like_its_folder(save: Save) -> None:
@@ -191,8 +189,8 @@ def test_another_scaling_is_said_to_be_left_out(save: Save) -> None:
 
 def test_an_unknown_type_says_what_it_lacks_or_which_is_near(save: Save) -> None:
     text = refusal(save({"model_type": "zaya"}))
-    assert "config.json:2:2: model_type `zaya` is not supported: it has attention with convolutions" in text
-    assert f"{len(TYPES)} types are supported" in text
+    assert "config.json:2:2: no table reads model_type `zaya`" in text
+    assert "`planner models --from " in text
     assert "did you mean `qwen3_moe`" in refusal(save({"model_type": "qwen3moe"}))
     assert "`model_type` is missing" in refusal(save({"hidden_size": 8}))
 
@@ -281,6 +279,7 @@ def test_notes_say_what_was_left_out(save: Save) -> None:
     folder = save(
         {
             "model_type": "florence2",
+            "architectures": ["LlamaForCausalLM"],
             "auto_map": {"AutoModel": "modeling.Thing"},
             "quantization_config": {"bits": 4},
             "vision_config": {"hidden_size": 9},

@@ -108,13 +108,13 @@ def test_every_changed_key_gives_a_model_or_its_own_mistake(part: int) -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "value", "message"),
     [
-        ("instructblip", ("qformer_config",), {"hidden_size": 64}, "`qformer_config.intermediate_size` is missing"),
-        ("blip-2", ("qformer_config", "hidden_size"), "768", "`hidden_size` must be a whole number, not `768`"),
+        ("idefics2", ("perceiver_config",), {"resampler_depth": 3}, "`perceiver_config.resampler_head_dim` is missing"),
+        ("dbrx", ("ffn_config", "ffn_hidden_size"), "768", "`ffn_hidden_size` must be a whole number, not `768`"),
         ("idefics2", ("perceiver_config", "resampler_depth"), 0, "`resampler_depth` must be at least 1, not `0`"),
         ("internvl", ("downsample_ratio",), 0, "`downsample_ratio` must be more than 0"),
         ("mpt", ("expansion_ratio",), float("inf"), "`expansion_ratio` must be more than 0 and less than 1e+09"),
-        ("xlstm", ("num_heads",), None, "`num_heads` is missing"),
-        ("axk2", ("q_lora_rank",), None, "`q_lora_rank` is missing"),
+        ("mamba2", ("num_heads",), None, "`num_heads` is missing"),
+        ("glm_moe_dsa", ("index_topk",), None, "`index_topk` is missing"),
         ("llava", ("text_config",), [], "`text_config` must be keys and values, not a list"),
         (
             "qwen3_next",

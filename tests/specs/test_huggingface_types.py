@@ -16,8 +16,7 @@ from project_tools import load_tool
 from planner.cost.parameters import num_active_params, num_params, vision_params
 from planner.errors import InputError
 from planner.specs.huggingface import config_from_text
-from planner.specs.huggingface_types import MISSING, TYPES
-from planner.specs.huggingface_vision import PROJECTORS
+from planner.specs.huggingface.config import NotInTable
 from planner.specs.model import ModelSpec
 from planner.specs.validate import validate
 
@@ -27,25 +26,21 @@ BUILT = {
     (part, name): each for part in ("causal", "image_text") for name, each in RECORDED[part].items() if "config" in each
 }
 """Records by part of the library's tables and model_type."""
-LEFT_OUT = {
-    ("causal", "longcat_flash"),  # the library holds matrices of experts that pass a token on, which no checkpoint has
-    ("causal", "moss_transcribe_diarize"),  # a tower for sound, which the reader is told that our document has not
-    # towers; the text alone is read, and said
-    *(("image_text", name) for name in ("dots3_note", "florence2")),
-}
-READ = sorted(
-    key
-    for key, each in BUILT.items()
-    if key not in LEFT_OUT
-    and (
-        key[1] in PROJECTORS
-        or each["config"]["model_type"] in TYPES
-        or isinstance(each["config"].get("text_config"), dict)
-    )
-    and (each["config"].get("text_config") or each["config"]).get("model_type") not in MISSING
-)
-MUST = {"causal": 171, "image_text": 70}
-"""Numbers of types that are read, of 189 and of 97 in transformers 5.23."""
+
+
+def is_in_table(config: dict[str, Any]) -> bool:
+    try:
+        config_from_text(json.dumps(config), "config.json")
+    except NotInTable:
+        return False
+    return True
+
+
+LEFT_OUT = {("causal", "moss_transcribe_diarize")}
+"""A tower for sound, which the reader is told that our document has not."""
+READ = sorted(key for key, each in BUILT.items() if key not in LEFT_OUT and is_in_table(each["config"]))
+MUST = {"causal": 112, "image_text": 35}
+"""Numbers of types that the table reads, of 189 and of 97 in transformers 5.23."""
 FLAGS = {"attention_bias", "mlp_bias", "is_moe", "enable_bias", "use_bias", "tie_word_embeddings", "text_config"}
 """Keys that some types do not accept."""
 
@@ -90,20 +85,10 @@ def test_the_document_that_is_written_means_the_same_model(part: str) -> None:
             assert ModelSpec.model_validate_json(json.dumps(model.written())) == model, name
 
 
-def test_types_that_are_not_read_say_which_block_they_lack() -> None:
-    unread = BUILT.keys() - set(READ) - LEFT_OUT
-    for key in sorted(unread):
-        with pytest.raises(InputError, match="is not supported: it has"):
+def test_types_that_the_table_leaves_out_say_which_command_reads_them() -> None:
+    for key in sorted(BUILT.keys() - set(READ) - LEFT_OUT):
+        with pytest.raises(NotInTable, match=r"`planner models --from config.json -o model.yaml` reads all types"):
             counts(BUILT[key]["config"])
-    assert not set(MISSING) & set(TYPES)
-
-
-def test_adapters_of_a_model_are_there_for_each_of_its_languages() -> None:
-    """X-MOD (arXiv 2205.06266): in each of 12 layers, maps from 768 to 384 and back, with biases."""
-    config = BUILT["causal", "xmod"]["config"]
-    one, three, unsaid = (counts(config | {"languages": names})[0] for names in (["en_XX"], ["a", "b", "c"], []))
-    assert three - one == 2 * 12 * (2 * 768 * 384 + 768 + 384)
-    assert unsaid == one
 
 
 @pytest.mark.parametrize("flag", ["attention_bias", "mlp_bias"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.names import names_beside
 from planner.errors import InputError
 from planner.specs.huggingface import config_from_text
-from planner.specs.huggingface_types import TYPES
+from planner.specs.huggingface.table import row
 from planner.specs.model import ModelSpec
 from planner.specs.validate import validate
 
@@ -52,9 +52,9 @@ def model_from(config: Mapping[str, Any], name: str = "model") -> ModelSpec | No
 
 def _candidates(name: str, spec: ModelSpec) -> Iterator[dict[str, Any]]:
     """Possible configs of one model type: the keys of the type's fields, and further keys that its reader uses."""
-    kind = TYPES[name]
+    kind = row(name)
     config: dict[str, Any] = {"model_type": name}
-    config |= {key: allowed[0] for key, allowed in kind.must.items()}
+    config |= {key: allowed[0] if isinstance(allowed, list) else allowed for key, allowed in kind.must.items()}
     for keys, target in kind.keys.items():
         found: Any = spec
         for part in target.split("."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -17,6 +18,15 @@ MOST: Final = 10**9
 """Largest number that a key may have, like the largest one that a field of our document may have."""
 _LIMITS: Final = {"num_layers": (1, 10_000), "hidden_size": (1, MOST), "num_heads": (1, MOST)}
 """Limits of our fields that rules divide by or count to; they are within those of our document."""
+
+
+_COMMAND: Final = (
+    "`planner models --from {file} -o model.yaml` reads all types that transformers has and writes a model document"
+)
+
+
+class NotInTable(InputError):
+    """A model type, or a variant of it, that no row of the table reads; the library's own module may tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +194,11 @@ class Config:
     def refuse(self, key: str, message: str, hint: str = "") -> NoReturn:
         """Raise an `InputError` that points at `key`."""
         raise InputError(self.mistake(key, message, hint))
+
+    def unsupported(self, key: str, message: str, hint: str = "") -> NoReturn:
+        """Raise a `NotInTable` that points at `key` and names the command that reads all types."""
+        command = _COMMAND.format(file=shlex.quote(self.name))
+        raise NotInTable(self.mistake(key, message, f"{hint}; or: {command}" if hint else command))
 
     def raise_if_missing(self) -> None:
         """Raise an `InputError` that names every missing required key."""
