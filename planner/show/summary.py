@@ -70,7 +70,7 @@ def summary(plan: Plan, command: str) -> Group:
         _batch_section(plan),
         _runners_up_section(plan),
         _proof_section(plan),
-        section("Next", Command(command)) if command else None,
+        section("Next", Command(text=command)) if command else None,
     )
 
 
