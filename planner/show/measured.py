@@ -42,9 +42,7 @@ def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) ->
         section("Notes", Columns(((_mark(i), clean(note)) for i, note in enumerate(notes)), wrap=(1,)))
         if notes
         else None,
-        section("Next, to plan with what this run taught", *(Command(text=each) for each in commands))
-        if commands
-        else None,
+        section("Next, to plan with what this run taught", *lines) if lines else None,
     )
 
 
