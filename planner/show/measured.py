@@ -35,13 +35,14 @@ def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) ->
     memory = [(_label(each), str(each.stage), *_figures(each, notes)) for each in shown if each.stage is not None]
     time_table = Columns(times, right=(1, 2, 3), header=("", *_HEADER))
     memory_table = Columns(memory, right=(1, 2, 3, 4), header=("", "stage", *_HEADER))
+    lines = [Command(text=each) for each in commands]
     return stack(
         section("Time, predicted against measured", time_table, note="ratio = measured / planned"),
         section("Memory of a device, predicted against measured", memory_table) if memory else None,
         section("Notes", Columns(((_mark(i), clean(note)) for i, note in enumerate(notes)), wrap=(1,)))
         if notes
         else None,
-        section("Next, to plan with what this run taught", *map(Command, commands)) if commands else None,
+        section("Next, to plan with what this run taught", *lines) if lines else None,
     )
 
 

@@ -176,7 +176,7 @@ def section(title: str, *body: RenderableType, note: str = "") -> Group:
     return Group(heading, *map(indented, body))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A command to type; one that is too long for a line goes on in the next, as a shell reads it."""
 
