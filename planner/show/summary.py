@@ -28,6 +28,8 @@ _MOST_KEYS: Final = 4
 """Keys of a runner-up that the short answer names."""
 
 
+def summary(plan: Plan, commands: Sequence[str]) -> OneScreen:
+    """Return the whole output of `planner plan`; `commands` are suggested as the next ones."""
     after = section("Next", *(Command(text=each) for each in commands))
     return OneScreen(*(stack(answer(plan), runners_up(plan, each), after) for each in (_few, None)))
 
