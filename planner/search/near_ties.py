@@ -91,10 +91,9 @@ def differences(layout: Layout, other: Layout) -> str:
     """How `other` differs from `layout`, key by key: `pp 4 -> 8, dp 32 -> 16`."""
     parts = []
     for each in fields(Layout):
-        mine, theirs = getattr(layout, each.name), getattr(other, each.name)
-        if mine == theirs or each.name == "layers_per_stage":
-            continue
-        parts.append(f"{each.name} {_words(mine)} -> {_words(theirs)}")
+        mine, theirs = _words(getattr(layout, each.name)), _words(getattr(other, each.name))
+        if mine != theirs and each.name != "layers_per_stage":
+            parts.append(f"{each.name} {mine} -> {theirs}")
     if not parts and layout.layers_per_stage != other.layers_per_stage:
         parts.append("other layers on each stage")
     return ", ".join(parts)

@@ -11,7 +11,8 @@ import planner
 from planner.cli import main
 from planner.errors import ExitCode
 from planner.explain.report import Sections
-from planner.layout import Assumed
+from planner.layout import Assumed, Layout
+from planner.search.near_ties import differences
 from planner.show.explain import SECTIONS, explanation, overview
 from planner.show.screen import Screen, to_text
 from planner.units import format_seconds
@@ -159,3 +160,11 @@ def test_what_narrows_the_band_is_told_where_card_or_program_have_no_evidence() 
     assert "planner calibrate" in words("dgx-h100", engine="torch")
     assert "planner measure" not in words("dgx-h100", engine="torch")
     assert "planner measure" in words("rtx6000-ada-box", engine="torchtitan")
+
+
+def test_a_key_that_reads_alike_is_no_difference() -> None:
+    """The same recompute on more stages is the same word."""
+    one = Layout(pp=2, dp=4, recompute=("none",) * 2, layers_per_stage=(16, 16))
+    other = Layout(pp=4, dp=2, recompute=("none",) * 4, layers_per_stage=(8, 8, 8, 8))
+    assert differences(one, other) == "pp 2 -> 4, dp 4 -> 2"
+    assert differences(one, replace(one, layers_per_stage=(15, 17))) == "other layers on each stage"
