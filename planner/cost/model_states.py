@@ -8,7 +8,8 @@ import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
-from planner.cost.stage import expert_shard_divisor, layer_kinds, layer_params, shard_degree
+from planner.cost.parameters import layer_params_on_device
+from planner.cost.stage import expert_shard_divisor, layer_kinds, shard_degree
 from planner.layout import offloads_optimizer
 from planner.sums import sum_of
 
@@ -106,7 +107,8 @@ def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if not each:
         return 0.0
     return (np.equal(layout.zero, 0) * each) * sum_of(
-        count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
+        count * layer_params_on_device(job.model, layout, experts=experts).total
+        for experts, count in layer_kinds(job, layout, stage)
     )
 
 

@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from planner.cost.blocks import expert_layer_params
-from planner.cost.parameters import end_params_on_device, layer_params_on_device
+from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
 from planner.specs.recompute import NONE, is_of_some_layers, policy_code, whole_policy
-from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from planner.layout import Degrees, LayerDegrees, Layout
+    from planner.layout import Degrees, Layout
     from planner.numbers import Flag, IntArray, Number
     from planner.specs.job import Job, PoolJob
-    from planner.specs.model import ModelSpec
 
 T = TypeVar("T")
 
@@ -381,39 +378,6 @@ def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
     return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldParams:
-    """Parameters on one device of a stage, before ZeRO: common parameters, and routed experts.
-
-    The two differ in their replicas: common parameters have dp * cp replicas, experts dp * cp * tp / (ep * etp).
-    """
-
-    common: Number
-    experts: Number
-
-    @property
-    def total(self) -> Number:
-        """Common parameters and routed experts together."""
-        return self.common + self.experts
-
-
-def _dense(model: ModelSpec) -> ModelSpec:
-    """The model with an ordinary feed-forward block in every layer."""
-    return model if model.moe is None else model.model_copy(update={"moe": None})
-
-
-def layer_params(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> HeldParams:
-    """Parameters of one layer on one device.
-
-    Source: parameters.py.
-    """
-    if not experts:
-        return HeldParams(common=layer_params_on_device(_dense(job.model), layout), experts=0.0)
-    kinds = ((num / job.model.num_layers, expert_layer_params(kind)) for num, kind in job.model.kinds())
-    routed = sum_of(share * params for share, params in kinds) / (layout.ep * layout.etp)
-    return HeldParams(common=layer_params_on_device(job.model, layout) - routed, experts=routed)
-
-
 def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters that one device of a stage holds: its layers, and the embedding or head if the stage has it.
 
@@ -422,7 +386,7 @@ def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     common = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
     routed: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        one = layer_params(job, layout, experts=experts)
+        one = layer_params_on_device(job.model, layout, experts=experts)
         common, routed = common + count * one.common, routed + count * one.experts
     return HeldParams(common=common, experts=routed)
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
-from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import whole_gradients
+from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
-from planner.cost.parameters import end_params_on_device, head_width, padded_vocab, vision_params
+from planner.cost.parameters import (
+    end_params_on_device,
+    head_width,
+    layer_params_on_device,
+    padded_vocab,
+    vision_params,
+)
 from planner.cost.stage import (
     expert_padding,
     expert_shard_divisor,
     holds_head,
     layer_kinds,
-    layer_params,
     shard_degree,
 )
 from planner.layout import offloads_optimizer
@@ -158,7 +163,8 @@ def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool
     """
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        held = (trained_layer_params if trained else layer_params)(job, layout, experts=experts)
+        of_layer = partial(trained_layer_params, job) if trained else partial(layer_params_on_device, job.model)
+        held = of_layer(layout, experts=experts)
         size = held.common + expert_padding(job, layout) * held.experts
         largest = np.maximum(largest, np.where(np.greater(count, 0), size, 0.0))
     return largest
@@ -221,7 +227,8 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         return 0.0
     head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
     held = sum_of(
-        count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
+        count * layer_params_on_device(job.model, layout, experts=experts).total
+        for experts, count in layer_kinds(job, layout, stage)
     ) + end_params_on_device(job.model, job.engine, layout, stage.index)
     each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
     return (np.greater_equal(layout.zero, 3) & np.less(2 * head, most)) * each * np.minimum(held, most)
@@ -276,7 +283,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     moe = job.model.moe
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
-        held = layer_params(job, layout, experts=experts)
+        held = layer_params_on_device(job.model, layout, experts=experts)
         shapes = held.common + (held.experts * layout.ep / moe.num_experts if moe is not None else 0.0)
         largest = np.maximum(largest, np.where(np.greater(count, 0), shapes, 0.0))
     head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
@@ -309,10 +316,10 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     largest: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         kept, everything = kept_bytes_of_layer(job, layout, stage, experts=experts)
-        held = layer_params(job, layout, experts=experts).total
+        held = layer_params_on_device(job.model, layout, experts=experts).total
         terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
         inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
-        last = states.weights * held * _last_matrix_share(job, experts=experts)
+        last = states.weights * _last_matrix(job, layout, experts=experts)
         first = inner + terms["layer input"] + last
         before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
         end = np.where(summed_in_place, 0.0, states.weights * held) + before - everything
@@ -322,13 +329,11 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return largest
 
 
-def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
-    """Share of a layer's parameters in the last matrix of the feed-forward block, or of all expert blocks.
-
-    Source: `planner.cost.blocks`.
-    """
-    block = expert_layer_params(job.model) if experts else ffn_params(job.model)
-    return block / ffn_matrices(job.model) / (block + attention_params(job.model))
+def _last_matrix(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
+    """Elements of the last matrix of the feed-forward block, or of all expert blocks, on one device."""
+    downs = [each for each in layer_of(job.model, experts=experts).products if "down" in each.outputs]
+    routed = [each for each in downs if each.count] or downs  # shared experts are computed beside routed ones
+    return sum_of(each.held(layout) for each in routed)
 
 
 def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
