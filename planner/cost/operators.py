@@ -284,11 +284,9 @@ def _cross_attention(model: ModelSpec) -> Iterator[Product | Vectors]:
 def _feed_forward(model: ModelSpec) -> Iterator[Product]:
     """The dense feed-forward block; some layers have none."""
     if model.ffn_hidden_size:
-        into = "attention input" if model.norms_per_layer == 1 else "feed-forward input"
-        into = Product(
-            inputs=model.hidden_size, outputs={}, reads=into, biased=model.mlp_bias, modules=frozenset(("mlp",))
-        )
-        yield from _block(model, into, model.ffn_hidden_size, "feed-forward inner")
+        reads = "attention input" if model.norms_per_layer == 1 else "feed-forward input"
+        own = Product(inputs=model.hidden_size, outputs={}, reads=reads, modules=frozenset(("mlp",)))
+        yield from _block(model, replace(own, biased=model.mlp_bias), model.ffn_hidden_size, "feed-forward inner")
 
 
 def _block(model: ModelSpec, into: Product, inner: int, name: str) -> Iterator[Product]:
