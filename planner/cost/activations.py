@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
-from planner.cost.layers import norm_is_one_kernel, rows_of, tokens_per_microbatch
+from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
@@ -170,30 +170,24 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
     yield ActivationTerm(name="inputs of frozen weights", num_bytes=num_bytes)
 
 
-def _reads_inner(job: PoolJob) -> float:
-    """1.0 if the input of a feed-forward block's last product is kept; else 0.0."""
-    return float(not job.training.lora_rank or "down" in job.training.lora_targets)
-
-
-def _inner_tensors(job: PoolJob) -> float:
+def _inner_tensors(job: PoolJob, last: float) -> float:
     """Number of kept tensors of the feed-forward width: 2 with GELU (its input and output), 3 or 4 with SwiGLU.
 
-    SwiGLU keeps gate, up and their product, and as separate operators also the activated gate. The output of GELU and
-    the product are the input of the second matrix, which is not kept if this matrix is frozen and has no adapter.
+    SwiGLU keeps gate, up and their product, and as separate operators also the activated gate.
+    last: 1.0 if the input of the block's last product (the output of GELU, or the product) is kept; else 0.0.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
-    return tensors - 1.0 + _reads_inner(job)
+    return tensors - 1.0 + last
 
 
-def _inner_bytes(job: PoolJob) -> float:
+def _inner_bytes(job: PoolJob, last: float) -> float:
     """Bytes of the kept feed-forward tensors for each token and each element of the feed-forward width.
 
     Source: Transformer Engine, pytorch/module/linear.py: the second product's input is saved in 8 bits; DeepSeek-V3
     (2024), section 3.3.3, also keeps the inputs of the activation function in 8 bits.
     """
-    last = _reads_inner(job)
     others = _narrow(job) if job.engine.memory.fp8_gates else 1.0
-    return job.compute_bytes * ((_inner_tensors(job) - last) * others + last * _narrow(job))
+    return job.compute_bytes * ((_inner_tensors(job, last) - last) * others + last * _narrow(job))
 
 
 def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
@@ -201,8 +195,11 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
 
     Source: derived here; the tensors of the feed-forward block are the widest of a layer.
     """
-    kept = (term for term in activation_terms(job, layout, experts=experts) if term.name.endswith(" inner"))
-    elements = sum_of(term.num_bytes for term in kept) / _inner_bytes(job)
+    elements: Number = 0.0
+    for product in layer_of(job.model, experts=experts).products:
+        if product.ends_block:
+            (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
+            elements = elements + product.share * rows * batch * width / num_tiles(job, product)
     return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
 
 
@@ -296,17 +293,17 @@ def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[Activa
 
 def _block_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[ActivationTerm]:
     """Inner tensors of feed-forward blocks; of experts also fp32 router scores, inputs and outputs of each choice."""
-    one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
     for product in layer_of(job.model, experts=experts).products:
         dropped = dict.fromkeys(product.modules, 1.0)
         (rows, batch), (inputs, outputs) = rows_of(job, layout, product), product.sides(layout)
         if "router" in product.outputs:
             yield ActivationTerm(name="router", num_bytes=8.0 * rows * outputs, dropped=dropped)
-        if "down" not in product.outputs:
+        if not product.ends_block:
             continue
-        tiles = job.training.mlp_tiles if "mlp" in product.modules else 1
+        last, tiles = _is_read_again(job, product.reads, experts=experts), num_tiles(job, product)
+        one = 1.0 / _inner_tensors(job, last)  # the first product's output, and the second's input
         parts = {ACTIVATION: one, "moe_act": one} if product.count else {ACTIVATION: one}
-        inner = _inner_bytes(job) * rows * batch * inputs / tiles
+        inner = _inner_bytes(job, last) * rows * batch * inputs / tiles
         yield ActivationTerm(
             name=product.reads, num_bytes=inner, saved=one, dropped=parts | dropped, is_of_tile=tiles > 1
         )

@@ -24,14 +24,43 @@ _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
 """Bytes per frozen weight. nf4 takes 4 bits, and 0.127 bits for the double-quantised constants (QLoRA, section 3)."""
 
 
+_NOT_LINEAR: Final = ("router", "further")
+"""Matrices that no program gives an adapter: those of routers, and those of which only the number is known."""
+
+
+def matrices_of(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the matrices that can have an adapter, in any layer of the model.
+
+    Source: `planner.cost.operators`.
+    """
+    layers = [layer_of(model, experts=each) for each in (False, True)]
+    names = dict.fromkeys(name for layer in layers for each in layer.products for name in each.outputs)
+    return tuple(name for name in names if name not in _NOT_LINEAR)
+
+
 def adapted_matrices(model: ModelSpec, training: TrainingSpec, *, experts: bool) -> tuple[tuple[Product, float], ...]:
     """The matrices of one layer that have an adapter: the product, and the matrix's outputs.
 
-    Source: Hu et al., LoRA (2021), section 4.
+    `all-linear` are all matrices but those of routed experts, which programs keep in one tensor. There the gate and the
+    up projection are one matrix, with one adapter for each expert.
+
+    Source: Hu et al., LoRA (2021), section 4; PEFT, tuners/tuners_utils.py (all-linear) and tuners/lora/layer.py
+    (ParamWrapper); Megatron-Bridge, peft/lora.py (linear_fc1).
     """
-    wanted = training.lora_targets if training.lora_rank else ()
-    products = layer_of(model, experts=experts).products
-    return tuple((each, size) for each in products for name, size in each.outputs.items() if name in wanted)
+    if not training.lora_rank:
+        return ()
+    wanted, found = set(training.lora_targets), []
+    for each in layer_of(model, experts=experts).products:
+        if each.count:
+            found += [(each, each.width)] if wanted & each.outputs.keys() else []
+        else:
+            every = "all-linear" in wanted
+            found += [
+                (each, size)
+                for name, size in each.outputs.items()
+                if name in wanted or (every and name not in _NOT_LINEAR)
+            ]
+    return tuple(found)
 
 
 def adapter_params(model: ModelSpec, training: TrainingSpec, *, of_token: bool = False) -> int:
@@ -129,9 +158,8 @@ def without_adapters(job: Job) -> str:
     Source: what `adapted_matrices` counts.
     """
     model, training = job.model, job.training
-    layers = [layer_of(model, experts=each) for each in {False, model.moe is not None}]
-    have = dict.fromkeys(name for layer in layers for each in layer.products for name in each.outputs)
-    if missing := [name for name in training.lora_targets if name not in have]:
+    have = matrices_of(model)
+    if missing := [name for name in training.lora_targets if name not in (*have, "all-linear")]:
         return f"{model.name} has no adapters beside {', '.join(missing)}; lora_targets are of {', '.join(have)}"
     if training.optimizer not in ("adamw", "adamw-8bit", "sgd"):
         return f"optimizer {training.optimizer} has no adapters; take adamw"

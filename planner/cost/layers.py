@@ -176,14 +176,18 @@ def _product_seconds(job: PoolJob, layout: LayerDegrees, product: Product) -> Pa
 
     Source: `planner.cost.compute.linear_seconds`.
     """
-    (rows, batch), tiles = rows_of(job, layout, product), _num_tiles(job, product)
+    (rows, batch), tiles = rows_of(job, layout, product), num_tiles(job, product)
     routes = product.cut == "whole" and "moe" in product.modules
     precision = job.expert_precision if product.count else job.core_precision if routes else None
     found = linear_seconds(job, rows / tiles, *product.sides(layout), batch, precision=precision)
     return found if product.share == tiles == 1 else found * (product.share * tiles)
 
 
-def _num_tiles(job: PoolJob, product: Product) -> int:
+def num_tiles(job: PoolJob, product: Product) -> int:
+    """Number of tiles in which a product runs, one after the other: only dense feed-forward blocks have several.
+
+    Source: DeepSpeed, runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
+    """
     return job.training.mlp_tiles if "mlp" in product.modules else 1
 
 
@@ -309,10 +313,10 @@ def _light_operators(
     fused = job.engine.memory.fused_swiglu
     gate = ((6.0, 10.0) if fused else (10.0, 16.0)) if model.activation == "swiglu" else (4.0, 8.0)
     for product in layer_of(model, experts=experts).products:
-        if "down" not in product.outputs:
+        if not product.ends_block:
             continue
         (rows, batch), (inner, outputs) = rows_of(job, layout, product), product.sides(layout)
-        tiles, modules = _num_tiles(job, product), product.modules | {ACTIVATION}
+        tiles, modules = num_tiles(job, product), product.modules | {ACTIVATION}
         yield rows * batch * inner / tiles, *gate, modules | {"moe_act"} if product.count else modules, tiles
         if product.count:
             yield rows * batch * outputs, 8.0, 8.0, product.modules, 1.0

@@ -57,6 +57,11 @@ class Product:
         return sum(self.outputs.values())
 
     @property
+    def ends_block(self) -> bool:
+        """Whether the product is the last of a feed-forward block or of experts."""
+        return self.reads.endswith(" inner")
+
+    @property
     def params_of_token(self) -> float:
         """Parameters that a token of the mean layer is multiplied by."""
         return self.share * self.active * self.inputs * self.width
@@ -289,16 +294,18 @@ def _feed_forward(model: ModelSpec) -> Iterator[Product]:
         yield from _block(model, replace(own, biased=model.mlp_bias), model.ffn_hidden_size, "feed-forward inner")
 
 
-def _block(model: ModelSpec, into: Product, inner: int, name: str) -> Iterator[Product]:
+def _block(model: ModelSpec, into: Product, inner: int, name: str, prefix: str = "") -> Iterator[Product]:
     """Two products with an activation function between them: 2 h f with GELU, 3 h f with SwiGLU.
 
     into: the first product, without its matrices.
     name: the tensor between the products.
+    prefix: of the names of the matrices.
 
     Source: Shazeer (2020), GLU variants improve transformer.
     """
-    yield replace(into, outputs={"gate": inner, "up": inner} if model.activation == "swiglu" else {"up": inner})
-    yield replace(into, inputs=inner, outputs={"down": into.inputs}, cut="rows", reads=name)
+    names = ("gate", "up") if model.activation == "swiglu" else ("up",)
+    yield replace(into, outputs={prefix + each: inner for each in names})
+    yield replace(into, inputs=inner, outputs={f"{prefix}down": into.inputs}, cut="rows", reads=name)
 
 
 def _experts(model: ModelSpec) -> Iterator[Product | Vectors]:
@@ -313,7 +320,7 @@ def _experts(model: ModelSpec) -> Iterator[Product | Vectors]:
     wide = replace(own, inputs=moe.latent_size or own.inputs)
     routed = replace(wide, reads="expert input", count=moe.num_experts, active=moe.experts_per_token)
     yield replace(own, outputs={"router": moe.num_experts}, cut="whole")
-    yield from _block(model, replace(routed, biased=moe.expert_bias), moe.ffn_hidden_size, "expert inner")
+    yield from _block(model, replace(routed, biased=moe.expert_bias), moe.ffn_hidden_size, "expert inner", "expert_")
     if moe.latent_size:
         yield replace(own, outputs={"latent_down": wide.inputs}, cut="whole")
         yield replace(wide, outputs={"latent_up": own.inputs}, reads="expert output", cut="whole")

@@ -331,7 +331,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 def _last_matrix(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
     """Elements of the last matrix of the feed-forward block, or of all expert blocks, on one device."""
-    downs = [each for each in layer_of(job.model, experts=experts).products if "down" in each.outputs]
+    downs = [each for each in layer_of(job.model, experts=experts).products if each.ends_block]
     routed = [each for each in downs if each.count] or downs  # shared experts are computed beside routed ones
     return sum_of(each.held(layout) for each in routed)
 
