@@ -10,6 +10,7 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices
 from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
+from planner.cost.once import once
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
@@ -61,6 +62,7 @@ def _norm_tensors(job: PoolJob) -> float:
     return 2.0 if job.training.lora_rank else 3.0
 
 
+@once
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
     """Tensors that one layer keeps for the backward pass of one microbatch on one device.
 
@@ -350,6 +352,7 @@ def layer_activation_bytes(
     return tuple(sum_of(size if share == 1.0 else size * share for size, share in each if share) for each in kept)
 
 
+@once
 def kept_bytes_of_layer(
     job: PoolJob, layout: Degrees, stage: Stage, *, experts: bool, recomputing: bool = False
 ) -> tuple[Number, Number]:
@@ -398,6 +401,7 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
     return np.maximum.reduce(np.broadcast_arrays(*stored))
 
 
+@once
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
@@ -424,6 +428,7 @@ def held_of_stage(
     )
 
 
+@once
 def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
     """Bytes that the layers of a stage keep for one microbatch, under their policy and without recompute.
 

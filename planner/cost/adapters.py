@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device, num_moe_layers, num_params
 from planner.cost.stage import held_params, layer_kinds
@@ -38,6 +39,7 @@ def matrices_of(model: ModelSpec) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _NOT_LINEAR)
 
 
+@once
 def adapted_matrices(model: ModelSpec, training: TrainingSpec, *, experts: bool) -> tuple[tuple[Product, float], ...]:
     """The matrices of one layer that have an adapter: the product, and the matrix's outputs.
 
@@ -104,6 +106,7 @@ def adapter_params_on_device(job: PoolJob, layout: LayerDegrees, *, experts: boo
     return HeldParams(common=common, experts=routed)
 
 
+@once
 def trained_layer_params(job: PoolJob, layout: Degrees, *, experts: bool) -> HeldParams:
     """Parameters of one layer on one device that have gradients and optimizer states.
 
@@ -114,6 +117,7 @@ def trained_layer_params(job: PoolJob, layout: Degrees, *, experts: bool) -> Hel
     return adapter_params_on_device(job, layout, experts=experts)
 
 
+@once
 def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters on one device of a stage that have gradients and optimizer states, before ZeRO.
 
@@ -137,6 +141,7 @@ def frozen_bytes_per_param(job: PoolJob) -> float:
     return _FROZEN_BYTES[job.training.frozen_weights]
 
 
+@once
 def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Bytes of the frozen weights on one device of a stage, before ZeRO; 0 if all weights are trained.
 

@@ -10,6 +10,7 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.mixers import mixer_shape
+from planner.cost.once import once
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width, value_size
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.recompute import ACTIVATION, norm_modules
@@ -62,6 +63,7 @@ class LayerSeconds:
     parts: Mapping[frozenset[str], Number]
 
 
+@once
 def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     """Tokens of one microbatch on one context-parallel rank: s b / c.
 
@@ -70,6 +72,7 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     return job.training.sequence_length * layout.mbs / layout.cp
 
 
+@once
 def choices_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     """Pairs of token and expert of one microbatch on one rank: s b k / (c t), times the imbalance of the busiest rank.
 
@@ -79,6 +82,7 @@ def choices_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     return tokens_per_microbatch(job, layout) / layout.tp * (moe.experts_per_token * moe.imbalance if moe else 0)
 
 
+@once
 def own_tokens(job: PoolJob, layout: LayerDegrees) -> Number:
     """Tokens of one microbatch on which a rank runs norms: its own with sequence parallelism, else all of its group.
 

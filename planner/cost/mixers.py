@@ -7,6 +7,7 @@ seconds are computed from this description.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
@@ -206,6 +207,7 @@ _KINDS: Final[dict[str, Callable[[Mixer, int], MixerShape]]] = {
 }
 
 
+@lru_cache(maxsize=512)
 def mixer_shape(model: ModelSpec) -> MixerShape:
     """Parts of the mixer of a model's layers; empty if the model has no mixer.
 

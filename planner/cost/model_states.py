@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
+from planner.cost.once import once
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.stage import expert_shard_divisor, layer_kinds, shard_degree
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
 
 
+@once
 def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 

@@ -6,13 +6,14 @@ sums over this list. No other module states which matrices a layer has, or how w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from planner.cost.mixers import mixer_shape
+from planner.cost.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ class Product:
     modules: parts of a layer whose recompute repeats the product (`planner.specs.recompute.MODULES`).
     share: share of the layers that have the product.
     shared_by: number of layers that share the matrices.
+    width: outputs of all matrices together.
     """
 
     inputs: int
@@ -50,11 +52,11 @@ class Product:
     modules: frozenset[str] = frozenset()
     share: float = 1.0
     shared_by: int = 1
+    width: float = field(init=False)
 
-    @property
-    def width(self) -> float:
-        """Outputs of all matrices together."""
-        return sum(self.outputs.values())
+    def __post_init__(self) -> None:
+        """Add up the outputs."""
+        object.__setattr__(self, "width", sum(self.outputs.values()))
 
     @property
     def ends_block(self) -> bool:
@@ -190,6 +192,7 @@ def output_width(model: ModelSpec) -> int:
     return model.num_heads * value_size(model)
 
 
+@once
 def core_widths(model: ModelSpec, tp: Number) -> tuple[int, Number, Number]:
     """Widths of the queries, keys and values that the core of attention reads, of all tensor-parallel ranks together.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.cost.adapters import trained_params
 from planner.cost.compute import memory_bound_seconds
+from planner.cost.once import once
 from planner.cost.operators import layer_of, norm_params
 from planner.cost.parameters import end_params_on_device, layer_params_on_device
 from planner.cost.shapes import alone
@@ -58,6 +59,7 @@ def moment_bytes_per_param(job: PoolJob) -> float:
     return _NUM_MOMENTS[job.training.optimizer] * job.state_bytes.moment
 
 
+@once
 def sums_last(job: PoolJob, layout: Degrees) -> Flag:
     """Whether fp32 gradient sums stay in memory until the update, so that the update makes no copies of gradients.
 
@@ -115,6 +117,7 @@ def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
     return _NEWTON_SCHULZ_STEPS * sum_of(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 
 
+@once
 def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
     """Bytes of optimizer state beyond `moment_bytes_per_param`, for common weights and for experts, before ZeRO.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cost.once import once
 from planner.cost.operators import layer_of, norm_params
 from planner.layout import head_stage
 from planner.sums import sum_of
@@ -73,6 +74,7 @@ def _held(model: ModelSpec, *, experts: bool) -> tuple[float, float, float]:
     return cut, whole, routed
 
 
+@once
 def layer_params_on_device(model: ModelSpec, layout: LayerDegrees, *, experts: bool) -> HeldParams:
     """Parameters of one layer on one device; for several kinds of layers, and for an encoder-decoder, the mean.
 
@@ -206,6 +208,7 @@ def _mtp_extra_params(model: ModelSpec) -> int:
     return 2 * model.hidden_size**2 + 3 * norm_params(model)
 
 
+@lru_cache(maxsize=512)
 def layer_matmul_params(model: ModelSpec, *, experts: bool) -> float:
     """Parameters in the matrix products of one token in one layer, with an ordinary feed-forward block or with experts.
 
@@ -233,6 +236,7 @@ def num_matmul_params(model: ModelSpec) -> int:
     return round(layers + ends + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head))
 
 
+@once
 def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Vocabulary rows of one tensor-parallel rank: V padded to a multiple of (engine's multiple * tp), over tp.
 
@@ -254,6 +258,7 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
     return padded_vocab(model, engine, layout) * _embedding_width(model) * copies
 
 
+@once
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number) -> Number:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from planner.cost.once import once
 from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
@@ -64,6 +65,7 @@ class Stage:
         return self.num_local_layers - both if is_local else others - (self.num_local_layers - both)
 
 
+@once
 def holds_embedding(stage: Stage) -> Flag:
     """Whether the stage or chunk holds the embedding: the first stage, or the first chunk.
 
@@ -72,6 +74,7 @@ def holds_embedding(stage: Stage) -> Flag:
     return np.equal(stage.index if stage.chunk is None else stage.chunk, 0)
 
 
+@once
 def holds_head(layout: Degrees, stage: Stage) -> Flag:
     """Whether the stage or chunk holds the head: the last stage (in a V the first stage), or the last chunk.
 
@@ -82,6 +85,7 @@ def holds_head(layout: Degrees, stage: Stage) -> Flag:
     return np.equal(stage.chunk, layout.pp * layout.interleave - 1)
 
 
+@once
 def policies_of(stage: Stage) -> tuple[int, ...]:
     """Codes of the recompute policies in these stages: first no recompute, then the other policies.
 
@@ -90,6 +94,7 @@ def policies_of(stage: Stage) -> tuple[int, ...]:
     return (NONE, *sorted({whole_policy(code) for code in _codes(stage)} - {NONE}))
 
 
+@once
 def _codes(stage: Stage) -> list[int]:
     """The distinct recompute policies of the stages."""
     flat = np.ravel(stage.policy)
@@ -155,6 +160,7 @@ class Pattern:
         return np.where(np.less(state, self.leading), _MANY_LAYERS, self.period)
 
 
+@once
 def pattern_of(job: Job) -> Pattern:
     """The pattern of a model's layers; a window at least as long as the sequences counts as no window.
 
@@ -179,6 +185,7 @@ class LayerKind(NamedTuple):
     number: int
 
 
+@once
 def kinds_of_model(job: Job) -> tuple[LayerKind, ...]:
     """The kinds of layers of a model, kinds with experts first; layers for multi-token prediction are not counted.
 
@@ -268,6 +275,7 @@ def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Number], Numb
     return replace(stage, num_crossings=crossings, ends_apart=apart)
 
 
+@once
 def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
     """The pool of each stage of a layout, as its position in the list of the job's pools; shape (pp,).
 
@@ -305,6 +313,7 @@ def _chosen(pool: IntArray, of_pools: Sequence[Any]) -> Any:
     return np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools])
 
 
+@once
 def stages_of(job: Job, layout: Layout) -> Stage:
     """All stages of a layout as arrays of shape (pp,)."""
     chunks = chunks_of(job, layout)
@@ -330,6 +339,7 @@ def _largest_chunks(layout: Layout) -> Number | None:
     return np.max(np.reshape(layout.layers_per_stage, (layout.interleave, layout.pp)), axis=0)
 
 
+@once
 def chunks_of(job: Job, layout: Layout) -> Stage:
     """All chunks of a layout in model order, as arrays of shape (pp * interleave,)."""
     layers, chunk = np.array(layout.layers_per_stage), np.arange(layout.num_chunks)
@@ -342,6 +352,7 @@ def chunks_of(job: Job, layout: Layout) -> Stage:
     )
 
 
+@once
 def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Number], ...]:
     """Numbers of layers on a stage, as (has experts, number); kinds that the model does not have are left out.
 
@@ -374,10 +385,12 @@ def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bo
     return tuple((kind, stage.number_of(*kind) + extra.get(kind, 0)) for kind in kinds)
 
 
+@once
 def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
     return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
+@once
 def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters that one device of a stage holds: its layers, and the embedding or head if the stage has it.
 
@@ -391,6 +404,7 @@ def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     return HeldParams(common=common, experts=routed)
 
 
+@once
 def shard_degree(layout: Degrees) -> Number:
     """Ranks over which ZeRO spreads a device's states: dp * cp / hsdp, and 1 without ZeRO.
 
@@ -399,6 +413,7 @@ def shard_degree(layout: Degrees) -> Number:
     return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
 
 
+@once
 def expert_shard_degree(layout: Degrees) -> Number:
     """Ranks over which ZeRO spreads the states of routed experts: dp * cp * tp / (ep * etp), 1 without ZeRO.
 
@@ -408,6 +423,7 @@ def expert_shard_degree(layout: Degrees) -> Number:
     return np.where(np.equal(layout.zero, 0), 1, np.maximum(1, ranks / layout.hsdp))
 
 
+@once
 def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
     """Routed experts of a device before ZeRO, divided by the routed experts in its fullest shard.
 

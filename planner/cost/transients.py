@@ -11,6 +11,7 @@ from planner.cost.activations import activation_terms, inner_gradient_bytes, kep
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import whole_gradients
+from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
 
 
+@once
 def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Logits and other tensors of the loss on the last stage, for one microbatch, and the head's gradient.
 
@@ -156,6 +158,7 @@ def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return np.where(whole_gradients(job, layout), 0.0, job.reduced_bytes * shards)
 
 
+@once
 def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
     """Elements in a collective over the parameters of the largest kind of layer: all, or only `trained` parameters.
 
@@ -201,6 +204,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return recompute_bytes(job, layout, stage) + moved
 
 
+@once
 def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the weights that ZeRO-3 gathers for the present layer and prefetches for the next.
 
