@@ -14,7 +14,7 @@ from planner.cost.once import once
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
-from planner.cost.stage import by_policy, layer_kinds, policies_of
+from planner.cost.stage import by_policy, largest_of_layers, layer_kinds, policies_of
 from planner.layout import offloads_activations
 from planner.specs.recompute import FULL, NONE, SELECTIVE
 from planner.sums import sum_of
@@ -434,12 +434,9 @@ def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[
 
     Source: `layer_activation_bytes`, layer by layer.
     """
-    kept: Number = 0.0
-    whole: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        of_layer = kept_bytes_of_layer(job, layout, stage, experts=experts)
-        kept, whole = kept + count * of_layer[0], whole + count * of_layer[1]
-    return kept, whole
+    kinds = layer_kinds(job, layout, stage)
+    layers = [(count, kept_bytes_of_layer(job, layout, stage, experts=kind)) for kind, count in kinds]
+    return sum_of(count * kept for count, (kept, _) in layers), sum_of(count * whole for count, (_, whole) in layers)
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -447,10 +444,9 @@ def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """
-    largest: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        one, _ = kept_bytes_of_layer(job, layout, stage, experts=experts)
-        largest = np.maximum(largest, np.where(np.greater(count, 0), one, 0.0))
+    largest = largest_of_layers(
+        job, layout, stage, lambda kind: kept_bytes_of_layer(job, layout, stage, experts=kind)[0]
+    )
     return largest * np.minimum(2, stage.num_layers)
 
 

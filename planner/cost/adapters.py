@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device, num_moe_layers, num_params
-from planner.cost.stage import held_params, layer_kinds
+from planner.cost.stage import held_params, sum_over_layers
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -125,12 +125,7 @@ def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """
     if not job.training.lora_rank:
         return held_params(job, layout, stage)
-    common: Number = 0.0
-    routed: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        one = adapter_params_on_device(job, layout, experts=experts)
-        common, routed = common + count * one.common, routed + count * one.experts
-    return HeldParams(common=common, experts=routed)
+    return sum_over_layers(job, layout, stage, lambda kind: adapter_params_on_device(job, layout, experts=kind))
 
 
 def frozen_bytes_per_param(job: PoolJob) -> float:

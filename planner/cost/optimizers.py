@@ -12,7 +12,14 @@ from planner.cost.once import once
 from planner.cost.operators import layer_of, norm_params
 from planner.cost.parameters import end_params_on_device, layer_params_on_device
 from planner.cost.shapes import alone
-from planner.cost.stage import expert_shard_divisor, holds_embedding, holds_head, layer_kinds, shard_degree
+from planner.cost.stage import (
+    expert_shard_divisor,
+    holds_embedding,
+    holds_head,
+    layer_kinds,
+    shard_degree,
+    sum_over_layers,
+)
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -168,13 +175,15 @@ def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number
     """
     if job.training.optimizer != "muon":
         return 0.0
-    device = job.cluster.device
-    flops: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
+
+    def flops(experts: bool) -> Number:
         shared, own = layer_matrices(job.model, experts=experts)
-        flops = flops + count * _schulz_flops(shared) / (layout.tp * shard_degree(layout))
-        flops = flops + count * _schulz_flops(own) / (layout.ep * layout.etp * expert_shard_divisor(job, layout))
-    return flops / (device.peak[job.core_precision] * device.efficiency.matmul)
+        of_shared = _schulz_flops(shared) / (layout.tp * shard_degree(layout))
+        return of_shared + _schulz_flops(own) / (layout.ep * layout.etp * expert_shard_divisor(job, layout))
+
+    device = job.cluster.device
+    rate = device.peak[job.core_precision] * device.efficiency.matmul
+    return sum_over_layers(job, layout, stage, flops) / rate
 
 
 def optimizer_seconds(job: PoolJob, num_params: Number) -> Number:

@@ -40,6 +40,14 @@ class HeldParams:
         """Common parameters and routed experts together."""
         return self.common + self.experts
 
+    def __add__(self, other: HeldParams) -> HeldParams:
+        """The parameters of two parts of a stage."""
+        return HeldParams(common=self.common + other.common, experts=self.experts + other.experts)
+
+    def __mul__(self, times: Number) -> HeldParams:
+        """The parameters of several equal layers."""
+        return HeldParams(common=self.common * times, experts=self.experts * times)
+
 
 def layer_params(model: ModelSpec, *, experts: bool) -> float:
     """Parameters of one layer, all routed experts included; for several kinds of layers the mean.

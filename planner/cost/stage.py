@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -390,18 +392,37 @@ def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
     return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
+def sum_over_layers(job: Job, layout: Degrees, stage: Stage, of_layer: Callable[[bool], T]) -> T:
+    """The sum of `of_layer` over the layers of a stage; its argument says whether a layer has experts.
+
+    Source: definition.
+    """
+    of_kinds: list[Any] = [of_layer(kind) * count for kind, count in layer_kinds(job, layout, stage)]
+    found: T = reduce(operator.add, of_kinds)
+    return found
+
+
+def largest_of_layers(job: Job, layout: Degrees, stage: Stage, of_layer: Callable[[bool], Number]) -> Number:
+    """The largest value of `of_layer` among the layers of a stage; 0 on a stage without layers.
+
+    Source: definition.
+    """
+    kinds = layer_kinds(job, layout, stage)
+    return np.max(
+        np.broadcast_arrays(*(np.where(np.greater(count, 0), of_layer(k), 0.0) for k, count in kinds)), axis=0
+    )
+
+
 @once
 def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters that one device of a stage holds: its layers, and the embedding or head if the stage has it.
 
     Source: sum of the layers and the ends, parameters.py.
     """
-    common = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
-    routed: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        one = layer_params_on_device(job.model, layout, experts=experts)
-        common, routed = common + count * one.common, routed + count * one.experts
-    return HeldParams(common=common, experts=routed)
+    ends = HeldParams(common=end_params_on_device(job.model, job.engine, layout, stage.index), experts=0.0)
+    return ends + sum_over_layers(
+        job, layout, stage, lambda experts: layer_params_on_device(job.model, layout, experts=experts)
+    )
 
 
 @once
