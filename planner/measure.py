@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.cost.blocks import output_width, qkv_width
 from planner.cost.layers import FLASH_BACKWARD
+from planner.cost.operators import layer_of
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
 from planner.sums import sum_of
 
@@ -47,21 +47,15 @@ def request(model: ModelSpec, kind: str, seconds: float) -> dict[str, Any]:
     """Measurements to request from the trainer's program: the model's products, and sizes at which the curves bend."""
     gpu = kind == "cuda"
     tokens, square = ((4096, 16384), 8192) if gpu else ((256, 1024), 512)
-    hidden = model.hidden_size
-    maps = [
-        (qkv_width(model), hidden),
-        (hidden, output_width(model)),
-        (model.ffn_hidden_size, hidden),
-        (hidden, model.ffn_hidden_size),
-    ]
+    maps = [(int(each.width), each.inputs) for each in layer_of(model, experts=False).products]
     shapes = [(rows, *each) for rows in tokens for each in dict.fromkeys(maps)]
     shapes += [(square, square, depth) for depth in _DEPTHS if gpu or depth <= _DEPTHS[-2]]
-    moe, each = model.moe, tokens[-1]
-    groups = []
-    if moe is not None:
-        rows = max(1, each * moe.experts_per_token // moe.num_experts)
-        width = moe.ffn_hidden_size
-        groups = [(moe.num_experts, rows, width, hidden), (moe.num_experts, rows, hidden, width)]
+    each = tokens[-1]
+    groups = [
+        (one.count, max(1, each * one.active // one.count), int(one.width), one.inputs)
+        for one in layer_of(model, experts=True).products
+        if one.count
+    ]
     return {
         "kind": kind,
         "seconds": seconds,

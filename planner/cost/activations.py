@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices
-from planner.cost.blocks import expert_input_width, gate_params, indexer_matmul_params, output_width
-from planner.cost.layers import core_widths, norm_is_one_kernel, tokens_per_microbatch
+from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
-from planner.cost.parameters import cross_attention_share
+from planner.cost.once import once
+from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
-from planner.cost.stage import by_policy, layer_kinds, policies_of
+from planner.cost.stage import by_policy, largest_of_layers, layer_kinds, policies_of
 from planner.layout import offloads_activations
 from planner.specs.recompute import FULL, NONE, SELECTIVE
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from planner.cost.stage import Stage
     from planner.layout import Degrees
     from planner.numbers import Number
     from planner.specs.job import PoolJob
-    from planner.specs.model import MixtureOfExperts, ModelSpec
+    from planner.specs.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,7 @@ def _norm_tensors(job: PoolJob) -> float:
     return 2.0 if job.training.lora_rank else 3.0
 
 
+@once
 def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) -> tuple[ActivationTerm, ...]:
     """Tensors that one layer keeps for the backward pass of one microbatch on one device.
 
@@ -94,7 +95,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
         ActivationTerm(
             name="attention input",
-            num_bytes=narrow * h / gathered * _is_read_again(job, _INPUTS),
+            num_bytes=narrow * h / gathered * _is_read_again(job, "attention input", experts=experts),
             dropped=dict.fromkeys(before_attention, 1.0),
         ),
         *_attention_terms(job, layout),
@@ -105,10 +106,10 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
     if model.norms_per_layer > 1:
         read = element if experts and model.moe is not None else narrow  # the router reads 16 bits
-        kept = read * h / gathered * _is_read_again(job, ("gate", "up"))
+        kept = read * h / gathered * _is_read_again(job, "feed-forward input", experts=experts)
         dropped = dict.fromkeys(before_block, 1.0)
         terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, dropped=dropped))
-    terms += _adapter_terms(job, layout)
+    terms += _adapter_terms(job, layout, experts=experts)
     if not norm_is_one_kernel(job):
         kept = (_norm_tensors(job) - 1) * element * h / sharded
         for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
@@ -118,8 +119,6 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     if extra_norms:
         after = extra_norms * _norm_tensors(job) * element * h / sharded
         terms.append(ActivationTerm(name="inputs of norms after blocks", num_bytes=after))
-    if experts and model.moe is not None:
-        return (*terms, *_expert_terms(job, layout, model.moe))
     if share := cross_attention_share(model):
         cross = [
             ActivationTerm(name="input", num_bytes=element * h / gathered),
@@ -130,12 +129,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms += [
             replace(term, name=f"cross-attention {term.name}", num_bytes=share * term.num_bytes) for term in cross
         ]
-    tiles = job.training.mlp_tiles
-    inner = _inner_bytes(job) * tokens * model.ffn_hidden_size / layout.tp / tiles  # 0 for layers without such a block
-    one = 1.0 / _inner_tensors(job)  # the first product's output, and the second's input
-    dropped = {ACTIVATION: one, "mlp": 1.0}
-    block = ActivationTerm(name="feed-forward inner", num_bytes=inner, saved=one, dropped=dropped, is_of_tile=tiles > 1)
-    return (*terms, block)
+    return (*terms, *_block_terms(job, layout, experts=experts))
 
 
 def _narrow(job: PoolJob) -> float:
@@ -146,59 +140,56 @@ def _narrow(job: PoolJob) -> float:
     return 0.5 if job.engine.memory.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
 
 
-_INPUTS: Final = ("query", "key", "value")
-
-
-def _is_read_again(job: PoolJob, matrices: tuple[str, ...]) -> float:
-    """1.0 if the common input of these matrices is kept, for the gradient of one of them or of its adapter; else 0.0.
+def _is_read_again(job: PoolJob, tensor: str, *, experts: bool) -> float:
+    """1.0 if an input of products is kept, for the gradient of one of their matrices or of its adapter; else 0.0.
 
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
-    adapted = [name for name, _, _ in adapted_matrices(job.model, job.training)]
-    return 1.0 if not job.training.lora_rank or set(matrices) & set(adapted) else 0.0
+    adapted = adapted_matrices(job.model, job.training, experts=experts)
+    return float(not job.training.lora_rank or any(product.reads == tensor for product, _ in adapted))
 
 
-def _adapter_terms(job: PoolJob, layout: Degrees) -> list[ActivationTerm]:
+def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[ActivationTerm]:
     """Outputs of the adapters' first matrices, and the inputs that only products with frozen weights read.
 
     The products of ZeRO-3 keep such inputs, too.
 
     Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3).
     """
-    model, adapters = job.model, adapted_matrices(job.model, job.training)
-    if not adapters:
-        return []
-    element = job.compute_bytes * tokens_per_microbatch(job, layout)
-    terms = [ActivationTerm(name="adapters", num_bytes=element * job.training.lora_rank * len(adapters))]
-    if job.engine.memory.zero3_keeps_inputs:
-        inner = model.ffn_hidden_size / layout.tp
-        inputs = ((model.hidden_size, _INPUTS), (model.hidden_size, ("gate", "up")), (inner, ("down",)))
-        frozen = sum_of(size * (1.0 - _is_read_again(job, matrices)) for size, matrices in inputs)
-        terms.append(
-            ActivationTerm(name="inputs of frozen weights", num_bytes=np.equal(layout.zero, 3) * element * frozen)
-        )
-    return terms
+    adapters = adapted_matrices(job.model, job.training, experts=experts)
+    for product, _ in adapters:
+        rows, batch = rows_of(job, layout, product)
+        num_bytes = job.compute_bytes * job.training.lora_rank * product.share * rows * batch
+        yield ActivationTerm(name="adapters", num_bytes=num_bytes, dropped=dict.fromkeys(product.modules, 1.0))
+    if not adapters or not job.engine.memory.zero3_keeps_inputs:
+        return
+    frozen: Number = 0.0
+    for product in {each.reads: each for each in layer_of(job.model, experts=experts).products}.values():
+        if product.reads.endswith((" input", " inner")):  # the core of attention keeps the others
+            (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
+            frozen = frozen + rows * batch * width * (1.0 - _is_read_again(job, product.reads, experts=experts))
+    num_bytes = np.equal(layout.zero, 3) * job.compute_bytes * frozen
+    yield ActivationTerm(name="inputs of frozen weights", num_bytes=num_bytes)
 
 
-def _inner_tensors(job: PoolJob) -> float:
+def _inner_tensors(job: PoolJob, last: float) -> float:
     """Number of kept tensors of the feed-forward width: 2 with GELU (its input and output), 3 or 4 with SwiGLU.
 
-    SwiGLU keeps gate, up and their product, and as separate operators also the activated gate. The output of GELU and
-    the product are the input of the second matrix, which is not kept if this matrix is frozen and has no adapter.
+    SwiGLU keeps gate, up and their product, and as separate operators also the activated gate.
+    last: 1.0 if the input of the block's last product (the output of GELU, or the product) is kept; else 0.0.
     """
     tensors = (3.0 if job.engine.memory.fused_swiglu else 4.0) if job.model.activation == "swiglu" else 2.0
-    return tensors - 1.0 + _is_read_again(job, ("down",))
+    return tensors - 1.0 + last
 
 
-def _inner_bytes(job: PoolJob) -> float:
+def _inner_bytes(job: PoolJob, last: float) -> float:
     """Bytes of the kept feed-forward tensors for each token and each element of the feed-forward width.
 
     Source: Transformer Engine, pytorch/module/linear.py: the second product's input is saved in 8 bits; DeepSeek-V3
     (2024), section 3.3.3, also keeps the inputs of the activation function in 8 bits.
     """
-    last = _is_read_again(job, ("down",))
     others = _narrow(job) if job.engine.memory.fp8_gates else 1.0
-    return job.compute_bytes * ((_inner_tensors(job) - last) * others + last * _narrow(job))
+    return job.compute_bytes * ((_inner_tensors(job, last) - last) * others + last * _narrow(job))
 
 
 def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
@@ -206,8 +197,11 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
 
     Source: derived here; the tensors of the feed-forward block are the widest of a layer.
     """
-    kept = (term for term in activation_terms(job, layout, experts=experts) if term.name.endswith(" inner"))
-    elements = sum_of(term.num_bytes for term in kept) / _inner_bytes(job)
+    elements: Number = 0.0
+    for product in layer_of(job.model, experts=experts).products:
+        if product.ends_block:
+            (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
+            elements = elements + product.share * rows * batch * width / num_tiles(job, product)
     return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
 
 
@@ -233,41 +227,30 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     further = _mixer_terms(job, layout)
     if not model.attends:
         return further
+    query, key, value = core_widths(model, t)
     if model.mla is None:
-        query, key, value = core_widths(model, t)
         if model.shares_keys:
             key, value = 0 * key, 0 * value  # the earlier layer keeps them
-        terms = [
-            ActivationTerm(
-                name="queries, keys and values",
-                num_bytes=element * (query + (key + value) * context) / t,
-                saved=_half(model),
-            ),
-            ActivationTerm(name="attention output", num_bytes=outputs * element * output_width(model) / t, saved=1.0),
-        ]
-        if job.engine.memory.keeps_joint_projection and model.position == "rope":
-            rotated = 0 if model.shares_keys else query + key * (not model.keys_are_values)  # values are a view
-            terms.append(ActivationTerm(name="joint projection", num_bytes=element * rotated / t))
-        if model.qk_norm != "none":
-            normed_bytes = _norm_tensors(job) * element * (query + key) / t
-            terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=normed_bytes))
+        read, saved, dropped = query + (key + value) * context, _half(model), {}
     else:
-        mla, heads = model.mla, model.num_heads
-        query = heads * (mla.nope_head_size + mla.rope_head_size)
-        normed = mla.q_lora_rank + mla.kv_lora_rank
-        latents = (1 + _norm_tensors(job)) * normed + mla.rope_head_size
-        own = mla.nope_head_size + mla.value_head_size
-        values = heads * (np.where(cut, layout.cp * mla.value_head_size, own) if exchange == "gather" else own)
-        up = query + values + context * query  # keys are joined with positions
-        terms = [
-            ActivationTerm(name="latents", num_bytes=element * latents, dropped={"mla_up_proj": normed / latents}),
-            ActivationTerm(
-                name="queries, keys and values", num_bytes=element * up / t, saved=0.5, dropped={"mla_up_proj": 1.0}
-            ),
-            ActivationTerm(
-                name="attention output", num_bytes=outputs * element * heads * mla.value_head_size / t, saved=1.0
-            ),
-        ]
+        heads = layer_of(model, experts=False).width("key_value_up")  # keys without positions, and values
+        values = np.where(cut, layout.cp * value, heads) if exchange == "gather" else heads
+        read, saved, dropped = query + values + context * key, 0.5, {"mla_up_proj": 1.0}  # keys joined with positions
+    terms = [
+        ActivationTerm(name="queries, keys and values", num_bytes=element * read / t, saved=saved, dropped=dropped),
+        ActivationTerm(name="attention output", num_bytes=outputs * element * output_width(model) / t, saved=1.0),
+    ]
+    if model.mla is not None:
+        normed = model.mla.q_lora_rank + model.mla.kv_lora_rank
+        latents = (1 + _norm_tensors(job)) * normed + model.mla.rope_head_size
+        repeated = {"mla_up_proj": normed / latents}
+        terms.append(ActivationTerm(name="latents", num_bytes=element * latents + 0.0 * t, dropped=repeated))
+    elif job.engine.memory.keeps_joint_projection and model.position == "rope":
+        rotated = 0 if model.shares_keys else query + key * (not model.keys_are_values)  # values are a view
+        terms.append(ActivationTerm(name="joint projection", num_bytes=element * rotated / t))
+    if model.qk_norm != "none" and model.mla is None:
+        normed_bytes = _norm_tensors(job) * element * (query + key) / t
+        terms.append(ActivationTerm(name="inputs of query and key norms", num_bytes=normed_bytes))
     terms += further
     if job.training.attention == "flash":
         terms.append(ActivationTerm(name="log-sum-exp", num_bytes=4.0 * tokens * model.num_heads / t, saved=1.0))
@@ -289,8 +272,9 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
     here.
     """
     model, element = job.model, job.compute_bytes * tokens_per_microbatch(job, layout)
-    kept = mixer_shape(model).kept + gate_params(model) / model.hidden_size
-    whole = (model.layer_matrix_params + indexer_matmul_params(model)) / model.hidden_size
+    width = layer_of(model, experts=False).width
+    kept = mixer_shape(model).kept + width("attention_gate")
+    whole = sum(width(name) for name in ("further", "index_query", "index_key", "index_weights"))
     return tuple(
         ActivationTerm(name=name, num_bytes=element * size)
         for name, size in (("mixer", kept / layout.tp), ("further blocks", whole + 0.0 * layout.tp))
@@ -309,35 +293,28 @@ def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[Activa
     return tuple(found.values())
 
 
-def _expert_terms(job: PoolJob, layout: Degrees, moe: MixtureOfExperts) -> tuple[ActivationTerm, ...]:
-    """Tensors of the experts: fp32 router scores; inputs, inner tensors and outputs of every (token, expert) pair."""
-    tokens = tokens_per_microbatch(job, layout)
-    element = job.compute_bytes
-    narrow = element * _narrow(job)
-    choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
-    inner, inner_bytes, wide = _inner_tensors(job), _inner_bytes(job), expert_input_width(job.model)
-    whole = {"moe": 1.0}
-    shared = inner_bytes * tokens * moe.shared_ffn_hidden_size / layout.tp
-    return (
-        ActivationTerm(name="router", num_bytes=8.0 * tokens / layout.tp * moe.num_experts, dropped=whole),
-        ActivationTerm(name="expert inputs", num_bytes=narrow * choices * wide, dropped=whole),
-        ActivationTerm(
-            name="expert inner",
-            num_bytes=inner_bytes * choices * moe.ffn_hidden_size / layout.etp,
-            saved=1.0 / inner,
-            dropped={ACTIVATION: 1.0 / inner, "moe_act": 1.0 / inner, **whole},
-        ),
-        ActivationTerm(
-            name="expert outputs",
-            num_bytes=element * choices * wide * job.engine.memory.keeps_expert_outputs,
-            dropped=whole,
-        ),
-        ActivationTerm(
-            name="shared expert inner",
-            num_bytes=shared,
-            dropped={ACTIVATION: 1.0 / inner, "shared_experts": 1.0, **whole},
-        ),
-    )
+def _block_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[ActivationTerm]:
+    """Inner tensors of feed-forward blocks; of experts also fp32 router scores, inputs and outputs of each choice."""
+    for product in layer_of(job.model, experts=experts).products:
+        dropped = dict.fromkeys(product.modules, 1.0)
+        (rows, batch), (inputs, outputs) = rows_of(job, layout, product), product.sides(layout)
+        if "router" in product.outputs:
+            yield ActivationTerm(name="router", num_bytes=8.0 * rows * outputs, dropped=dropped)
+        if not product.ends_block:
+            continue
+        last, tiles = _is_read_again(job, product.reads, experts=experts), num_tiles(job, product)
+        one = 1.0 / _inner_tensors(job, last)  # the first product's output, and the second's input
+        parts = {ACTIVATION: one, "moe_act": one} if product.count else {ACTIVATION: one}
+        inner = _inner_bytes(job, last) * rows * batch * inputs / tiles
+        yield ActivationTerm(
+            name=product.reads, num_bytes=inner, saved=one, dropped=parts | dropped, is_of_tile=tiles > 1
+        )
+        if product.count:
+            wide = job.compute_bytes * rows * batch * outputs
+            read = _narrow(job) * _is_read_again(job, "expert input", experts=experts)
+            kept = job.engine.memory.keeps_expert_outputs
+            yield ActivationTerm(name="expert inputs", num_bytes=read * wide, dropped=dropped)
+            yield ActivationTerm(name="expert outputs", num_bytes=kept * wide, dropped=dropped)
 
 
 def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
@@ -375,6 +352,7 @@ def layer_activation_bytes(
     return tuple(sum_of(size if share == 1.0 else size * share for size, share in each if share) for each in kept)
 
 
+@once
 def kept_bytes_of_layer(
     job: PoolJob, layout: Degrees, stage: Stage, *, experts: bool, recomputing: bool = False
 ) -> tuple[Number, Number]:
@@ -423,6 +401,7 @@ def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Numb
     return np.maximum.reduce(np.broadcast_arrays(*stored))
 
 
+@once
 def held_of_stage(
     job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number
 ) -> tuple[tuple[Number, Number], ...]:
@@ -449,17 +428,15 @@ def held_of_stage(
     )
 
 
+@once
 def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
     """Bytes that the layers of a stage keep for one microbatch, under their policy and without recompute.
 
     Source: `layer_activation_bytes`, layer by layer.
     """
-    kept: Number = 0.0
-    whole: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        of_layer = kept_bytes_of_layer(job, layout, stage, experts=experts)
-        kept, whole = kept + count * of_layer[0], whole + count * of_layer[1]
-    return kept, whole
+    kinds = layer_kinds(job, layout, stage)
+    layers = [(count, kept_bytes_of_layer(job, layout, stage, experts=kind)) for kind, count in kinds]
+    return sum_of(count * kept for count, (kept, _) in layers), sum_of(count * whole for count, (_, whole) in layers)
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -467,10 +444,9 @@ def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: derived here from two buffers that take turns, as in Megatron-LM, fine_grained_activation_offload.py.
     """
-    largest: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        one, _ = kept_bytes_of_layer(job, layout, stage, experts=experts)
-        largest = np.maximum(largest, np.where(np.greater(count, 0), one, 0.0))
+    largest = largest_of_layers(
+        job, layout, stage, lambda kind: kept_bytes_of_layer(job, layout, stage, experts=kind)[0]
+    )
     return largest * np.minimum(2, stage.num_layers)
 
 

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from planner.cost.blocks import projections
-from planner.cost.parameters import end_params_on_device, num_params
-from planner.cost.stage import HeldParams, held_params, layer_kinds, layer_params
+from planner.cost.once import once
+from planner.cost.operators import layer_of
+from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device, num_moe_layers, num_params
+from planner.cost.stage import held_params, sum_over_layers
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
+    from planner.cost.operators import Product
     from planner.cost.stage import Stage
-    from planner.layout import Degrees
+    from planner.layout import Degrees, LayerDegrees
     from planner.numbers import Number
     from planner.specs.job import Job, PoolJob
     from planner.specs.model import ModelSpec
@@ -22,29 +24,61 @@ if TYPE_CHECKING:
 _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
 """Bytes per frozen weight. nf4 takes 4 bits, and 0.127 bits for the double-quantised constants (QLoRA, section 3)."""
 
-_BY_ROWS: Final = ("output", "down")
-"""Matrices that tensor parallelism divides along their input; it divides the other matrices along their output."""
+
+_NOT_LINEAR: Final = ("router", "further")
+"""Matrices that no program gives an adapter: those of routers, and those of which only the number is known."""
 
 
-def adapted_matrices(model: ModelSpec, training: TrainingSpec) -> tuple[tuple[str, int, int], ...]:
-    """The matrices of one layer that have an adapter: name, inputs and outputs; empty if all weights are trained.
+def matrices_of(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the matrices that can have an adapter, in any layer of the model.
 
-    Source: Hu et al., LoRA (2021), section 4.
+    Source: `planner.cost.operators`.
     """
-    h, shapes = model.hidden_size, projections(model)
-    shapes |= {"up": (h, model.ffn_hidden_size), "down": (model.ffn_hidden_size, h)}
-    shapes |= {"gate": (h, model.ffn_hidden_size)} if model.activation == "swiglu" else {}
-    wanted = dict.fromkeys(training.lora_targets) if training.lora_rank else {}
-    return tuple((name, *shapes[name]) for name in wanted if name in shapes)
+    layers = [layer_of(model, experts=each) for each in (False, True)]
+    names = dict.fromkeys(name for layer in layers for each in layer.products for name in each.outputs)
+    return tuple(name for name in names if name not in _NOT_LINEAR)
 
 
-def adapter_params(model: ModelSpec, training: TrainingSpec) -> int:
+@once
+def adapted_matrices(model: ModelSpec, training: TrainingSpec, *, experts: bool) -> tuple[tuple[Product, float], ...]:
+    """The matrices of one layer that have an adapter: the product, and the matrix's outputs.
+
+    `all-linear` are all matrices but those of routed experts, which programs keep in one tensor. There the gate and the
+    up projection are one matrix, with one adapter for each expert.
+
+    Source: Hu et al., LoRA (2021), section 4; PEFT, tuners/tuners_utils.py (all-linear) and tuners/lora/layer.py
+    (ParamWrapper); Megatron-Bridge, peft/lora.py (linear_fc1).
+    """
+    if not training.lora_rank:
+        return ()
+    wanted, found = set(training.lora_targets), []
+    for each in layer_of(model, experts=experts).products:
+        if each.count:
+            found += [(each, each.width)] if wanted & each.outputs.keys() else []
+        else:
+            every = "all-linear" in wanted
+            found += [
+                (each, size)
+                for name, size in each.outputs.items()
+                if name in wanted or (every and name not in _NOT_LINEAR)
+            ]
+    return tuple(found)
+
+
+def adapter_params(model: ModelSpec, training: TrainingSpec, *, of_token: bool = False) -> int:
     """Parameters of all adapters: r (inputs + outputs) for each adapted matrix of each layer.
+
+    of_token: of the adapters beside routed experts, count only those that a token uses.
 
     Source: Hu et al., LoRA (2021), section 4.1: a matrix from the inputs to r, and one from r to the outputs.
     """
-    sides = sum(inputs + outputs for _, inputs, outputs in adapted_matrices(model, training))
-    return training.lora_rank * sides * model.num_layers
+    with_experts = num_moe_layers(model)
+    total = 0.0
+    for experts, layers in ((True, with_experts), (False, model.num_layers - with_experts)):
+        for product, outputs in adapted_matrices(model, training, experts=experts) if layers else ():
+            copies = product.share * product.active if of_token else product.num_held
+            total += layers * copies * (product.inputs + outputs)
+    return round(training.lora_rank * total)
 
 
 def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
@@ -55,32 +89,35 @@ def num_trained_params(model: ModelSpec, training: TrainingSpec) -> int:
     return adapter_params(model, training) if training.lora_rank else num_params(model)
 
 
-def adapter_params_on_device(job: PoolJob, layout: Degrees) -> Number:
+def adapter_params_on_device(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> HeldParams:
     """Parameters of one layer's adapters on one device.
 
     An adapter has one matrix on the input side and one on the output side. Tensor parallelism divides the adapted
     matrix along one side, and divides the adapter's matrix on the same side. Each rank holds the adapter's other matrix
-    whole.
+    whole. Each routed expert has adapters of its own.
 
     Source: Megatron-Bridge, peft/utils.py (ParallelLinearAdapter).
     """
-    total: Number = 0.0
-    for name, inputs, outputs in adapted_matrices(job.model, job.training):
-        cut, whole = (inputs, outputs) if name in _BY_ROWS else (outputs, inputs)
-        total = total + job.training.lora_rank * (cut / layout.tp + whole)
-    return total
+    common: Number = 0.0
+    routed: Number = 0.0
+    for product, outputs in adapted_matrices(job.model, job.training, experts=experts):
+        size = job.training.lora_rank * product.num_held * sum_of(product.sides(layout, outputs))
+        common, routed = (common, routed + size / layout.ep) if product.count else (common + size, routed)
+    return HeldParams(common=common, experts=routed)
 
 
+@once
 def trained_layer_params(job: PoolJob, layout: Degrees, *, experts: bool) -> HeldParams:
     """Parameters of one layer on one device that have gradients and optimizer states.
 
-    Source: `layer_params`, or the adapters alone.
+    Source: `layer_params_on_device`, or the adapters alone.
     """
     if not job.training.lora_rank:
-        return layer_params(job, layout, experts=experts)
-    return HeldParams(common=adapter_params_on_device(job, layout), experts=0.0)
+        return layer_params_on_device(job.model, layout, experts=experts)
+    return adapter_params_on_device(job, layout, experts=experts)
 
 
+@once
 def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters on one device of a stage that have gradients and optimizer states, before ZeRO.
 
@@ -88,8 +125,7 @@ def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """
     if not job.training.lora_rank:
         return held_params(job, layout, stage)
-    layers = sum_of(count for _, count in layer_kinds(job, layout, stage))
-    return HeldParams(common=layers * adapter_params_on_device(job, layout), experts=0.0)
+    return sum_over_layers(job, layout, stage, lambda kind: adapter_params_on_device(job, layout, experts=kind))
 
 
 def frozen_bytes_per_param(job: PoolJob) -> float:
@@ -100,6 +136,7 @@ def frozen_bytes_per_param(job: PoolJob) -> float:
     return _FROZEN_BYTES[job.training.frozen_weights]
 
 
+@once
 def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Bytes of the frozen weights on one device of a stage, before ZeRO; 0 if all weights are trained.
 
@@ -121,13 +158,8 @@ def without_adapters(job: Job) -> str:
     Source: what `adapted_matrices` counts.
     """
     model, training = job.model, job.training
-    have = [*projections(model)]
-    have += ["up", "down", *(["gate"] if model.activation == "swiglu" else [])] if model.moe is None else []
-    if model.mla is not None or model.kind == "encoder-decoder":
-        return f"{model.name} has latent attention, or an encoder and a decoder"
-    if model.layers or model.mixer is not None or not model.attends:
-        return f"{model.name} has layers of several kinds, or a mixer in place of attention"
-    if missing := [name for name in training.lora_targets if name not in have]:
+    have = matrices_of(model)
+    if missing := [name for name in training.lora_targets if name not in (*have, "all-linear")]:
         return f"{model.name} has no adapters beside {', '.join(missing)}; lora_targets are of {', '.join(have)}"
     if training.optimizer not in ("adamw", "adamw-8bit", "sgd"):
         return f"optimizer {training.optimizer} has no adapters; take adamw"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapter_params
-from planner.cost.blocks import attention_matmul_params, shared_matmul_params
 from planner.cost.layers import attention_span, head_widths, indexer_flops_per_token, is_local
 from planner.cost.mixers import mixer_shape
+from planner.cost.operators import layer_of
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
-from planner.cost.recompute import modules_of
+from planner.cost.recompute import modules_of, repeats_part
 from planner.cost.stage import by_policy, chunks_of, layer_kinds, policies_of, timed_kinds
 from planner.specs.recompute import FULL
 from planner.sums import sum_of
@@ -103,7 +103,7 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     further = model.mtp_layers * attention_core_flops_per_token(model, s, causal=True, local=False)
     core = attention_flops_per_token(model, s, causal=True) + further
     products = 2.0 if training.lora_rank else 3.0
-    trained = 3.0 * adapter_params(model, training)
+    trained = 3.0 * adapter_params(model, training, of_token=True)
     per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
     images = (1.0 if training.lora_rank else 3.0) * tower_flops(model)
     return (per_token * s + images) * training.global_batch_size
@@ -130,7 +130,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
         again = again + count * by_policy(layout, chunks, repeated)
     ends = np.zeros(layout.num_chunks)
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
-    adapters = adapter_params(model, training) / model.num_layers * chunks.num_layers
+    adapters = adapter_params(model, training, of_token=True) / model.num_layers * chunks.num_layers
     core = sum_of(
         count * attention_core_flops_per_token(model, training.sequence_length, causal=True, local=local)
         for (_, local), count in timed_kinds(job, layout, chunks)
@@ -153,21 +153,9 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
 
 def _repeated_params(job: Job, policy: int, *, experts: bool) -> float:
     """Parameters of one layer whose products the backward pass repeats under a recompute policy."""
-    model, modules = job.model, modules_of(job, policy)
-    whole = float(layer_matmul_params(model, experts=experts))
-    block = whole - attention_matmul_params(model)
-    found = block if job.training.mlp_tiles > 1 and not experts else 0.0
-    if policy == FULL:
-        return found + whole
-    if "mla_up_proj" in modules and model.mla is not None:
-        keys_and_values = model.mla.kv_lora_rank * (model.mla.nope_head_size + model.mla.value_head_size)
-        queries = (model.mla.q_lora_rank or model.hidden_size) * (model.mla.nope_head_size + model.mla.rope_head_size)
-        found += model.num_heads * (keys_and_values + queries)
-    if ("moe" if experts else "mlp") in modules:
-        found += block
-    elif experts and "shared_experts" in modules:
-        found += shared_matmul_params(model)
-    return found
+    whole = float(policy == FULL)
+    products = layer_of(job.model, experts=experts).products
+    return sum_of(each.params_of_token * (whole + repeats_part(job, policy, each.modules)) for each in products)
 
 
 def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:

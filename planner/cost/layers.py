@@ -8,29 +8,21 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
-from planner.cost.blocks import (
-    expert_input_width,
-    gate_params,
-    indexer_matmul_params,
-    output_width,
-    qkv_width,
-    value_size,
-)
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.mixers import mixer_shape
-from planner.cost.parameters import cross_attention_share
+from planner.cost.once import once
+from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width, value_size
+from planner.cost.parameters import layer_params_on_device
 from planner.cost.recompute import ACTIVATION, norm_modules
-from planner.cost.stage import layer_params
-from planner.sums import sum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from planner.cost.operators import Product
     from planner.layout import LayerDegrees
     from planner.numbers import Number
-    from planner.specs.cluster import Precision
     from planner.specs.job import PoolJob
-    from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec
+    from planner.specs.model import ModelSpec
 
 FLASH_BACKWARD: Final = 2.5
 """Fused attention's backward pass runs five products for every two of the forward pass (Dao 2023, section 3.1)."""
@@ -71,6 +63,7 @@ class LayerSeconds:
     parts: Mapping[frozenset[str], Number]
 
 
+@once
 def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     """Tokens of one microbatch on one context-parallel rank: s b / c.
 
@@ -79,15 +72,40 @@ def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
     return job.training.sequence_length * layout.mbs / layout.cp
 
 
-def core_widths(model: ModelSpec, tp: Number) -> tuple[int, Number, Number]:
-    """Widths of the queries, keys and values that the core of attention reads, of all tensor-parallel ranks together.
+@once
+def choices_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
+    """Pairs of token and expert of one microbatch on one rank: s b k / (c t), times the imbalance of the busiest rank.
 
-    Every rank has at least one key-value head.
-
-    Source: Megatron-LM, transformer/attention.py (num_query_groups_per_partition); DeepSeek-V2 (2024), section 2.1.
+    Source: Lepikhin et al., GShard (2020), section 2.
     """
-    shared = np.maximum(model.num_kv_heads, tp) if model.mla is None else model.num_heads
-    return model.num_heads * model.head_size, shared * model.head_size, shared * value_size(model)
+    moe = job.model.moe
+    return tokens_per_microbatch(job, layout) / layout.tp * (moe.experts_per_token * moe.imbalance if moe else 0)
+
+
+@once
+def own_tokens(job: PoolJob, layout: LayerDegrees) -> Number:
+    """Tokens of one microbatch on which a rank runs norms: its own with sequence parallelism, else all of its group.
+
+    Source: Korthikanti et al. (2022), section 4.2.2.
+    """
+    return tokens_per_microbatch(job, layout) / np.where(np.equal(layout.sp, 1), layout.tp, 1)
+
+
+def rows_of(job: PoolJob, layout: LayerDegrees, product: Product) -> tuple[Number, Number]:
+    """Rows that a product multiplies on one rank, and by how many matrices side by side.
+
+    Each rank holds E / ep experts, and computes the choices of all etp ranks that share an expert. If every rank holds
+    a matrix whole, each rank multiplies it by its own tokens.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3; Megatron-LM, megatron/core/transformer/moe.
+    """
+    if product.count:
+        local = product.count / layout.ep
+        return choices_per_microbatch(job, layout) * layout.etp / local, local
+    if product.cut == "whole":
+        routed = "moe" in product.modules  # tokens are divided before the router
+        return tokens_per_microbatch(job, layout) / layout.tp if routed else own_tokens(job, layout), 1.0
+    return tokens_per_microbatch(job, layout), 1.0
 
 
 def attention_span(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
@@ -137,23 +155,6 @@ def indexer_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     return float(sequence_length) * model.sparse.num_heads * model.sparse.head_size
 
 
-def _mixer_projections(job: PoolJob, layout: LayerDegrees) -> list[PassSeconds]:
-    """Seconds of a mixer's matrix products, and of products with the matrices in `layer_matrix_params`.
-
-    Source: mixers.py; if every rank holds a matrix whole, each rank multiplies it by its own tokens.
-    """
-    model, tokens, h = job.model, tokens_per_microbatch(job, layout), job.model.hidden_size
-    own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    shape = mixer_shape(model)
-    maps = [linear_seconds(job, tokens, inputs, outputs / layout.tp) for inputs, outputs in shape.maps]
-    maps += [linear_seconds(job, own, inputs, outputs) for inputs, outputs in shape.whole]
-    if further := model.layer_matrix_params + indexer_matmul_params(model):
-        maps.append(linear_seconds(job, own, h, further / h))
-    if gate := gate_params(model):
-        maps.append(linear_seconds(job, tokens, h, gate / h / layout.tp))
-    return maps
-
-
 def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     """Seconds of a mixer's computation between its projections: a scan or chunks, and a convolution.
 
@@ -174,49 +175,24 @@ def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     return PassSeconds(forward=seconds + moved + launch, backward_input=2.0 * (seconds + moved) + launch)
 
 
-def _projection_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of the projections into and out of attention.
+def _product_seconds(job: PoolJob, layout: LayerDegrees, product: Product) -> PassSeconds:
+    """Seconds of one product in the mean layer; a dense feed-forward block runs tile by tile.
 
-    Every tensor-parallel rank holds the whole down-projections of latent attention; with sequence parallelism each rank
-    computes them for its own tokens. Cross-attention projects queries of the decoder, and keys and values of the
-    encoder's output, which has the same length.
-
-    Source: Shoeybi et al., Megatron-LM (2019), section 3; DeepSeek-V2 (2024), section 2.1.
+    Source: `planner.cost.compute.linear_seconds`.
     """
-    model, tokens, t = job.model, tokens_per_microbatch(job, layout), layout.tp
-    h = model.hidden_size
-    further = _mixer_projections(job, layout)
-    if not model.attends:
-        return sum(further, PassSeconds())
-    if model.mla is None:
-        maps = [*further, linear_seconds(job, tokens, h, qkv_width(model) / t)]
-    else:
-        maps = [*further, *_latent_projections(job, layout, model.mla)]
-    maps.append(linear_seconds(job, tokens, output_width(model) / t, h))
-    share = cross_attention_share(model)
-    if not share:
-        return sum(maps, PassSeconds())
-    query = model.num_heads * model.head_size
-    query, key_value = query / t, (qkv_width(model) - query) / t
-    cross = linear_seconds(job, tokens, h, query) + linear_seconds(job, tokens, h, key_value) + maps[-1]
-    return sum(maps, cross * share)
+    (rows, batch), tiles = rows_of(job, layout, product), num_tiles(job, product)
+    routes = product.cut == "whole" and "moe" in product.modules
+    precision = job.expert_precision if product.count else job.core_precision if routes else None
+    found = linear_seconds(job, rows / tiles, *product.sides(layout), batch, precision=precision)
+    return found if product.share == tiles == 1 else found * (product.share * tiles)
 
 
-def _latent_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
-    tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
-    own = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    maps = [linear_seconds(job, own, h, mla.kv_lora_rank + mla.rope_head_size), *_up_projections(job, layout, mla)]
-    return [*maps, linear_seconds(job, own, h, mla.q_lora_rank)] if mla.q_lora_rank else maps
+def num_tiles(job: PoolJob, product: Product) -> int:
+    """Number of tiles in which a product runs, one after the other: only dense feed-forward blocks have several.
 
-
-def _up_projections(job: PoolJob, layout: LayerDegrees, mla: LatentAttention) -> list[PassSeconds]:
-    """Seconds of the up-projections to queries, keys and values; queries without a latent use the layer's input."""
-    tokens, heads = tokens_per_microbatch(job, layout), job.model.num_heads / layout.tp
-    query = heads * (mla.nope_head_size + mla.rope_head_size)
-    return [
-        linear_seconds(job, tokens, mla.kv_lora_rank, heads * (mla.nope_head_size + mla.value_head_size)),
-        linear_seconds(job, tokens, mla.q_lora_rank or job.model.hidden_size, query),
-    ]
+    Source: DeepSpeed, runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
+    """
+    return job.training.mlp_tiles if "mlp" in product.modules else 1
 
 
 def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSeconds:
@@ -280,116 +256,6 @@ def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     )
 
 
-def _ffn_seconds(
-    job: PoolJob,
-    tokens: Number,
-    width: Number,
-    batch: Number = 1.0,
-    *,
-    fan_in: int = 0,
-    precision: Precision | None = None,
-) -> PassSeconds:
-    """Seconds of a feed-forward block of this width (or of `batch` experts), with its activation function.
-
-    fan_in: width of the block's input and output; 0 means the model's width.
-
-    Bytes that the activation function moves per token in 16 bits, forward and backward: GELU 4f and 8f; fused SwiGLU 6f
-    and 10f; SwiGLU as separate operators 10f and 16f.
-
-    Source: derived here from the operators' inputs and outputs.
-    """
-    if not np.any(width):
-        return PassSeconds()
-    gated = job.model.activation == "swiglu"
-    h = fan_in or job.model.hidden_size
-    up = linear_seconds(job, tokens, h, width * (2 if gated else 1), batch, precision=precision)
-    down = linear_seconds(job, tokens, width, h, batch, precision=precision)
-    fused = job.engine.memory.fused_swiglu
-    moved = ((6.0, 10.0) if fused else (10.0, 16.0)) if gated else (4.0, 8.0)
-    elements = tokens * width * batch * job.compute_bytes / 2
-    forward, backward = (memory_bound_seconds(job, each * elements) for each in moved)
-    return up + down + PassSeconds(forward=forward, backward_input=backward)
-
-
-def _expert_seconds(job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts) -> PassSeconds:
-    """Seconds of router, routed and shared experts, and of permuting tokens to their experts and back.
-
-    Each rank holds E / ep experts. For each of the etp ranks that share an expert, the rank computes s b k / (c t)
-    choices (pairs of token and expert). Permuting moves 8 h bytes per choice and direction (read and write, twice).
-
-    Source: Lepikhin et al., GShard (2020), section 2; Megatron-LM, megatron/core/transformer/moe.
-    """
-    tokens = tokens_per_microbatch(job, layout)
-    choices = tokens / layout.tp * moe.experts_per_token * moe.imbalance * layout.etp
-    local, wide = moe.num_experts / layout.ep, expert_input_width(job.model)
-    parts = [
-        linear_seconds(job, tokens / layout.tp, job.model.hidden_size, moe.num_experts, precision=job.core_precision),
-        _ffn_seconds(
-            job, choices / local, moe.ffn_hidden_size / layout.etp, local, fan_in=wide, precision=job.expert_precision
-        ),
-    ]
-    if moe.latent_size:
-        into = linear_seconds(job, tokens / layout.tp, job.model.hidden_size, wide, precision=job.core_precision)
-        back = linear_seconds(job, tokens / layout.tp, wide, job.model.hidden_size, precision=job.core_precision)
-        parts += [into, back]
-    if moe.shared_ffn_hidden_size:
-        parts.append(_ffn_seconds(job, tokens, moe.shared_ffn_hidden_size / layout.tp))
-    moved = 8.0 * choices * wide * job.compute_bytes / 2
-    permuted = memory_bound_seconds(job, moved)
-    return sum(parts, PassSeconds(forward=permuted, backward_input=permuted))
-
-
-def _parts_seconds(
-    job: PoolJob, layout: LayerDegrees, moe: MixtureOfExperts | None, core: Number, block: Number
-) -> dict[frozenset[str], Number]:
-    """Forward seconds of each part that recompute can repeat; a key consists of the modules that repeat the part.
-
-    The parts are the norms, the up-projections of latent attention with positions, the feed-forward block or the
-    experts, and its activation function. A part that belongs to two modules is repeated once. The host's time for small
-    operators is left out.
-    core, block: forward seconds of the core of attention, and of the feed-forward block.
-
-    Source: the same operators as in the forward pass; Megatron-LM, transformer_config.py (recompute_modules);
-    DeepSeek-V3 (2024), section 3.2.3.
-    """
-    model, tokens, t = job.model, tokens_per_microbatch(job, layout), layout.tp
-    own = tokens / np.where(np.equal(layout.sp, 1), t, 1)
-    bytes_each = job.compute_bytes / 2
-    norm = memory_bound_seconds(job, _norm_bytes(job)[0] * model.hidden_size * own * bytes_each)
-    parts: dict[frozenset[str], Number] = {frozenset(("core_attn",)): core}
-
-    def add(seconds: Number, *modules: str) -> None:
-        parts[frozenset(modules)] = parts.get(frozenset(modules), 0.0) + seconds
-
-    def activation(choices: Number, width: Number) -> Number:
-        moved = (6.0 if job.engine.memory.fused_swiglu else 10.0) if model.activation == "swiglu" else 4.0
-        return memory_bound_seconds(job, moved * choices * width * bytes_each)
-
-    before_attention, before_block = norm_modules(job, experts=moe is not None)
-    add(norm, *before_attention)
-    if model.norms_per_layer > 1:
-        add(norm, *before_block)
-    if model.mla is not None:
-        up = sum_of(one.forward for one in _up_projections(job, layout, model.mla))
-        heads = (model.num_heads + model.num_kv_heads) * model.head_size
-        add(up + memory_bound_seconds(job, 4.0 * heads * tokens / t * bytes_each), "mla_up_proj")
-    if moe is None:
-        gate = activation(tokens, model.ffn_hidden_size / t)
-        add(gate, ACTIVATION, "mlp")
-        add(block - gate, "mlp")
-        return parts
-    choices = tokens / t * moe.experts_per_token * moe.imbalance * layout.etp
-    shared, shared_gate = 0.0, activation(tokens, moe.shared_ffn_hidden_size / t)
-    gate = activation(choices, moe.ffn_hidden_size / layout.etp)
-    if moe.shared_ffn_hidden_size:
-        shared = _ffn_seconds(job, tokens, moe.shared_ffn_hidden_size / t).forward
-        add(shared_gate, ACTIVATION, "moe", "shared_experts")
-        add(shared - shared_gate, "moe", "shared_experts")
-    add(gate, ACTIVATION, "moe", "moe_act")
-    add(block - shared - gate, "moe")
-    return parts
-
-
 _NORM_BYTES: Final = (4.0, 10.0)
 _NORM_BYTES_BY_OPERATOR: Final = (36.0, 92.0)
 """Bytes that a norm moves per 16-bit element, forward and backward: as one kernel, and operator by operator in fp32.
@@ -411,65 +277,78 @@ def _norm_bytes(job: PoolJob) -> tuple[float, float]:
     return _NORM_BYTES if norm_is_one_kernel(job) else _NORM_BYTES_BY_OPERATOR
 
 
-def _light_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of the operators that mainly move bytes: norms, residual additions, positions, transposes of heads.
+def _light_operators(
+    job: PoolJob, layout: LayerDegrees, *, experts: bool
+) -> Iterator[tuple[Number, float, float, frozenset[str], float]]:
+    """The operators that mainly move bytes: elements on one rank, bytes, the modules that repeat them, how many.
 
-    Bytes per token in 16 bits, forward and backward:
+    Bytes for each 16-bit element, forward and backward:
 
-    - norm: 4h and 10h
-    - residual addition: 6h and 8h; with dropout 7h and 9h
-    - rotary positions: 4 (a + g) d in each pass, 4 a d in a layer that reuses the keys of an earlier one
-    - norms of queries and keys: as positions, and 2.5 times as much
-    - transposes of unfused attention: 8 a (d + d_v) and 11 a (d + d_v)
+    - norm: 4 and 10
+    - residual addition: 6 and 8; with dropout 7 and 9
+    - rotary positions of queries and keys: 4 in each pass; queries alone in a layer that reuses earlier keys
+    - norms of queries and keys: 4 and 10
+    - transposes of unfused attention: 8 and 11 for each head's queries and values
+    - GELU: 4 and 8; fused SwiGLU 6 and 10; SwiGLU as separate operators 10 and 16
+    - permuting tokens to their experts and back: 8 for each choice in each pass (read and write, twice)
 
     Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
     """
-    model = job.model
-    tokens = tokens_per_microbatch(job, layout) * job.compute_bytes / 2
-    whole = tokens / np.where(np.equal(layout.sp, 1), layout.tp, 1)
-    split = tokens / layout.tp
-    h, residuals = model.hidden_size, 1 if model.parallel_attention else 2
-    residual = 7.0 if job.training.dropout else 6.0
-    norm = _norm_bytes(job)
-    forward = [norm[0] * h * whole] * model.norms_per_layer + [residual * h * whole] * residuals
-    backward = [norm[1] * h * whole] * model.norms_per_layer + [(residual + 2.0) * h * whole] * residuals
-    queries, keys, _ = core_widths(model, layout.tp)
-    heads = 4.0 * (queries + keys * (not model.shares_keys)) * split
-    if not model.attends:
-        heads = 0.0 * split
-    if model.position == "rope":
-        forward.append(heads)
-        backward.append(heads)
-    if model.qk_norm != "none":
-        forward.append(heads)
-        backward.append(2.5 * heads)
-    if job.training.attention == "unfused":
-        width = model.num_heads * head_widths(model)
-        forward.append(8.0 * width * split)
-        backward.append(11.0 * width * split)
-    light = PassSeconds(
-        forward=sum_of(memory_bound_seconds(job, num_bytes) for num_bytes in forward),
-        backward_input=sum_of(memory_bound_seconds(job, num_bytes) for num_bytes in backward),
-    )
-    cross = PassSeconds(  # one more norm and one more residual addition
-        forward=memory_bound_seconds(job, (4.0 + residual) * h * whole),
-        backward_input=memory_bound_seconds(job, (12.0 + residual) * h * whole),
-    )
-    return light + cross * cross_attention_share(model)
+    model, training, again = job.model, job.training, norm_modules(job, experts=experts)
+    own = own_tokens(job, layout) * model.hidden_size
+    split = tokens_per_microbatch(job, layout) / layout.tp
+    norm, residual, cross = _norm_bytes(job), 7.0 if training.dropout else 6.0, cross_attention_share(model)
+    nothing = frozenset[str]()
+    for modules in (*again, nothing, nothing, nothing, nothing)[: model.norms_per_layer]:
+        yield own, *norm, modules, 1.0
+    yield own, residual, residual + 2.0, nothing, 1.0 if model.parallel_attention else 2.0
+    if cross:
+        yield own, *norm, nothing, cross
+        yield own, residual, residual + 2.0, nothing, cross
+    if model.attends:
+        queries, keys, _ = core_widths(model, layout.tp)
+        heads = (queries + keys * (not model.shares_keys)) * split
+        if model.position == "rope":
+            yield heads, 4.0, 4.0, frozenset(("mla_up_proj",)) if model.mla else nothing, 1.0
+        if model.qk_norm != "none":
+            yield heads, 4.0, 10.0, nothing, 1.0
+    if training.attention == "unfused":
+        yield model.num_heads * head_widths(model) * split, 8.0, 11.0, nothing, 1.0
+    fused = job.engine.memory.fused_swiglu
+    gate = ((6.0, 10.0) if fused else (10.0, 16.0)) if model.activation == "swiglu" else (4.0, 8.0)
+    for product in layer_of(model, experts=experts).products:
+        if not product.ends_block:
+            continue
+        (rows, batch), (inner, outputs) = rows_of(job, layout, product), product.sides(layout)
+        tiles, modules = num_tiles(job, product), product.modules | {ACTIVATION}
+        yield rows * batch * inner / tiles, *gate, modules | {"moe_act"} if product.count else modules, tiles
+        if product.count:
+            yield rows * batch * outputs, 8.0, 8.0, product.modules, 1.0
 
 
-def _adapter_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
+def _operators(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> Iterator[tuple[PassSeconds, frozenset[str]]]:
+    """Seconds of each operator without the core of attention, and the modules whose recompute repeats it."""
+    for product in layer_of(job.model, experts=experts).products:
+        yield _product_seconds(job, layout, product), product.modules
+    for elements, forward, backward, modules, times in _light_operators(job, layout, experts=experts):
+        forward_seconds, backward_seconds = (
+            times * memory_bound_seconds(job, each * elements * (job.compute_bytes / 2)) for each in (forward, backward)
+        )
+        yield PassSeconds(forward=forward_seconds, backward_input=backward_seconds), modules
+
+
+def _adapter_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
     """Seconds of a layer's adapters: two products, to rank r and back, and one addition for each adapted matrix.
 
     Source: Hu et al., LoRA (2021), section 4.1; 6 bytes are moved for each element of the addition.
     """
-    tokens, rank, t = tokens_per_microbatch(job, layout), job.training.lora_rank, layout.tp
-    total = PassSeconds()
-    for name, inputs, outputs in adapted_matrices(job.model, job.training):
-        rows = name in ("output", "down")
-        total += linear_seconds(job, tokens, inputs / (t if rows else 1), rank, precision=job.core_precision)
-        total += linear_seconds(job, tokens, rank, outputs / (1 if rows else t), precision=job.core_precision)
-        total += PassSeconds(forward=memory_bound_seconds(job, 6.0 * tokens * outputs / (1 if rows else t)))
+    rank, total = job.training.lora_rank, PassSeconds()
+    for product, outputs in adapted_matrices(job.model, job.training, experts=experts):
+        (rows, batch), (fan_in, fan_out) = rows_of(job, layout, product), product.sides(layout, outputs)
+        one = linear_seconds(job, rows, fan_in, rank, batch, precision=job.core_precision)
+        one += linear_seconds(job, rows, rank, fan_out, batch, precision=job.core_precision)
+        one += PassSeconds(forward=memory_bound_seconds(job, 6.0 * rows * batch * fan_out))
+        total += one * product.share
     return total
 
 
@@ -480,7 +359,7 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
     """
     if job.training.frozen_weights == "16-bit":
         return PassSeconds()
-    held = layer_params(job, layout, experts=experts).total
+    held = layer_params_on_device(job.model, layout, experts=experts).total
     seconds = memory_bound_seconds(job, (frozen_bytes_per_param(job) + job.compute_bytes) * held)
     return PassSeconds(forward=seconds, backward_input=seconds)
 
@@ -519,21 +398,18 @@ def layer_seconds(
     """
     if job.model.layers:
         return _mean_seconds(job, layout, experts=experts, local=local)
-    moe = job.model.moe if experts else None
-    tokens = tokens_per_microbatch(job, layout)
-    core = _core_seconds(job, layout, local=local)
-    tiles = job.training.mlp_tiles
-    block = (
-        _expert_seconds(job, layout, moe)
-        if moe
-        else _ffn_seconds(job, tokens / tiles, job.model.ffn_hidden_size / layout.tp) * tiles
-    )
-    whole = _projection_seconds(job, layout) + core + block + _light_seconds(job, layout)
+    experts = experts and job.model.moe is not None
+    whole = core = _core_seconds(job, layout, local=local)
+    parts: dict[frozenset[str], Number] = {frozenset(("core_attn",)): core.forward}
+    for seconds, modules in _operators(job, layout, experts=experts):
+        whole += seconds
+        if modules:
+            parts[modules] = parts.get(modules, 0.0) + seconds.forward
     if job.training.lora_rank:
-        whole = whole.without_weight_gradients + _adapter_seconds(job, layout)
+        whole = whole.without_weight_gradients + _adapter_seconds(job, layout, experts=experts)
         whole += _dequantized_seconds(job, layout, experts=experts)
     split = np.where(np.greater(layout.tp, 1), job.engine.compute.tp_host_factor, 1.0)
-    factor, hops = _host_factors(job, layout, experts=moe is not None)
+    factor, hops = _host_factors(job, layout, experts=experts)
     floor = job.cluster.device.efficiency.layer_floor * job.calibration.host * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
@@ -545,7 +421,6 @@ def layer_seconds(
         backward_input=whole.backward_input * stretch,
         backward_weight=whole.backward_weight * stretch,
     )
-    parts = _parts_seconds(job, layout, moe, core.forward, block.forward)
     return LayerSeconds(
         passes=passes,
         core_forward=slowdown * core.forward,

@@ -7,6 +7,7 @@ seconds are computed from this description.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.specs.model import Mixer, ModelSpec
+
+Map = tuple[int, dict[str, int]]
 
 _CHUNK: Final = 64
 """Tokens of a chunk that kernels of the delta rule compute at once (Yang et al., Gated DeltaNet, 2024, section 3.3)."""
@@ -23,29 +26,21 @@ _CHUNK: Final = 64
 class MixerShape:
     """Parts of a layer's mixer.
 
-    maps: matrices that tensor parallelism divides along their heads, as (inputs, outputs).
-    whole: matrices that every rank holds whole (low-rank inputs).
+    maps: matrix products as (inputs, outputs of each matrix by name); names are those of transformers' modules, except
+        for queries, keys, values and outputs. Tensor parallelism divides the last product along its inputs, and the
+        others along their outputs.
+    whole: products with matrices that every rank holds whole (low-rank inputs).
     vectors: parameters in vectors, convolutions and norms.
     core_flops: forward FLOPs per token outside the projections.
     kept: elements per token that the backward pass reads in addition to the layer's input: outputs of projections, of
         the convolution and of the core.
     """
 
-    maps: tuple[tuple[int, int], ...]
-    whole: tuple[tuple[int, int], ...] = ()
+    maps: tuple[Map, ...] = ()
+    whole: tuple[Map, ...] = ()
     vectors: int = 0
     core_flops: float = 0.0
     kept: int = 0
-
-    @property
-    def whole_params(self) -> int:
-        """Parameters that every tensor-parallel rank holds whole."""
-        return sum(inputs * outputs for inputs, outputs in self.whole)
-
-    @property
-    def matmul_params(self) -> int:
-        """Parameters of the matrices that multiply each token."""
-        return self.whole_params + sum(inputs * outputs for inputs, outputs in self.maps)
 
 
 def _mamba(mixer: Mixer, h: int) -> MixerShape:
@@ -56,7 +51,12 @@ def _mamba(mixer: Mixer, h: int) -> MixerShape:
     d, n, rank = mixer.num_heads * mixer.value_size, mixer.key_size, mixer.rank
     norms = rank + 2 * n if mixer.state_norms else 0
     return MixerShape(
-        maps=((h, 2 * d), (d, rank + 2 * n), (rank, d), (d, h)),
+        maps=(
+            (h, {"in_proj": 2 * d}),
+            (d, {"x_proj": rank + 2 * n}),
+            (rank, {"dt_proj": d}),
+            (d, {"out_proj": h}),
+        ),
         vectors=_convolution(mixer, d) + d + d * n + d + norms + _biases(mixer, 2 * d, h),
         core_flops=_SCAN_FLOPS * d * n,
         kept=2 * d + d + rank + 2 * n + d + d,
@@ -73,7 +73,7 @@ def _mamba2(mixer: Mixer, h: int) -> MixerShape:
     mixed = d + 2 * (mixer.num_key_heads or 1) * mixer.key_size
     into = d + mixed + heads
     return MixerShape(
-        maps=((h, into), (d, h)),
+        maps=((h, {"in_proj": into}), (d, {"out_proj": h})),
         vectors=_convolution(mixer, mixed) + 3 * heads + mixer.norm * d + _biases(mixer, into, h),
         core_flops=_SCAN_FLOPS * d * mixer.key_size,
         kept=into + mixed + 2 * d,
@@ -89,7 +89,7 @@ def _gated_deltanet(mixer: Mixer, h: int) -> MixerShape:
     values = heads * mixer.value_size
     mixed = 2 * keys + values
     return MixerShape(
-        maps=((h, mixed + values + 2 * heads), (values, h)),
+        maps=((h, {"in_proj_qkvz": mixed + values, "in_proj_ba": 2 * heads}), (values, {"out_proj": h})),
         vectors=_convolution(mixer, mixed) + 2 * heads + mixer.norm * mixer.value_size,
         core_flops=_delta_flops(mixer),
         kept=2 * mixed + values + 2 * values,
@@ -102,10 +102,14 @@ def _kda(mixer: Mixer, h: int) -> MixerShape:
     Source: Kimi Linear (2025), section 3; transformers, models/kimi_linear and models/bailing_hybrid.
     """
     heads, d = mixer.num_heads, mixer.num_heads * mixer.value_size
-    gates: tuple[tuple[int, int], ...] = ((mixer.rank, d),) * 2 if mixer.rank else ((h, d),) * 2
+    read, names = (mixer.rank, ("f_b_proj", "g_b_proj")) if mixer.rank else (h, ("f_proj", "g_proj"))
     return MixerShape(
-        maps=((h, 3 * d + heads), *gates, (d, h)),
-        whole=((h, mixer.rank),) * 2 if mixer.rank else (),
+        maps=(
+            (h, {"query": d, "key": d, "value": d, "b_proj": heads}),
+            *((read, {name: d}) for name in names),
+            (d, {"output": h}),
+        ),
+        whole=((h, {"f_a_proj": mixer.rank}), (h, {"g_a_proj": mixer.rank})) if mixer.rank else (),
         vectors=_convolution(mixer, 3 * d) + d + heads + mixer.norm * mixer.value_size,
         core_flops=_delta_flops(mixer),
         kept=6 * d + 2 * d + 2 * d,
@@ -119,7 +123,7 @@ def _lightning(mixer: Mixer, h: int) -> MixerShape:
     """
     d = mixer.num_heads * mixer.value_size
     return MixerShape(
-        maps=((h, 3 * d), (h, d), (d, h)),
+        maps=((h, {"qkv_proj": 3 * d}), (h, {"output_gate": d}), (d, {"out_proj": h})),
         vectors=mixer.norm * d,
         core_flops=_delta_flops(mixer),
         kept=3 * d + d + 2 * d,
@@ -133,7 +137,7 @@ def _short_convolution(mixer: Mixer, h: int) -> MixerShape:
     """
     d = mixer.num_heads * mixer.value_size
     return MixerShape(
-        maps=((h, 3 * d), (d, h)),
+        maps=((h, {"in_proj": 3 * d}), (d, {"out_proj": h})),
         vectors=_convolution(mixer, d) + _biases(mixer, 3 * d, h),
         core_flops=2.0 * mixer.kernel * d,
         kept=3 * d + d + d,
@@ -146,9 +150,9 @@ def _rg_lru(mixer: Mixer, h: int) -> MixerShape:
     Source: De et al., Griffin (2024), section 2.4; transformers, models/recurrent_gemma.
     """
     d = mixer.num_heads * mixer.value_size
-    blocks = ((d, mixer.value_size),) * 2
+    gates = tuple((d, {name: mixer.value_size}) for name in ("input_gate", "recurrent_gate"))
     return MixerShape(
-        maps=((h, 2 * d), *blocks, (d, h)),
+        maps=((h, {"linear_x": d, "linear_y": d}), *gates, (d, {"linear_out": h})),
         vectors=_convolution(mixer, d) + d + 2 * d + _biases(mixer, 2 * d, h),
         core_flops=10.0 * d,
         kept=2 * d + d + 2 * d + d,
@@ -161,7 +165,12 @@ def _rwkv(mixer: Mixer, h: int) -> MixerShape:
     Source: Peng et al., RWKV (2023), section 3.1; transformers, models/rwkv.
     """
     d = mixer.num_heads * mixer.value_size
-    return MixerShape(maps=((h, 3 * d), (d, h)), vectors=2 * d + 3 * h, core_flops=10.0 * d, kept=3 * h + 3 * d + d)
+    return MixerShape(
+        maps=((h, {"receptance": d, "key": d, "value": d}), (d, {"output": h})),
+        vectors=2 * d + 3 * h,
+        core_flops=10.0 * d,
+        kept=3 * h + 3 * d + d,
+    )
 
 
 def _mlstm(mixer: Mixer, h: int) -> MixerShape:
@@ -172,7 +181,10 @@ def _mlstm(mixer: Mixer, h: int) -> MixerShape:
     heads = mixer.num_heads
     keys, values = heads * mixer.key_size, heads * mixer.value_size
     return MixerShape(
-        maps=((h, 2 * keys + 2 * values + 2 * heads), (values, h)),
+        maps=(
+            (h, {"query": keys, "key": keys, "value": values, "ogate": values, "igate": heads, "fgate": heads}),
+            (values, {"out_proj": h}),
+        ),
         vectors=2 * heads + values + mixer.bias * (2 * keys + 2 * values + h),
         core_flops=_delta_flops(mixer),
         kept=2 * keys + 2 * values + 2 * values,
@@ -195,12 +207,13 @@ _KINDS: Final[dict[str, Callable[[Mixer, int], MixerShape]]] = {
 }
 
 
+@lru_cache(maxsize=512)
 def mixer_shape(model: ModelSpec) -> MixerShape:
     """Parts of the mixer of a model's layers; empty if the model has no mixer.
 
     Source: given in the function of each kind.
     """
-    return _KINDS[model.mixer.kind](model.mixer, model.hidden_size) if model.mixer else MixerShape(maps=())
+    return _KINDS[model.mixer.kind](model.mixer, model.hidden_size) if model.mixer else MixerShape()
 
 
 def mixer_heads(model: ModelSpec) -> int:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
+from planner.cost.once import once
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
-from planner.cost.stage import expert_shard_divisor, layer_kinds, layer_params, shard_degree
+from planner.cost.parameters import layer_params_on_device
+from planner.cost.stage import expert_shard_divisor, shard_degree, sum_over_layers
 from planner.layout import offloads_optimizer
-from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
 
 
+@once
 def whole_gradients(job: PoolJob, layout: Degrees) -> Flag:
     """Whether a device accumulates gradients of all its parameters.
 
@@ -105,9 +107,10 @@ def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     each = job.engine.memory.fp8_weight_bytes * of_precision
     if not each:
         return 0.0
-    return (np.equal(layout.zero, 0) * each) * sum_of(
-        count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
+    on_layers = sum_over_layers(
+        job, layout, stage, lambda kind: layer_params_on_device(job.model, layout, experts=kind).total
     )
+    return np.equal(layout.zero, 0) * each * on_layers
 
 
 def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -7,32 +7,22 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.adapters import trained_params
-from planner.cost.blocks import (
-    expert_input_width,
-    expert_layer_params,
-    ffn_matrices,
-    gate_params,
-    indexer_matmul_params,
-    norm_params,
-    projections,
-)
 from planner.cost.compute import memory_bound_seconds
-from planner.cost.mixers import mixer_shape
-from planner.cost.parameters import dense_layer_params, end_params_on_device, moe_layer_params
+from planner.cost.once import once
+from planner.cost.operators import layer_of, norm_params
+from planner.cost.parameters import end_params_on_device, layer_params_on_device
+from planner.cost.shapes import alone
 from planner.cost.stage import (
-    HeldParams,
     expert_shard_divisor,
     holds_embedding,
     holds_head,
     layer_kinds,
-    layer_params,
     shard_degree,
+    sum_over_layers,
 )
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from planner.cost.stage import Stage
     from planner.layout import Degrees
     from planner.numbers import Flag, Number
@@ -76,6 +66,7 @@ def moment_bytes_per_param(job: PoolJob) -> float:
     return _NUM_MOMENTS[job.training.optimizer] * job.state_bytes.moment
 
 
+@once
 def sums_last(job: PoolJob, layout: Degrees) -> Flag:
     """Whether fp32 gradient sums stay in memory until the update, so that the update makes no copies of gradients.
 
@@ -106,48 +97,17 @@ def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return moments * shard + gradients * at_once
 
 
-def _attention_matrices(model: ModelSpec) -> Iterator[Matrix]:
-    h, heads, mla = model.hidden_size, model.num_heads, model.mla
-    query = heads * model.head_size
-    for inputs, outputs in (*mixer_shape(model).maps, *mixer_shape(model).whole):
-        yield outputs, inputs, 1
-    for further in (model.layer_matrix_params, indexer_matmul_params(model), gate_params(model)):
-        if further:
-            yield further / h, h, 1
-    if not model.attends:
-        return
-    if mla is None:
-        yield from ((outputs, inputs, 1) for inputs, outputs in projections(model).values())
-        return
-    if mla.q_lora_rank:
-        yield mla.q_lora_rank, h, 1
-    yield query, mla.q_lora_rank or h, 1
-    yield mla.kv_lora_rank + mla.rope_head_size, h, 1
-    yield heads * (mla.nope_head_size + mla.value_head_size), mla.kv_lora_rank, 1
-    yield h, heads * mla.value_head_size, 1
-
-
 def layer_matrices(model: ModelSpec, *, experts: bool) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
     """Weight matrices of one layer: first the common matrices, then the matrices of the routed experts.
 
-    Source: sizes of blocks.py, matrix by matrix.
+    Source: `planner.cost.operators`, matrix by matrix.
     """
-    if model.layers:
-        kinds = [(num / model.num_layers, layer_matrices(kind, experts=experts)) for num, kind in model.kinds()]
-        of_kinds = [[(r, c, share * n) for share, each in kinds for r, c, n in each[part]] for part in (0, 1)]
-        return tuple(of_kinds[0]), tuple(of_kinds[1])
-    h, num = model.hidden_size, ffn_matrices(model)
-    common = list(_attention_matrices(model))
-    if not experts or model.moe is None:
-        return (*common, (model.ffn_hidden_size, h, num - 1), (h, model.ffn_hidden_size, 1)), ()
-    moe = model.moe
-    common.append((moe.num_experts + int(moe.shared_gate), h, 1))
-    if moe.shared_ffn_hidden_size:
-        common += [(moe.shared_ffn_hidden_size, h, num - 1), (h, moe.shared_ffn_hidden_size, 1)]
-    if moe.latent_size:
-        common += [(moe.latent_size, h, 1), (h, moe.latent_size, 1)]
-    width, count, wide = moe.ffn_hidden_size, moe.num_experts, expert_input_width(model)
-    return tuple(common), ((width, wide, count * (num - 1)), (wide, width, count))
+    products = layer_of(model, experts=experts).products
+    common, routed = (
+        tuple((rows, each.inputs, each.share * max(1, each.count)) for each in part for rows in each.outputs.values())
+        for part in ([each for each in products if not each.count], [each for each in products if each.count])
+    )
+    return common, routed
 
 
 def _size(matrices: tuple[Matrix, ...]) -> float:
@@ -164,6 +124,7 @@ def _schulz_flops(matrices: tuple[Matrix, ...]) -> float:
     return _NEWTON_SCHULZ_STEPS * sum_of(count * (4.0 * m * m * n + 2.0 * m**3) for m, n, count in shapes)
 
 
+@once
 def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
     """Bytes of optimizer state beyond `moment_bytes_per_param`, for common weights and for experts, before ZeRO.
 
@@ -181,7 +142,10 @@ def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Num
     routed: Number = 0.0
     for experts, count in layer_kinds(job, layout, stage):
         shared, own = layer_matrices(job.model, experts=experts)
-        held, whole = layer_params(job, layout, experts=experts), _whole_layer(job, experts=experts)
+        held, whole = (
+            layer_params_on_device(job.model, layout, experts=experts),
+            layer_params_on_device(job.model, alone(layout), experts=experts),
+        )
         vectors = (whole.common - _size(shared)) * held.common / whole.common
         common = common + count * vectors
         if own:
@@ -191,13 +155,6 @@ def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Num
             routed = routed + (count * _sides(own) * held.experts / whole.experts if own else 0.0)
     each = _FACTOR_BYTES if job.training.optimizer == "adafactor" else job.state_bytes.moment
     return each * common, each * routed
-
-
-def _whole_layer(job: PoolJob, *, experts: bool) -> HeldParams:
-    """Parameters of one layer, not divided by any degree."""
-    routed = expert_layer_params(job.model) if experts else 0
-    whole = moe_layer_params(job.model) if experts else dense_layer_params(job.model)
-    return HeldParams(common=whole - routed, experts=routed)
 
 
 def _end_sides(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
@@ -218,13 +175,15 @@ def newton_schulz_seconds(job: PoolJob, layout: Degrees, stage: Stage) -> Number
     """
     if job.training.optimizer != "muon":
         return 0.0
-    device = job.cluster.device
-    flops: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
+
+    def flops(experts: bool) -> Number:
         shared, own = layer_matrices(job.model, experts=experts)
-        flops = flops + count * _schulz_flops(shared) / (layout.tp * shard_degree(layout))
-        flops = flops + count * _schulz_flops(own) / (layout.ep * layout.etp * expert_shard_divisor(job, layout))
-    return flops / (device.peak[job.core_precision] * device.efficiency.matmul)
+        of_shared = _schulz_flops(shared) / (layout.tp * shard_degree(layout))
+        return of_shared + _schulz_flops(own) / (layout.ep * layout.etp * expert_shard_divisor(job, layout))
+
+    device = job.cluster.device
+    rate = device.peak[job.core_precision] * device.efficiency.matmul
+    return sum_over_layers(job, layout, stage, flops) / rate
 
 
 def optimizer_seconds(job: PoolJob, num_params: Number) -> Number:

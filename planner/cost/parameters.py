@@ -2,32 +2,19 @@
 
 A model is a stack of equal layers, with these exceptions: dense layers may precede the layers with experts, an
 encoder's layers precede the decoder's layers, which also have cross-attention, and hybrid models have several kinds of
-layers. `layer_params` counts a layer of the most common kind.
+layers.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.blocks import (
-    attention_matmul_params,
-    attention_norm_params,
-    attention_params,
-    down_projection_params,
-    expert_input_width,
-    expert_layer_params,
-    expert_params,
-    ffn_matrices,
-    ffn_params,
-    indexer_matmul_params,
-    latent_expert_params,
-    norm_params,
-    router_params,
-    shared_matmul_params,
-)
-from planner.cost.mixers import mixer_shape
+from planner.cost.once import once
+from planner.cost.operators import layer_of, norm_params
 from planner.layout import head_stage
 from planner.sums import sum_of
 
@@ -38,63 +25,74 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
 
 
-def _layer_without_ffn(model: ModelSpec) -> int:
-    return attention_params(model) + model.norms_per_layer * norm_params(model)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldParams:
+    """Parameters on one device of a stage, before ZeRO: common parameters, and routed experts.
 
-
-def _layer(model: ModelSpec, *, experts: bool) -> int:
-    """Parameters of one layer of a model whose layers are of one kind."""
-    if not experts or model.moe is None:
-        return _layer_without_ffn(model) + ffn_params(model)
-    return _layer_without_ffn(model) + expert_layer_params(model) + shared_matmul_params(model) + router_params(model)
-
-
-def dense_layer_params(model: ModelSpec) -> int:
-    """Parameters of one layer with an ordinary feed-forward block: attention, feed-forward, norms.
-
-    Source: sum of the parts above.
+    The two differ in their replicas: common parameters have dp * cp replicas, experts dp * cp * tp / (ep * etp).
     """
-    return _layer(model, experts=False)
+
+    common: Number
+    experts: Number
+
+    @property
+    def total(self) -> Number:
+        """Common parameters and routed experts together."""
+        return self.common + self.experts
+
+    def __add__(self, other: HeldParams) -> HeldParams:
+        """The parameters of two parts of a stage."""
+        return HeldParams(common=self.common + other.common, experts=self.experts + other.experts)
+
+    def __mul__(self, times: Number) -> HeldParams:
+        """The parameters of several equal layers."""
+        return HeldParams(common=self.common * times, experts=self.experts * times)
 
 
-def moe_layer_params(model: ModelSpec) -> int:
-    """Parameters of one layer with experts: attention, all routed experts, shared experts, router, norms.
+def layer_params(model: ModelSpec, *, experts: bool) -> float:
+    """Parameters of one layer, all routed experts included; for several kinds of layers the mean.
 
-    Source: sum of the parts above.
+    Weights that layers share are divided by the number of layers.
+
+    Source: as `layer_params_on_device`, on one device.
     """
-    return _layer(model, experts=True)
+    cut, whole, routed = _held(model, experts=experts)
+    return cut + whole + routed
 
 
-def cross_attention_share(model: ModelSpec) -> float:
-    """Share of the layers that also attend to the encoder: the decoder's share in an encoder-decoder, else 0.
+@lru_cache(maxsize=512)
+def _held(model: ModelSpec, *, experts: bool) -> tuple[float, float, float]:
+    """Parameters of a layer that tensor parallelism divides, that every rank holds whole, and of routed experts.
 
-    An encoder-decoder runs on one stage, and each of its layers is priced as the mean of all its layers.
-
-    Source: definition of the model document.
+    A bias of a product that is cut along its inputs is whole, except in experts.
     """
-    if model.kind == "encoder-decoder":
-        return 1.0 - model.num_encoder_layers / model.num_layers
-    return float(model.cross_attention)
+    layer, cut, whole, routed = layer_of(model, experts=experts), 0.0, 0.0, 0.0
+    for each in layer.products:
+        weights, biases = (each.num_held * each.width * size for size in (each.inputs, each.biased))
+        if each.count:
+            routed += weights + biases
+        elif each.cut == "whole":
+            whole += weights + biases
+        else:
+            cut += weights + (biases if each.cut == "columns" else 0)
+            whole += biases if each.cut == "rows" else 0
+    for vectors in layer.vectors:
+        size = vectors.share / vectors.shared_by * vectors.size
+        cut, whole = cut + size * vectors.cut, whole + size * (not vectors.cut)
+    return cut, whole, routed
 
 
-def _cross_attention_params(model: ModelSpec) -> int:
-    """Additional parameters of a decoder's layer compared with an encoder's: attention to the encoder, and its norm.
+@once
+def layer_params_on_device(model: ModelSpec, layout: LayerDegrees, *, experts: bool) -> HeldParams:
+    """Parameters of one layer on one device; for several kinds of layers, and for an encoder-decoder, the mean.
 
-    Source: Raffel et al., T5 (2020), section 2.1.
+    tp divides column-parallel weights and biases and row-parallel weights, and ep * etp divides routed experts. Every
+    rank holds the other parameters whole (row-parallel biases, norms, down-projections, router).
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3; Megatron-LM, megatron/core/transformer/moe/experts.py.
     """
-    return attention_params(model) + norm_params(model) if cross_attention_share(model) else 0
-
-
-def layer_params(model: ModelSpec) -> int:
-    """Parameters of one layer of the most common kind: with experts if the model has any, else dense.
-
-    For an encoder-decoder this is a decoder's layer, with cross-attention.
-
-    Source: sum of the parts above.
-    """
-    if model.moe:
-        return moe_layer_params(model)
-    return dense_layer_params(model) + _cross_attention_params(model)
+    cut, whole, routed = _held(model, experts=experts)
+    return HeldParams(common=cut / layout.tp + whole, experts=routed / (layout.ep * layout.etp))
 
 
 def num_moe_layers(model: ModelSpec) -> int:
@@ -107,16 +105,10 @@ def num_moe_layers(model: ModelSpec) -> int:
 
 def _all_layer_params(model: ModelSpec) -> int:
     """Parameters of all layers; experts are spread evenly over the kinds of layers."""
-    if model.moe or model.layers or model.shared_by > 1:
-        with_experts = num_moe_layers(model)
-        dense = model.num_layers - with_experts
-        layers = (
-            num // kind.shared_by * (with_experts * _layer(kind, experts=True) + dense * _layer(kind, experts=False))
-            for num, kind in model.kinds()
-        )
-        return sum(layers) // model.num_layers
-    decoder_layers = model.num_layers - model.num_encoder_layers
-    return model.num_layers * dense_layer_params(model) + decoder_layers * _cross_attention_params(model)
+    num = num_moe_layers(model)
+    return round(
+        num * layer_params(model, experts=True) + (model.num_layers - num) * layer_params(model, experts=False)
+    )
 
 
 def _embedding_width(model: ModelSpec) -> int:
@@ -201,11 +193,13 @@ def num_active_params(model: ModelSpec) -> int:
 
     Source: DeepSeek-V3 (arXiv 2412.19437), section 4.2, counts the same parameters, embedding and head included.
     """
-    if not model.moe:
-        return num_params(model)
-    idle = (model.moe.num_experts - model.moe.experts_per_token) * expert_params(model) + model.moe.idle_params
-    with_experts = sum(num // kind.shared_by for num, kind in model.kinds() if kind.moe)
-    return num_params(model) - num_moe_layers(model) * with_experts * idle // model.num_layers
+    layer = layer_of(model, experts=True)
+    routed = (each for each in layer.products if each.count)
+    idle = [
+        (each.count - each.active) * (each.inputs + each.biased) * each.width * each.share / each.shared_by
+        for each in routed
+    ] + [each.size * each.share / each.shared_by for each in layer.vectors if each.idle]
+    return num_params(model) - round(num_moe_layers(model) * sum_of(idle))
 
 
 def mtp_params(model: ModelSpec) -> int:
@@ -215,30 +209,22 @@ def mtp_params(model: ModelSpec) -> int:
 
     Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2; its checkpoint's README_WEIGHTS.md counts 11.5 billion.
     """
-    return model.mtp_layers * (layer_params(model.kinds()[0][1]) + _mtp_extra_params(model))
+    return model.mtp_layers * (round(layer_params(model.kinds()[0][1], experts=True)) + _mtp_extra_params(model))
 
 
 def _mtp_extra_params(model: ModelSpec) -> int:
     return 2 * model.hidden_size**2 + 3 * norm_params(model)
 
 
-def layer_matmul_params(model: ModelSpec, *, experts: bool) -> int:
+@lru_cache(maxsize=512)
+def layer_matmul_params(model: ModelSpec, *, experts: bool) -> float:
     """Parameters in the matrix products of one token in one layer, with an ordinary feed-forward block or with experts.
 
-    Cross-attention is left out. For several kinds of layers the result is the mean.
+    For several kinds of layers, and for an encoder-decoder, the result is the mean.
 
     Source: as `num_matmul_params`.
     """
-    if model.layers:
-        kinds = [(num, layer_matmul_params(kind, experts=experts)) for num, kind in model.kinds()]
-        return round(sum(num * params for num, params in kinds) / model.num_layers)
-    attention = attention_matmul_params(model)
-    matrices = ffn_matrices(model) * model.hidden_size
-    if not experts or model.moe is None:
-        return attention + matrices * model.ffn_hidden_size
-    routed = model.moe.experts_per_token * model.moe.ffn_hidden_size * ffn_matrices(model) * expert_input_width(model)
-    routed += latent_expert_params(model) + model.hidden_size * (model.moe.num_experts + int(model.moe.shared_gate))
-    return attention + matrices * model.moe.shared_ffn_hidden_size + routed
+    return sum_of(each.params_of_token for each in layer_of(model, experts=experts).products)
 
 
 def num_matmul_params(model: ModelSpec) -> int:
@@ -249,90 +235,22 @@ def num_matmul_params(model: ModelSpec) -> int:
 
     Source: Chowdhery et al., PaLM (2022), appendix B: embeddings and biases do no matrix product.
     """
-    typical = dense = layer_matmul_params(model, experts=False)
-    if model.moe:
-        typical = layer_matmul_params(model, experts=True)
-    elif cross_attention_share(model):
-        typical = dense + attention_matmul_params(model)
-    num_typical = num_moe_layers(model) if model.moe else model.num_layers - model.num_encoder_layers
+    dense, typical = (layer_matmul_params(model, experts=each) for each in (False, True))
+    num_typical = num_moe_layers(model)
     layers = num_typical * typical + (model.num_layers - num_typical) * dense
     head = model.vocab_size * head_width(model) if model.output_head else 0
     patches = _patch_pixels(model) * model.hidden_size
     ends = head + patches + model.input_matrix_params + model.output_matrix_params
-    return layers + ends + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head)
+    return round(layers + ends + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head))
 
 
+@once
 def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Vocabulary rows of one tensor-parallel rank: V padded to a multiple of (engine's multiple * tp), over tp.
 
     Source: Megatron-LM, --make-vocab-size-divisible-by; torch DTensor pads to a multiple of tp.
     """
     return np.ceil(model.vocab_size / (engine.memory.vocab_multiple * layout.tp)) * engine.memory.vocab_multiple
-
-
-def _whole_params(model: ModelSpec, *, experts: bool) -> int:
-    """Parameters of one layer that every tensor-parallel rank holds whole.
-
-    These are norms, row-parallel biases, latent attention's down-projections, the indexer, low-rank inputs of mixers,
-    the router, and the parameters in `layer_vector_params`. `experts`: whether the layer has experts.
-
-    Source: Megatron-LM: only column- and row-parallel weights are cut (transformer/moe/router.py and
-    transformer/multi_latent_attention.py hold the others whole).
-    """
-    whole = model.norms_per_layer * norm_params(model) + attention_norm_params(model)
-    whole += mixer_shape(model).whole_params + model.layer_matrix_params + model.layer_vector_params
-    if model.attends:
-        whole += model.hidden_size if model.attention_bias else 0
-        whole += down_projection_params(model, model.mla) if model.mla else 0
-        whole += indexer_matmul_params(model)
-    if experts and model.moe:
-        return whole + router_params(model)
-    return whole + (model.hidden_size if model.mlp_bias and model.ffn_hidden_size else 0)
-
-
-def dense_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Parameters of one dense layer on one tensor-parallel rank; for an encoder-decoder, of an encoder's layer.
-
-    Source: Shoeybi et al., Megatron-LM (2019), section 3.
-    """
-    if model.layers:
-        kinds = ((num, dense_layer_params_on_device(kind, layout)) for num, kind in model.kinds())
-        return sum_of(num / model.num_layers * params for num, params in kinds)
-    whole = _whole_params(model, experts=False)
-    return ((dense_layer_params(model) - whole) / layout.tp + whole) / model.shared_by
-
-
-def expert_layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Parameters of the routed experts of one MoE layer on one device: ep divides the experts, etp divides each expert.
-
-    Source: Megatron-LM, megatron/core/transformer/moe/experts.py.
-    """
-    return expert_layer_params(model) / (getattr(layout, "ep", 1) * getattr(layout, "etp", 1))
-
-
-def layer_params_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Parameters of one layer (see `layer_params`) on one device; for an encoder-decoder, of its mean layer.
-
-    tp divides column-parallel weights and biases and row-parallel weights, and ep * etp divides routed experts. Every
-    rank holds the other parameters whole (row-parallel biases, norms, down-projections, router). For several kinds of
-    layers the result is the mean.
-
-    Source: Shoeybi et al., Megatron-LM (2019), section 3.
-    """
-    if model.layers:
-        kinds = ((num, layer_params_on_device(kind, layout)) for num, kind in model.kinds())
-        return sum_of(num / model.num_layers * params for num, params in kinds)
-    if model.moe:
-        whole = _whole_params(model, experts=True)
-        cut = moe_layer_params(model) - expert_layer_params(model) - whole
-        return (cut / layout.tp + whole) / model.shared_by + expert_layer_params_on_device(model, layout)
-    return dense_layer_params_on_device(model, layout) + _mean_cross_attention_on_device(model, layout)
-
-
-def _mean_cross_attention_on_device(model: ModelSpec, layout: LayerDegrees) -> Number:
-    """Parameters of the decoder's cross-attention on one device, averaged over the layers of encoder and decoder."""
-    whole = norm_params(model) + (model.hidden_size if model.attention_bias else 0)
-    return cross_attention_share(model) * ((_cross_attention_params(model) - whole) / layout.tp + whole)
 
 
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
@@ -348,6 +266,7 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
     return padded_vocab(model, engine, layout) * _embedding_width(model) * copies
 
 
+@once
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number) -> Number:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.ledger import LineName
+from planner.cost.once import once
 from planner.specs.recompute import FULL, SELECTIVE, modules_in, number_of_layers
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _SELECTIVE: Final = {
 }
 
 
+@once
 def modules_of(job: Job, policy: int) -> frozenset[str]:
     """Parts of a layer that a policy recomputes; empty for policies not made of parts (`full`, by operators).
 
@@ -63,6 +65,7 @@ def idle_modules(job: Job) -> frozenset[str]:
     return frozenset(idle)
 
 
+@once
 def norm_modules(job: Job, *, experts: bool) -> tuple[frozenset[str], frozenset[str]]:
     """Modules whose recompute repeats the norm before attention, and modules that repeat the second norm.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cost.once import once
 from planner.layout import divisors
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from planner.specs.cluster import AnyCluster, ClusterSpec
 
 
+@once
 def domain_devices(cluster: ClusterSpec, segment: Number) -> Number:
     """Devices that a layout uses in each scale-up domain: the devices of `segment` hosts, or all for 0; broadcasts.
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from planner.cost.blocks import expert_layer_params
-from planner.cost.parameters import end_params_on_device, layer_params_on_device
+from planner.cost.once import once
+from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
 from planner.specs.recompute import NONE, is_of_some_layers, policy_code, whole_policy
-from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from planner.layout import Degrees, LayerDegrees, Layout
+    from planner.layout import Degrees, Layout
     from planner.numbers import Flag, IntArray, Number
     from planner.specs.job import Job, PoolJob
-    from planner.specs.model import ModelSpec
 
 T = TypeVar("T")
 
@@ -67,6 +67,7 @@ class Stage:
         return self.num_local_layers - both if is_local else others - (self.num_local_layers - both)
 
 
+@once
 def holds_embedding(stage: Stage) -> Flag:
     """Whether the stage or chunk holds the embedding: the first stage, or the first chunk.
 
@@ -75,6 +76,7 @@ def holds_embedding(stage: Stage) -> Flag:
     return np.equal(stage.index if stage.chunk is None else stage.chunk, 0)
 
 
+@once
 def holds_head(layout: Degrees, stage: Stage) -> Flag:
     """Whether the stage or chunk holds the head: the last stage (in a V the first stage), or the last chunk.
 
@@ -85,6 +87,7 @@ def holds_head(layout: Degrees, stage: Stage) -> Flag:
     return np.equal(stage.chunk, layout.pp * layout.interleave - 1)
 
 
+@once
 def policies_of(stage: Stage) -> tuple[int, ...]:
     """Codes of the recompute policies in these stages: first no recompute, then the other policies.
 
@@ -93,6 +96,7 @@ def policies_of(stage: Stage) -> tuple[int, ...]:
     return (NONE, *sorted({whole_policy(code) for code in _codes(stage)} - {NONE}))
 
 
+@once
 def _codes(stage: Stage) -> list[int]:
     """The distinct recompute policies of the stages."""
     flat = np.ravel(stage.policy)
@@ -158,6 +162,7 @@ class Pattern:
         return np.where(np.less(state, self.leading), _MANY_LAYERS, self.period)
 
 
+@once
 def pattern_of(job: Job) -> Pattern:
     """The pattern of a model's layers; a window at least as long as the sequences counts as no window.
 
@@ -182,6 +187,7 @@ class LayerKind(NamedTuple):
     number: int
 
 
+@once
 def kinds_of_model(job: Job) -> tuple[LayerKind, ...]:
     """The kinds of layers of a model, kinds with experts first; layers for multi-token prediction are not counted.
 
@@ -271,6 +277,7 @@ def with_borders(stage: Stage, layout: Degrees, pool_of: Callable[[Number], Numb
     return replace(stage, num_crossings=crossings, ends_apart=apart)
 
 
+@once
 def pool_indices(job: Job, layout: Layout) -> NDArray[np.int64]:
     """The pool of each stage of a layout, as its position in the list of the job's pools; shape (pp,).
 
@@ -308,6 +315,7 @@ def _chosen(pool: IntArray, of_pools: Sequence[Any]) -> Any:
     return np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools])
 
 
+@once
 def stages_of(job: Job, layout: Layout) -> Stage:
     """All stages of a layout as arrays of shape (pp,)."""
     chunks = chunks_of(job, layout)
@@ -333,6 +341,7 @@ def _largest_chunks(layout: Layout) -> Number | None:
     return np.max(np.reshape(layout.layers_per_stage, (layout.interleave, layout.pp)), axis=0)
 
 
+@once
 def chunks_of(job: Job, layout: Layout) -> Stage:
     """All chunks of a layout in model order, as arrays of shape (pp * interleave,)."""
     layers, chunk = np.array(layout.layers_per_stage), np.arange(layout.num_chunks)
@@ -345,6 +354,7 @@ def chunks_of(job: Job, layout: Layout) -> Stage:
     )
 
 
+@once
 def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Number], ...]:
     """Numbers of layers on a stage, as (has experts, number); kinds that the model does not have are left out.
 
@@ -377,56 +387,45 @@ def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bo
     return tuple((kind, stage.number_of(*kind) + extra.get(kind, 0)) for kind in kinds)
 
 
+@once
 def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
     return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldParams:
-    """Parameters on one device of a stage, before ZeRO: common parameters, and routed experts.
+def sum_over_layers(job: Job, layout: Degrees, stage: Stage, of_layer: Callable[[bool], T]) -> T:
+    """The sum of `of_layer` over the layers of a stage; its argument says whether a layer has experts.
 
-    The two differ in their replicas: common parameters have dp * cp replicas, experts dp * cp * tp / (ep * etp).
+    Source: definition.
     """
-
-    common: Number
-    experts: Number
-
-    @property
-    def total(self) -> Number:
-        """Common parameters and routed experts together."""
-        return self.common + self.experts
+    of_kinds: list[Any] = [of_layer(kind) * count for kind, count in layer_kinds(job, layout, stage)]
+    found: T = reduce(operator.add, of_kinds)
+    return found
 
 
-def _dense(model: ModelSpec) -> ModelSpec:
-    """The model with an ordinary feed-forward block in every layer."""
-    return model if model.moe is None else model.model_copy(update={"moe": None})
+def largest_of_layers(job: Job, layout: Degrees, stage: Stage, of_layer: Callable[[bool], Number]) -> Number:
+    """The largest value of `of_layer` among the layers of a stage; 0 on a stage without layers.
 
-
-def layer_params(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> HeldParams:
-    """Parameters of one layer on one device.
-
-    Source: parameters.py.
+    Source: definition.
     """
-    if not experts:
-        return HeldParams(common=layer_params_on_device(_dense(job.model), layout), experts=0.0)
-    kinds = ((num / job.model.num_layers, expert_layer_params(kind)) for num, kind in job.model.kinds())
-    routed = sum_of(share * params for share, params in kinds) / (layout.ep * layout.etp)
-    return HeldParams(common=layer_params_on_device(job.model, layout) - routed, experts=routed)
+    kinds = layer_kinds(job, layout, stage)
+    return np.max(
+        np.broadcast_arrays(*(np.where(np.greater(count, 0), of_layer(k), 0.0) for k, count in kinds)), axis=0
+    )
 
 
+@once
 def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters that one device of a stage holds: its layers, and the embedding or head if the stage has it.
 
     Source: sum of the layers and the ends, parameters.py.
     """
-    common = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
-    routed: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        one = layer_params(job, layout, experts=experts)
-        common, routed = common + count * one.common, routed + count * one.experts
-    return HeldParams(common=common, experts=routed)
+    ends = HeldParams(common=end_params_on_device(job.model, job.engine, layout, stage.index), experts=0.0)
+    return ends + sum_over_layers(
+        job, layout, stage, lambda experts: layer_params_on_device(job.model, layout, experts=experts)
+    )
 
 
+@once
 def shard_degree(layout: Degrees) -> Number:
     """Ranks over which ZeRO spreads a device's states: dp * cp / hsdp, and 1 without ZeRO.
 
@@ -435,6 +434,7 @@ def shard_degree(layout: Degrees) -> Number:
     return np.where(np.equal(layout.zero, 0), 1, layout.dp * layout.cp / layout.hsdp)
 
 
+@once
 def expert_shard_degree(layout: Degrees) -> Number:
     """Ranks over which ZeRO spreads the states of routed experts: dp * cp * tp / (ep * etp), 1 without ZeRO.
 
@@ -444,6 +444,7 @@ def expert_shard_degree(layout: Degrees) -> Number:
     return np.where(np.equal(layout.zero, 0), 1, np.maximum(1, ranks / layout.hsdp))
 
 
+@once
 def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
     """Routed experts of a device before ZeRO, divided by the routed experts in its fullest shard.
 

@@ -18,6 +18,7 @@ from planner.cost.collectives import (
     send_seconds,
 )
 from planner.cost.compute import memory_bound_seconds
+from planner.cost.once import once
 from planner.cost.transfers import state_transfers
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def network_of(job: PoolJob, where: Span) -> ClusterSpec:
     return _slower(job.cluster, job.calibration.scale_up, job.calibration.network)
 
 
+@once
 def _slower(cluster: ClusterSpec, inner: float, outer: float) -> ClusterSpec:
     """The cluster with a slower network.
 

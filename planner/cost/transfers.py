@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.blocks import expert_input_width, ffn_matrices, output_width, qkv_width, value_size
-from planner.cost.layers import core_widths, tokens_per_microbatch
+from planner.cost.layers import choices_per_microbatch, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
-from planner.cost.parameters import cross_attention_share, embedding_params_on_device
+from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width, value_size
+from planner.cost.parameters import embedding_params_on_device
 from planner.cost.recompute import repeated_transfers
 from planner.cost.stage import (
     by_policy,
@@ -194,7 +194,8 @@ def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     model = job.model
     if model.mla is not None or not job.engine.can.repeats_kv_heads:
         return ()
-    num_bytes = tokens_per_microbatch(job, layout) * qkv_width(model) * job.compute_bytes
+    width = sum(layer_of(model, experts=False).width(name) for name in ("query", "key", "value"))
+    num_bytes = tokens_per_microbatch(job, layout) * width * job.compute_bytes
     once = np.where(np.greater(layout.tp, model.num_kv_heads), 1.0, 0.0)
     of = partial(Transfer, line=LineName.TP_COMM, where=_span(layout, layout.tp, 1), num_bytes=num_bytes)
     return of(kind="all-gather", times={"forward": once}), of(kind="reduce-scatter", times={"backward": once})
@@ -297,8 +298,8 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     moe = job.model.moe
     if moe is None:
         return ()
-    num_bytes = _activation_bytes(job, layout) / layout.tp * moe.experts_per_token * moe.imbalance
-    num_bytes = num_bytes * (expert_input_width(job.model) / job.model.hidden_size)
+    width = moe.latent_size or job.model.hidden_size
+    num_bytes = choices_per_microbatch(job, layout) * width * job.compute_bytes
     copies = moe.experts_per_token if job.engine.communication.dispatches_once_per_host else 1
     groups = (moe.num_groups, moe.groups_per_token) if moe.groups_per_token < moe.num_groups else None
     where, shared = _span(layout, layout.ep, layout.etp), _span(layout, layout.etp, 1)
@@ -406,7 +407,8 @@ def _num_tensors(job: PoolJob, stage: Stage) -> Number:
 
     Source: definition of the model document.
     """
-    return np.maximum(stage.num_layers * (2 + ffn_matrices(job.model) + job.model.norms_per_layer), 1)
+    block = 3 if job.model.activation == "swiglu" else 2
+    return np.maximum(stage.num_layers * (2 + block + job.model.norms_per_layer), 1)
 
 
 def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:

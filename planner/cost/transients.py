@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
-from planner.cost.blocks import attention_params, expert_layer_params, ffn_matrices, ffn_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import whole_gradients
+from planner.cost.once import once
+from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
-from planner.cost.parameters import end_params_on_device, head_width, padded_vocab, vision_params
+from planner.cost.parameters import (
+    end_params_on_device,
+    head_width,
+    layer_params_on_device,
+    padded_vocab,
+    vision_params,
+)
 from planner.cost.stage import (
     expert_padding,
     expert_shard_divisor,
+    held_params,
     holds_head,
-    layer_kinds,
-    layer_params,
+    largest_of_layers,
     shard_degree,
 )
 from planner.layout import offloads_optimizer
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from planner.specs.job import PoolJob
 
 
+@once
 def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Logits and other tensors of the loss on the last stage, for one microbatch, and the head's gradient.
 
@@ -57,12 +65,12 @@ def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: Korthikanti et al. (2022), section 5.
     """
-    largest: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
+
+    def restored(experts: bool) -> Number:
         kept, whole = kept_bytes_of_layer(job, layout, stage, experts=experts, recomputing=True)
-        back = whole - kept
-        largest = np.maximum(largest, np.where(np.greater(count, 0), back, 0.0))
-    return largest
+        return whole - kept
+
+    return largest_of_layers(job, layout, stage, restored)
 
 
 def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
@@ -151,17 +159,19 @@ def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return np.where(whole_gradients(job, layout), 0.0, job.reduced_bytes * shards)
 
 
+@once
 def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
     """Elements in a collective over the parameters of the largest kind of layer: all, or only `trained` parameters.
 
     Source: `planner.cost.stage.expert_padding`.
     """
-    largest: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        held = (trained_layer_params if trained else layer_params)(job, layout, experts=experts)
-        size = held.common + expert_padding(job, layout) * held.experts
-        largest = np.maximum(largest, np.where(np.greater(count, 0), size, 0.0))
-    return largest
+    of_layer = partial(trained_layer_params, job) if trained else partial(layer_params_on_device, job.model)
+
+    def elements(experts: bool) -> Number:
+        held = of_layer(layout, experts=experts)
+        return held.common + expert_padding(job, layout) * held.experts
+
+    return largest_of_layers(job, layout, stage, elements)
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -177,13 +187,8 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     (forward and backward prefetch).
     """
     states = job.state_bytes
-    trained: Number = 0.0
-    inner: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        gradient = inner_gradient_bytes(job, layout, experts=experts)
-        inner = np.maximum(inner, np.where(np.greater(count, 0), gradient, 0.0))
-        changed = trained_layer_params(job, layout, experts=experts).total
-        trained = np.maximum(trained, np.where(np.greater(count, 0), changed, 0.0))
+    inner = largest_of_layers(job, layout, stage, lambda kind: inner_gradient_bytes(job, layout, experts=kind))
+    trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
     gathered = _gathered_layers(job, layout, stage)
     sizes = (trained, _largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
@@ -195,6 +200,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return recompute_bytes(job, layout, stage) + moved
 
 
+@once
 def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the weights that ZeRO-3 gathers for the present layer and prefetches for the next.
 
@@ -220,9 +226,7 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if not most:
         return 0.0
     head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
-    held = sum_of(
-        count * layer_params(job, layout, experts=experts).total for experts, count in layer_kinds(job, layout, stage)
-    ) + end_params_on_device(job.model, job.engine, layout, stage.index)
+    held = held_params(job, layout, stage).total
     each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
     return (np.greater_equal(layout.zero, 3) & np.less(2 * head, most)) * each * np.minimum(held, most)
 
@@ -273,12 +277,13 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     if not job.engine.memory.gradient_placeholders or job.training.lora_rank:
         return 0.0
-    moe = job.model.moe
-    largest: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
-        held = layer_params(job, layout, experts=experts)
-        shapes = held.common + (held.experts * layout.ep / moe.num_experts if moe is not None else 0.0)
-        largest = np.maximum(largest, np.where(np.greater(count, 0), shapes, 0.0))
+    one_expert = layout.ep / job.model.moe.num_experts if job.model.moe is not None else 0.0
+
+    def shapes(experts: bool) -> Number:
+        held = layer_params_on_device(job.model, layout, experts=experts)
+        return held.common + held.experts * one_expert
+
+    largest = largest_of_layers(job, layout, stage, shapes)
     head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
     return job.compute_bytes * (largest + head)
 
@@ -306,29 +311,26 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     states, whole = job.state_bytes, whole_gradients(job, layout)
     summed_in_place = whole & (states.weights >= states.grads)
     reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
-    largest: Number = 0.0
-    for experts, count in layer_kinds(job, layout, stage):
+
+    def of_layer(experts: bool) -> Number:
         kept, everything = kept_bytes_of_layer(job, layout, stage, experts=experts)
-        held = layer_params(job, layout, experts=experts).total
+        held = layer_params_on_device(job.model, layout, experts=experts).total
         terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
         inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
-        last = states.weights * held * _last_matrix_share(job, experts=experts)
+        last = states.weights * _last_matrix(job, layout, experts=experts)
         first = inner + terms["layer input"] + last
         before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
         end = np.where(summed_in_place, 0.0, states.weights * held) + before - everything
-        then = before - kept
-        each = np.maximum(first + np.maximum(then, 0.0), end)
-        largest = np.maximum(largest, np.where(np.greater(count, 0), each, 0.0))
-    return largest
+        return np.maximum(first + np.maximum(before - kept, 0.0), end)
+
+    return largest_of_layers(job, layout, stage, of_layer)
 
 
-def _last_matrix_share(job: PoolJob, *, experts: bool) -> float:
-    """Share of a layer's parameters in the last matrix of the feed-forward block, or of all expert blocks.
-
-    Source: `planner.cost.blocks`.
-    """
-    block = expert_layer_params(job.model) if experts else ffn_params(job.model)
-    return block / ffn_matrices(job.model) / (block + attention_params(job.model))
+def _last_matrix(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
+    """Elements of the last matrix of the feed-forward block, or of all expert blocks, on one device."""
+    downs = [each for each in layer_of(job.model, experts=experts).products if each.ends_block]
+    routed = [each for each in downs if each.count] or downs  # shared experts are computed beside routed ones
+    return sum_of(each.held(layout) for each in routed)
 
 
 def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:

@@ -15,14 +15,12 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from planner.cost.parameters import num_moe_layers
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments
 from planner.specs.banned import BANS
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.units import format_count
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -458,26 +456,6 @@ def _pin(path: str, value: Any) -> str:
     document, _, name = path.partition(".")
     shown = "/".join(map(str, value)) if isinstance(value, tuple) else value
     return f"--pin {name}={shown}" if document == "layout" else f"--set {path}={str(shown).lower()}"
-
-
-def adapters_of(given: Given, key: str, rank: int, parts: Sequence[str]) -> Mapping[str, Any]:
-    """Adapters of this rank beside these matrices; adapters beside experts, without a price, leave a doubt about `key`.
-
-    Raises:
-        InputError: all adapters stand beside experts.
-    """
-    model, of_blocks = given.model, {"gate", "up", "down"}
-    if model is not None and model.activation != "swiglu":
-        parts = [part for part in parts if part != "gate"]
-    beside = of_blocks & set(parts)
-    if model is not None and model.moe is not None and beside:
-        sides = model.moe.num_experts * (model.hidden_size + model.moe.ffn_hidden_size)
-        count = format_count(rank * len(beside) * sides * num_moe_layers(model))
-        parts = [part for part in parts if part not in of_blocks]
-        if not parts:
-            raise InputError("adapters beside experts have no price here", where=key)
-        given.doubt(key, f"adapters beside experts train about {count} more", "training.lora_targets")
-    return {"training.lora_rank": rank, "training.lora_targets": tuple(parts)}
 
 
 def not_carried(*paths: str) -> Setting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -476,11 +477,11 @@ class ModelSpec(InputDocument):
 
     def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
         """The kinds of layers, each as a pair: how many, and the model as if all layers were of this kind."""
-        if not self.layers:
-            return ((self.num_layers, self),)
-        plain = self.num_layers - sum(kind.num_layers for kind in self.layers)
-        others = [(kind.num_layers, kind.applied(self)) for kind in self.layers]
-        return tuple(([(plain, self.model_copy(update={"layers": ()}))] if plain else []) + others)
+        return _kinds(self)
+
+    def __hash__(self) -> int:
+        """A hash of few fields, because formulas look up what they know of a model thousands of times."""
+        return hash((self.name, self.num_layers, self.hidden_size, self.ffn_hidden_size, self.num_heads))
 
     def layer_has_experts(self, number: Any) -> Any:
         """Whether layer `number` (from 0; or an array of numbers) has experts: each n-th after the dense layers."""
@@ -568,6 +569,15 @@ _FURTHER += ("layer_vector_params", "table_params", "input_matrix_params", "outp
 
 VisionTower.model_rebuild()
 ModelSpec.model_rebuild()
+
+
+@lru_cache(maxsize=64)
+def _kinds(model: ModelSpec) -> tuple[tuple[int, ModelSpec], ...]:
+    if not model.layers:
+        return ((model.num_layers, model),)
+    plain = model.num_layers - sum(kind.num_layers for kind in model.layers)
+    others = [(kind.num_layers, kind.applied(model)) for kind in model.layers]
+    return tuple(([(plain, model.model_copy(update={"layers": ()}))] if plain else []) + others)
 
 
 def _latent_head_size(mla: Any) -> int:

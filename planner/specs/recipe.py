@@ -11,7 +11,18 @@ from planner.specs.document import InputDocument
 Optimizer = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]
 Loss = Literal["whole", "fused", "chunked", "fused-linear"]
 CudaGraphs = Literal["none", "layers", "step"]
-Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]
+_OfPlainLayers = Literal["query", "key", "value", "output", "gate", "up", "down", "all-linear"]
+_OfExperts = Literal["expert_gate", "expert_up", "expert_down", "shared_gate", "latent_down", "latent_up"]
+_OfAttention = Literal["query_down", "query_up", "key_value_down", "key_value_up", "attention_gate"]
+_OfIndexers = Literal["index_query", "index_key", "index_weights"]
+_OfStates = Literal["in_proj", "x_proj", "dt_proj", "out_proj", "in_proj_qkvz", "in_proj_ba", "qkv_proj", "output_gate"]
+_OfKimi = Literal["b_proj", "f_proj", "g_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj"]
+_OfRecurrences = Literal["linear_x", "linear_y", "input_gate", "recurrent_gate", "linear_out", "receptance"]
+_OfMatrixMemory = Literal["ogate", "igate", "fgate"]
+Projection = Literal[
+    _OfPlainLayers, _OfExperts, _OfAttention, _OfIndexers, _OfStates, _OfKimi, _OfRecurrences, _OfMatrixMemory
+]
+"""Matrices that can have an adapter, by the names of `planner.cost.operators` and of transformers' modules."""
 FrozenWeights = Literal["16-bit", "nf4"]
 MemoryRecipe = Literal[
     "engine",

@@ -114,7 +114,7 @@ def test_recomputed_share_is_the_forward_pass(make_job):
 @settings(max_examples=40)
 def test_cut_adapters_add_up_to_no_less_than_the_whole(make_job, rank, targets, tp):
     job = make_job("llama3-8b", engine="megatron-bridge", settings=lora(rank, f"[{', '.join(sorted(targets))}]"))
-    each = float(adapter_params_on_device(job, layout_of(job, f"tp={tp}"))) * job.model.num_layers
+    each = float(adapter_params_on_device(job, layout_of(job, f"tp={tp}"), experts=False).total) * job.model.num_layers
     whole = adapter_params(job.model, job.training)
     assert whole / tp <= each <= whole
     assert tp > 1 or each == whole
@@ -150,9 +150,8 @@ def test_the_search_plans_what_full_training_cannot(make_job):
     [
         ("llama3-8b", "torch", (), "trains every weight"),
         ("llama3-8b", "megatron-bridge", ("training.frozen_weights=nf4",), "no frozen weights in nf4"),
-        ("mixtral-8x7b", "fsdp", ("training.lora_targets=[up]",), "no adapters beside up"),
         ("gpt3-175b", "fsdp", ("training.lora_targets=[gate]",), "no adapters beside gate"),
-        ("deepseek-v2-lite", "fsdp", (), "latent attention"),
+        ("deepseek-v2-lite", "fsdp", (), "no adapters beside value"),
         ("llama3-8b", "fsdp", ("training.optimizer=muon",), "optimizer muon"),
         (
             "llama3-8b",

@@ -6,11 +6,11 @@ import pytest
 
 from planner.cost.activations import activation_terms
 from planner.cost.adapters import adapted_matrices, adapter_params, without_adapters
-from planner.cost.blocks import attention_matmul_params
 from planner.cost.flops import chunk_flops
 from planner.cost.layers import layer_seconds
+from planner.cost.operators import layer_of
 from planner.cost.optimizers import layer_matrices
-from planner.cost.parameters import dense_layer_params, dense_layer_params_on_device
+from planner.cost.parameters import layer_params, layer_params_on_device
 from planner.cost.transfers import context_bytes
 from planner.layout import parse_layout
 
@@ -129,7 +129,14 @@ def test_parameters_adapters_and_muons_matrices_are_those_of_torchs_linear_layer
     layers = dict(attention(change, device="meta").named_children())
     targets = f"training.lora_targets=[{', '.join(layers)}]"
     job = job_of(change, "training.lora_rank=8", targets, precision="bf16")
-    assert attention_matmul_params(job.model) == sum(layer.weight.numel() for layer in layers.values())
+    own = {
+        name: (each.inputs, size)
+        for each in layer_of(job.model, experts=False).products
+        for name, size in each.outputs.items()
+    }
+    assert {name: own[name] for name in layers} == {
+        name: (layer.in_features, layer.out_features) for name, layer in layers.items()
+    }
     sides = sum(layer.in_features + layer.out_features for layer in layers.values())
     assert adapter_params(job.model, job.training) == 8 * sides * job.model.num_layers
     matrices = sorted(tuple(layer.weight.shape) for layer in layers.values())
@@ -139,7 +146,8 @@ def test_parameters_adapters_and_muons_matrices_are_those_of_torchs_linear_layer
     if missing := {"query", "key", "value", "output"} - set(layers):
         every = job_of(change, "training.lora_rank=8", TARGETS, precision="bf16")
         assert all(name in without_adapters(every) for name in missing)
-        assert {name for name, _, _ in adapted_matrices(every.model, every.training)} == set(layers)
+        adapted = adapted_matrices(every.model, every.training, experts=False)
+        assert len(adapted) == len(layers)
 
 
 def folds(job):
@@ -147,8 +155,10 @@ def folds(job):
     lean = job.model, job.training.model_copy(update={"lora_rank": 8, "lora_targets": tuple(_PROJECTIONS)})
     passes = layer_seconds(job, layout).passes
     return {
-        "parameters": dense_layer_params(job.model),
-        "parameters of a rank": float(dense_layer_params_on_device(job.model, layout_of(job, "tp=2,dp=4"))),
+        "parameters": layer_params(job.model, experts=False),
+        "parameters of a rank": float(
+            layer_params_on_device(job.model, layout_of(job, "tp=2,dp=4"), experts=False).total
+        ),
         "FLOPs": float(chunk_flops(job, layout)["forward"].sum()),
         "seconds": float(passes.forward + passes.backward),
         "kept bytes": sum(float(term.num_bytes) for term in activation_terms(job, layout)),

@@ -10,7 +10,7 @@ from planner.cost.ledger import LineName
 from planner.cost.memory import memory_lines
 from planner.cost.model_states import state_bytes_per_param
 from planner.cost.optimizers import layer_matrices, newton_schulz_seconds, optimizer_seconds
-from planner.cost.parameters import dense_layer_params, moe_layer_params, num_params
+from planner.cost.parameters import layer_params, num_params
 from planner.cost.stage import stages_of
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
@@ -64,7 +64,7 @@ def test_matrices_hold_almost_all_parameters_of_a_layer(make_job, name):
         size = sum(
             rows * columns * count for part in layer_matrices(model, experts=experts) for rows, columns, count in part
         )
-        whole = moe_layer_params(model) if experts else dense_layer_params(model)
+        whole = layer_params(model, experts=experts)
         assert 0.998 * whole < size <= whole
 
 

@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.parameters import (
-    dense_layer_params,
-    dense_layer_params_on_device,
     end_params_on_device,
-    expert_layer_params,
-    expert_layer_params_on_device,
     layer_params,
     layer_params_on_device,
-    moe_layer_params,
     mtp_params,
     num_active_params,
     num_matmul_params,
@@ -72,9 +67,10 @@ def test_stages_add_up_to_the_model(make_job, name, text):
     whole = 2 * 2 * job.model.hidden_size if job.model.norm == "layernorm" else 2 * job.model.hidden_size
     whole += 2 * job.model.hidden_size if job.model.attention_bias else 0
     norms_again = (layout.tp - 1) / layout.tp * whole * job.model.num_layers
-    one_rank = job.model.num_layers * layer_params(job.model) / layout.tp + norms_again
-    assert job.model.num_layers * layer_params_on_device(job.model, layout) == pytest.approx(one_rank)
-    ends = num_params(job.model) - job.model.num_layers * layer_params(job.model)
+    one_rank = job.model.num_layers * layer_params(job.model, experts=False) / layout.tp + norms_again
+    on_rank = layer_params_on_device(job.model, layout, experts=False).total
+    assert job.model.num_layers * on_rank == pytest.approx(one_rank)
+    ends = num_params(job.model) - job.model.num_layers * layer_params(job.model, experts=False)
     matrix = job.model.vocab_size * job.model.hidden_size
     copies = 1 if job.model.tied_embeddings and layout.pp == 1 else 2
     stored = 1 if job.model.tied_embeddings else 2
@@ -133,23 +129,24 @@ def test_a_layer_on_a_device_is_the_sum_of_its_shards(name, tensors, text):
     layout = layout_of(model, text)
     shares = {"": 1, "tp": layout.tp, "expert": layout.ep * layout.etp}
     held = sum(prod(shape) / shares[cut] for shape, cut in tensors.values())
-    assert layer_params_on_device(model, layout) == pytest.approx(held, rel=1e-12)
-    assert layer_params(model) == sum(prod(shape) for shape, _ in tensors.values())
+    on_device = layer_params_on_device(model, layout, experts=True)
+    assert on_device.total == pytest.approx(held, rel=1e-12)
+    assert layer_params(model, experts=True) == sum(prod(shape) for shape, _ in tensors.values())
     routed = sum(prod(shape) / shares[cut] for shape, cut in tensors.values() if cut == "expert")
-    assert expert_layer_params_on_device(model, layout) == pytest.approx(routed)
+    assert on_device.experts == pytest.approx(routed)
 
 
 @pytest.mark.parametrize("name", [*EXPERTS, "deepseek-v2-lite"])
 def test_mixed_stacks_add_up(name):
     model = load_model(name)
     with_experts = num_moe_layers(model)
-    layers = with_experts * moe_layer_params(model) + (model.num_layers - with_experts) * dense_layer_params(model)
-    one = layout_of(model, "tp=1", 1)
+    moe, dense = (layer_params(model, experts=each) for each in (True, False))
+    layers = with_experts * moe + (model.num_layers - with_experts) * dense
     ends = num_params(model) - layers
     assert ends == 2 * model.vocab_size * model.hidden_size + model.hidden_size  # embedding, head, last norm
-    assert dense_layer_params_on_device(model, one) == dense_layer_params(model)
+    routed = layer_params_on_device(model, layout_of(model, "tp=1", 1), experts=True).experts
     idle = 1 - model.moe.experts_per_token / model.moe.num_experts
-    assert num_active_params(model) == num_params(model) - with_experts * idle * expert_layer_params(model)
+    assert num_active_params(model) == num_params(model) - with_experts * idle * routed
 
 
 @pytest.mark.parametrize("name", EXPERTS)
@@ -224,10 +221,8 @@ def test_encoder_decoder_by_hand():
     model = load_model("t5-3b")
     attention, ffn, norm = 4 * 1024 * 4096, 2 * 1024 * 16384, 1024
     encoder, decoder = attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm
-    assert dense_layer_params(model) == encoder
-    assert layer_params(model) == decoder
-    assert layer_params_on_device(model, layout_of(model, "tp=1", 1)) == (encoder + decoder) / 2
-    cut = layer_params_on_device(model, layout_of(model, "tp=8", 8))
+    assert layer_params(model, experts=False) == (encoder + decoder) / 2
+    cut = layer_params_on_device(model, layout_of(model, "tp=8", 8), experts=False).total
     assert cut == pytest.approx((1.5 * attention + ffn) / 8 + 2.5 * norm)
     assert num_matmul_params(model) == 24 * (3 * attention + 2 * ffn) + 32128 * 1024
 
@@ -278,8 +273,9 @@ def test_properties_of_models_with_experts(shape, mixture):
     )  # fmt: skip
     assert (num_active_params(model) == num_params(model)) == (mixture["experts_per_token"] == 8)
     assert num_matmul_params(model) <= num_active_params(model) + 128 * 64  # a tied head is used twice
-    whole = layer_params_on_device(model, layout_of(model, "tp=1"))
-    assert whole == layer_params(model) == moe_layer_params(model)
-    halves = [layer_params_on_device(model, layout_of(model, f"tp={t},ep={e}")) for t, e in ((1, 1), (2, 1), (2, 2))]
+    layouts = [layout_of(model, f"tp={t},ep={e}") for t, e in ((1, 1), (2, 1), (2, 2))]
+    halves = [layer_params_on_device(model, each, experts=True).total for each in layouts]
+    whole = layer_params(model, experts=True)
+    assert halves[0] == whole
     assert np.all(np.diff(halves) < 0)
     assert min(halves) >= whole / 2 / 2

@@ -7,16 +7,17 @@ arguments/rlhf_args.py; torch, distributed/fsdp/api.py.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from planner.api import estimate_file, explain_layout, plan_file
 from planner.cli import main
+from planner.cost.adapters import num_trained_params
 from planner.emit.read.front import read_foreign, with_layout
 from planner.errors import ExitCode, InputError
 from planner.reading import read_plan
+from planner.specs.training import TrainingSpec
 
 
 @pytest.fixture
@@ -336,20 +337,26 @@ def test_a_hybrid_strategy_on_hosts_of_unknown_size_leaves_the_verdict_unknown(w
     assert (decided.key, decided.settled_by, decided.rule) == (only.key, "", "decided by --layout")
 
 
-def test_adapters_beside_experts_leave_the_verdict_unknown_and_have_a_size(written):
-    """By hand: rank 64, 3 matrices of 4096 x 1536 in each of 128 experts, in 94 layers."""
+def test_adapters_beside_experts_are_read_and_counted(written):
+    """By hand: rank 64 beside gate and up, which are one matrix of 4096 x 3072, and down, in 128 experts of 94 layers.
+
+    Attention has 64 heads of 128 and 4 key-value heads.
+    """
     options = "--target_modules all-linear --micro_batch_size 1 --global_batch_size 16 --max_length 1024"
     path = written(f"megatron sft --model Qwen/Qwen3-235B-A22B --tuner_type lora --lora_rank 64 {options}")
-    (only,) = read_foreign(path).assumed
-    count = 64 * 3 * (4096 + 1536) * 128 * 94
-    assert math.isclose(float(only.rule.split()[-3]), count / 1e9, rel_tol=0.01)
-    assert only.settled_by == "--set training.lora_targets=..."
-    said = read_foreign(path, settings=("training.lora_targets=[query,value]",))
-    assert said.assumed == ()
+    found = read_foreign(path)
+    assert found.assumed == ()
+    experts = 128 * ((4096 + 2 * 1536) + (1536 + 4096))
+    attention = (4096 + 8192) + 2 * (4096 + 512) + (8192 + 4096)
+    targets = next(each for each in found.settings if each.startswith("training.lora_targets="))
+    names = tuple(targets.partition("=")[2].strip("[]").replace(" ", "").split(","))
+    training = TrainingSpec.model_construct(lora_rank=64, lora_targets=names)
+    assert num_trained_params(found.model, training) == 64 * 94 * (experts + attention)
     text = "base_model: mistralai/Mixtral-8x7B-v0.1\nmicro_batch_size: 1\nsequence_len: 512\nadapter: lora\nlora_r: 8\n"
     found = read_foreign(written(f"{text}lora_target_linear: true\n", "a.yaml"), model="mixtral-8x7b", engine="fsdp")
-    (only,) = [each for each in found.assumed if each.settled_by]
-    assert only.key == "lora_target_modules"
+    (targets,) = [each for each in found.settings if each.startswith("training.lora_targets=")]
+    assert "expert" not in targets  # PEFT's all-linear has none
+    assert "output" in targets
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.cost.adapters import matrices_of
+from planner.emit.adapters import EXPERTS, MEGATRON, adapters_of
 from planner.emit.names import listed, names_beside
 from planner.emit.programs.megatron import shown
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target, adapters_of, not_carried, only
+from planner.emit.target import Refusal, Setting, Target, not_carried, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,27 +122,14 @@ def _precision_keys(name: str) -> dict[str, Value]:
     return found
 
 
-_MODULES: Final = {
-    "linear_qkv": ("query", "key", "value"),
-    "linear_proj": ("output",),
-    "linear_fc1": ("gate", "up"),
-    "linear_fc2": ("down",),
-}
-"""Module -> matrices that the module fuses. Source: peft/lora.py, target_modules."""
-
-
 def _modules_of(plan: Plan) -> list[str] | None:
     """Modules that hold the matrices with adapters; None if only some matrices of a module have adapters."""
-    wanted = set(plan.training.lora_targets)
-    gated = plan.model.activation == "swiglu"
-    found = []
-    for module, parts in _MODULES.items():
-        own = {part for part in parts if gated or part != "gate"}
-        if own <= wanted:
-            found.append(module)
-        elif own & wanted:
-            return None
-    return found
+    wanted, have = set[str](plan.training.lora_targets), set(matrices_of(plan.model))
+    own = {module: have & set(parts) for module, parts in MEGATRON.items()}
+    if "all-linear" in wanted:
+        wanted |= {name for name in have if name not in EXPERTS}
+    found = [module for module, parts in own.items() if parts and parts <= wanted]
+    return found if wanted - {"all-linear"} == set().union(*(own[module] for module in found)) else None
 
 
 def _write_adapters(plan: Plan) -> Values:
@@ -153,7 +142,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
         return {}
     modules = given.get("target_modules", "linear_qkv,linear_proj,linear_fc1,linear_fc2")
     names = modules if isinstance(modules, tuple) else str(modules).strip("[]").split(",")
-    parts = [part for name in names for part in _MODULES.get(str(name).strip(" '\""), ())]
+    parts = [part for name in names for part in MEGATRON.get(str(name).strip(" '\""), ())]
     return adapters_of(given, "target_modules", given.whole("dim"), parts)
 
 

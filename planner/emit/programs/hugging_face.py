@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, adapters_of, follows, only
+from planner.emit.target import Refusal, Setting, follows, only
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
@@ -45,15 +46,6 @@ _OPTIMIZERS_READ: Final = {
     **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), "adamw-8bit"),
     **dict.fromkeys(("paged_adamw_32bit", "adamw_bnb", "cpuadam", "deepspeedcpuadam"), "adamw"),
     "muon": "muon",
-}
-_MODULES: Final = {
-    "query": "q_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "output": "o_proj",
-    "gate": "gate_proj",
-    "up": "up_proj",
-    "down": "down_proj",
 }
 _OTHERS_MODULES: Final = {
     *("phi3", "gpt2", "gpt_neox", "bloom", "falcon", "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral"),
@@ -155,6 +147,8 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
     if plan.training.attention == "flash" and FLASH.get(kind, "sdpa") is None:
         why = f"training.attention is flash, which {kind} has not"
         return why, "plan with --set training.attention=unfused"
+    if plan.training.lora_rank and set(plan.training.lora_targets) & {*EXPERTS}:
+        return "training.lora_targets has routed experts", "plan with --set training.lora_targets=all-linear"
     if plan.training.lora_rank and (kind in _OTHERS_MODULES or config is None):
         why = f"training.lora_rank: the matrices of {kind} are not kept one by one"
         return why, "plan with --set training.lora_rank=0"
@@ -463,7 +457,7 @@ def _write_adapters(plan: Plan) -> Values:
         "lora_r": training.lora_rank,
         "lora_alpha": 2 * training.lora_rank,
         "lora_dropout": 0.0,
-        "lora_target_modules": tuple(_MODULES[each] for each in training.lora_targets),
+        "lora_target_modules": tuple(PEFT.get(each, each) for each in training.lora_targets),
         "load_in_4bit": four,
         **({"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True} if four else {}),
     }
@@ -480,14 +474,14 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     names = (named,) if isinstance(named, str) else tuple(named)
     if isinstance(named, str) and named not in ("all-linear", "all"):
         names = tuple(named.replace(",", " ").split())
-    back = {name: ours for ours, name in _MODULES.items()}
-    if set(names) & {"all-linear", "all"}:
-        names = tuple(back)
+    back = {name: ours for ours, name in PEFT.items()} | dict.fromkeys(("all-linear", "all"), "all-linear")
     if unknown := [each for each in names if each not in back]:
         raise InputError(
             f"{str(unknown[0])[:60]!r} has no price here", where="lora_target_modules", hint=", ".join(back)
         )
-    found |= adapters_of(given, "lora_target_modules", rank, [back[each] for each in names])
+    parts = [back[each] for each in names]
+    parts += [f"expert_{each}" for each in parts]  # PEFT finds experts, too, though one tensor holds their matrices
+    found |= adapters_of(given, "lora_target_modules", rank, parts)
     if given.flag("load_in_4bit"):
         found["training.frozen_weights"] = "nf4"
     return found

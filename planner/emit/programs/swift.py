@@ -8,12 +8,14 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.adapters import EXPERTS, PEFT, adapters_of
+from planner.emit.adapters import MEGATRON as MODULES
 from planner.emit.names import listed, names_beside
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Setting, Target, adapters_of, not_carried, only
+from planner.emit.target import Setting, Target, not_carried, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,11 +75,6 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
 
 _RECIPES: Final = ("engine", "megatron-18", "precision-aware-fp32", "precision-aware", "fp8-moments")
 
-_EVERY: Final = ("query", "key", "value", "output", "gate", "up", "down")
-_TARGETS: Final = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"} | {
-    f"{each}_proj": each for each in ("gate", "up", "down")
-}
-
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     """The adapters; ms-swift's default is rank 8 on all matrices of the layers."""
@@ -86,8 +83,9 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     given.get("lora_alpha")
     if "lora" not in kinds:
         return {}
-    names = [str(each) for each in (targets if isinstance(targets, tuple) else (targets,))]
-    parts = _EVERY if "all-linear" in names else tuple(_TARGETS[each] for each in names if each in _TARGETS)
+    names = targets if isinstance(targets, tuple) else (targets,)
+    known = {"all-linear": ("all-linear", *EXPERTS)} | MODULES | {name: (part,) for part, name in PEFT.items()}
+    parts = [part for name in names for part in known.get(str(name), ())]
     return adapters_of(given, "target_modules", rank, parts)
 
 

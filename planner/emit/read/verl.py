@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.adapters import adapters_of
 from planner.emit.names import decisive, listed, names_beside
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import overrides_of
 from planner.emit.read.shell import option_words
-from planner.emit.target import Setting, Target, adapters_of
+from planner.emit.target import Setting, Target
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,8 +128,7 @@ def _read_offload(given: Given) -> Mapping[str, Any]:
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     key, rank = "actor_rollout_ref.model.target_modules", given.whole("actor_rollout_ref.model.lora_rank")
     given.text(key)
-    every = ("query", "key", "value", "output", "gate", "up", "down")  # all-linear, the default
-    return adapters_of(given, key, rank, every) if rank else {}
+    return adapters_of(given, key, rank, ("all-linear",)) if rank else {}  # verl's default
 
 
 def _reading(*says: str, read: Callable[[Given], Mapping[str, Any]]) -> Setting:
