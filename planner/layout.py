@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, get_args
 
 import numpy as np
 
@@ -53,21 +53,20 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "offload": get_args(Offload),
 }
 
-NOT_PRICED: Final = "not priced"
-UNKNOWN: Final = "unknown"
-"""The `rule` of an `Assumed` for a foreign file's key that has a value but changes no figure of the forecast."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
     """A value that the user did not give: its key, the assumed value, and the rule that chose it.
 
-    settled_by: the option that settles a key of a foreign file that leaves the verdict unknown; empty for all others.
+    kind: `not priced` is a foreign file's key that changes no figure of the forecast, `misspelt` one that resembles a
+    key of the format, and `open` one that leaves the verdict unknown.
+    settled_by: the option that settles an open key; empty for all others.
     """
 
     key: str
     value: str
     rule: str
+    kind: Literal["assumed", "not priced", "misspelt", "open"] = "assumed"
     settled_by: str = ""
 
     def __str__(self) -> str:

@@ -58,7 +58,9 @@ def test_a_chance_is_never_rounded_over_a_line(chance, words):
 
 
 def test_a_plan_without_a_verdict_is_refused_with_the_keys_and_goes_on_by_force(plan):
-    key = Assumed(key="some_engine", value="0.6", rule="it takes memory", settled_by="--ignore some_engine")
+    key = Assumed(
+        key="some_engine", value="0.6", rule="it takes memory", kind="open", settled_by="--ignore some_engine"
+    )
     filled = Assumed(key="sp", value="1", rule="the engine's default")
     unknown = replace(plan, assumed=(filled, key))
     assert (unknown.verdict, unknown.fits, unknown.chance_of_fitting) == ("unknown", None, None)

@@ -13,7 +13,6 @@ from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
 from planner.fit import fit_words
-from planner.layout import NOT_PRICED, UNKNOWN
 from planner.search.near_ties import more_or_less
 from planner.show.columns import Columns, assignments
 from planner.show.goodput import effective_words
@@ -110,32 +109,25 @@ def _idle(plan: Plan) -> Words:
     return f"{idle:,} of {plan.cluster.num_devices:,} devices{why}" if idle else ""
 
 
-def _kind(each: Assumed) -> str:
-    """Return the row of a value that the user did not give, or of a foreign file's key."""
-    if each.settled_by:
-        return "unknown"
-    return "misspelt" if each.rule.startswith(UNKNOWN) else "not priced" if each.rule == NOT_PRICED else "assumed"
-
-
 def _keys(kind: str, form: Callable[[Assumed], str]) -> Callable[[Plan], Words]:
     """Return the function that lists the values of a kind, each in the words of `form`."""
-    return lambda plan: "; ".join(form(each) for each in plan.assumed if _kind(each) == kind)
+    return lambda plan: "; ".join(form(each) for each in plan.assumed if each.kind == kind)
 
 
 def _unknown(plan: Plan) -> Words:
     """Name the keys of a foreign file that leave the verdict unknown, each with the option that settles it."""
-    found = _keys("unknown", lambda each: f"{each.key}={each.value}: {each.rule} ({each.settled_by})")(plan)
+    found = _keys("open", lambda each: f"{each.key}={each.value}: {each.rule} ({each.settled_by})")(plan)
     return Text(clean(found), style="bold red") if found else ""
 
 
-_misspelt = _keys("misspelt", lambda each: f"{each.key}={each.value} ({each.rule.removeprefix(f'{UNKNOWN}; ')})")
+_misspelt = _keys("misspelt", lambda each: f"{each.key}={each.value} ({each.rule})")
 
 
 def _counted(plan: Plan) -> Words:
     """Count the assumed values and the keys without a price, and name the first ones."""
     told = []
     for kind in ("assumed", "not priced"):
-        found = [f"{each.key}={each.value}" for each in plan.assumed if _kind(each) == kind]
+        found = [f"{each.key}={each.value}" for each in plan.assumed if each.kind == kind]
         more = ", ..." * (len(found) > _MOST_KEYS)
         told += [f"{len(found):,} {kind} ({', '.join(found[:_MOST_KEYS])}{more})"] if found else []
     return "; ".join(told)

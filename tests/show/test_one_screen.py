@@ -123,8 +123,8 @@ def test_sections_of_a_plan_that_is_absent_say_what_is_missing(capsys) -> None:
 def test_what_would_mislead_stands_in_the_short_answer() -> None:
     plan = plan_of("tp=2,zero=1,dp=2", engine="megatron", settings=["training.tokens=15T", "training.deadline=1d"])
     unknown = [
-        Assumed(key="use_fancy", value="true", rule="it may need memory", settled_by="--ignore use_fancy"),
-        Assumed(key="zzz", value="1", rule="unknown; did you mean zz?"),
+        Assumed(key="use_fancy", value="true", rule="it may need memory", kind="open", settled_by="--ignore use_fancy"),
+        Assumed(key="zzz", value="1", rule="did you mean zz?", kind="misspelt"),
     ]
     plan = replace(plan, assumed=(*unknown, *plan.assumed))
     text = " ".join(to_text(overview(planner.explain_layout(plan, parts=())), Screen()).split())

@@ -23,7 +23,7 @@ from planner.emit.read.shell import UNSET
 from planner.emit.read.slurm import variables_of, with_srun
 from planner.emit.target import facts_of, matches
 from planner.errors import InputError, Mistake
-from planner.layout import NOT_PRICED, UNKNOWN, Assumed
+from planner.layout import Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
 from planner.specs.files import kind_of, limited_text
 from planner.specs.model import ModelSpec
@@ -457,16 +457,17 @@ def _is_off(text: str) -> bool:
 
 def _filled(key: str, value: str, rule: str) -> Assumed:
     """A key that the file leaves open; what a recipe holds leaves the verdict unknown."""
-    return Assumed(key=key, value=value, rule=rule, settled_by=f"--layout {key}=..." if rule == OF_RECIPE else "")
+    if rule != OF_RECIPE:
+        return Assumed(key=key, value=value, rule=rule)
+    return Assumed(key=key, value=value, rule=rule, kind="open", settled_by=f"--layout {key}=...")
 
 
 def _open(key: str, value: Value, doubt: Doubt) -> Assumed:
     """A key that leaves the verdict unknown, with the option that settles it."""
     document, _, name = doubt.field.partition(".")
     settles = {"": f"--ignore {key}", "layout": f"--layout {name}=..."}.get(document, f"--set {doubt.field}=...")
-    return Assumed(
-        key=printable(key, 80), value=printable(_text(value), 80), rule=doubt.why, settled_by=printable(settles, 100)
-    )
+    shown = {"key": printable(key, 80), "value": printable(_text(value), 80), "settled_by": printable(settles, 100)}
+    return Assumed(rule=doubt.why, kind="open", **shown)
 
 
 def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[Assumed]:
@@ -486,8 +487,10 @@ def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[
 
 def _assumed(text: str, misspelt: Mapping[str, str]) -> Assumed:
     key, _, value = text.partition("=")
-    rule = f"{UNKNOWN}; did you mean {misspelt[key]}?" if key in misspelt else NOT_PRICED
-    return Assumed(key=printable(key, 80), value=printable(value, 80) or "-", rule=rule)
+    said: Any = {"rule": "it changes no figure", "kind": "not priced"}
+    if key in misspelt:
+        said = {"rule": f"did you mean {misspelt[key]}?", "kind": "misspelt"}
+    return Assumed(key=printable(key, 80), value=printable(value, 80) or "-", **said)
 
 
 _SHAPE: Final = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "vocab_size")
@@ -515,7 +518,7 @@ def with_layout(foreign: Foreign, text: str) -> Foreign:
     given = parse_assignments(text, "--layout")
     settled = {f"--layout {key}=..." for key in given}
     assumed = tuple(
-        replace(each, settled_by="", rule="decided by --layout") if each.settled_by in settled else each
+        replace(each, settled_by="", rule="decided by --layout", kind="assumed") if each.settled_by in settled else each
         for each in foreign.assumed
         if each.key not in given
     )
