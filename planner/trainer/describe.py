@@ -87,7 +87,7 @@ class Tensor:
 
 
 @dataclass(slots=True, kw_only=True)
-class Layer:
+class _Layer:
     """The parameters of one layer that are not recognised yet.
 
     found: fields of the model document.
@@ -238,14 +238,14 @@ class Stack:
                 return int(value)
         return 0
 
-    def _split(self, layers: Sequence[nn.Module]) -> Iterator[Layer]:
+    def _split(self, layers: Sequence[nn.Module]) -> Iterator[_Layer]:
         """The layers; what several of them share is a layer of its own, used as often."""
         uses = Counter(id(value) for layer in layers for value in layer.parameters())
         kinds = self.values.get("layer_types") or []
         for layer, kind in zip(layers, [*map(str, kinds), *[""] * len(layers)], strict=False):
             named = list(layer.named_parameters())
             for number in sorted({uses[id(value)] for _, value in named}):
-                part = Layer(left=[self._tensor(*each) for each in named if uses[id(each[1])] == number])
+                part = _Layer(left=[self._tensor(*each) for each in named if uses[id(each[1])] == number])
                 part.found |= {"shared_by": number, "attends": not _STATES.search(kind)}
                 local = "sliding" in kind or (not kinds and self.values.get("use_sliding_window", True))
                 part.found["sliding_window"] = self._size("sliding_window") if local else 0
@@ -263,14 +263,14 @@ class Stack:
             rows, columns = value.numel(), 0
         return Tensor(name=name, inputs=columns, outputs=rows, count=count, of_norm=id(value) in self.of_norms)
 
-    def _is_gated(self, layer: Layer) -> bool:
+    def _is_gated(self, layer: _Layer) -> bool:
         """Whether experts, or else the feed-forward block, have three matrices."""
         if experts := [each for each in layer.matrices() if each.count > 1]:
             return any(_GATES.search(each.name) for each in experts)
         blocks = layer.matrices(r"mlp|ffn|feed_forward|fc|dense|expert|moe|intermediate") or layer.matrices()
         return bool(_block(blocks, self.hidden, gated=True))
 
-    def _read(self, layer: Layer) -> None:
+    def _read(self, layer: _Layer) -> None:
         """Recognise the blocks of a layer; the rest is matrices and vectors."""
         attends = layer.found["attends"]
         layer.found["attends"] = False
@@ -289,12 +289,12 @@ class Stack:
         layer.found |= {"norms_per_layer": pairs, "layer_matrix_params": layer.take(layer.matrices())}
         layer.found["layer_vector_params"] = layer.take(layer.left)
 
-    def _norms(self, layer: Layer) -> list[Tensor]:
+    def _norms(self, layer: _Layer) -> list[Tensor]:
         """Weights and biases of the norms of the stream, not of queries and keys."""
         wide = (each for each in layer.left if each.of_norm and each.shape == (0, self.hidden))
         return [each for each in wide if not re.search(r"\b[qk]_|query|key", each.name)]
 
-    def _attention(self, layer: Layer) -> None:
+    def _attention(self, layer: _Layer) -> None:
         """Grouped attention: matrices of queries, keys and values, or a joint one, and of the output."""
         named: dict[str, Tensor] = {}
         for each in layer.matrices(r"(?i)att|quer|q_|k_|v_|o_|out_lin|qkv"):
@@ -332,7 +332,7 @@ class Stack:
             layer.found |= {"shares_keys": not key and not fused, "keys_are_values": bool(key) and "value" not in named}
             return
 
-    def _latent(self, layer: Layer) -> bool:
+    def _latent(self, layer: _Layer) -> bool:
         """Latent attention, by the names of DeepSeek; whether the layer has it."""
         q, kv, nope, rope, value = (
             self._size(key)
@@ -353,7 +353,7 @@ class Stack:
         layer.found["mla"] = {"q_lora_rank": q, "kv_lora_rank": kv, **sizes}
         return True
 
-    def _experts(self, layer: Layer) -> None:
+    def _experts(self, layer: _Layer) -> None:
         """Routed and shared experts, their router, and biases of each expert."""
         h, total, groups = self.hidden, self._size(*_EXPERTS), dict[str, list[Tensor]]()
         for each in layer.matrices():
@@ -410,7 +410,10 @@ class Stack:
         Raises:
             InputError: there is no table of embeddings, or it is smaller than the head.
         """
-        embedding, head = (getattr(self.module, f"get_{part}_embeddings")() for part in ("input", "output"))
+        try:
+            embedding, head = (getattr(self.module, f"get_{part}_embeddings")() for part in ("input", "output"))
+        except NotImplementedError as error:
+            raise InputError(f"the library does not say where the embeddings are: {error}") from error
         weight, matrix, bias = (
             getattr(embedding, "weight", None),
             getattr(head, "weight", None),
