@@ -410,7 +410,10 @@ class Stack:
         Raises:
             InputError: there is no table of embeddings, or it is smaller than the head.
         """
-        embedding, head = (getattr(self.module, f"get_{part}_embeddings")() for part in ("input", "output"))
+        try:
+            embedding, head = (getattr(self.module, f"get_{part}_embeddings")() for part in ("input", "output"))
+        except NotImplementedError as error:
+            raise InputError(f"the library does not say where the embeddings are: {error}") from error
         weight, matrix, bias = (
             getattr(embedding, "weight", None),
             getattr(head, "weight", None),

@@ -92,7 +92,6 @@ class Scope:
             return {key: self.filled(each) for key, each in value.items()}
         if not isinstance(value, str) or not value.startswith("="):
             return value
-        self.config.read.update(_names(value))  # also those behind a condition that is false
         return self._value(_parsed(value))
 
     def number(self, formula: str) -> int:
@@ -195,6 +194,10 @@ def _parsed(formula: str) -> ast.expr:
     return ast.parse(formula[1:].strip(), mode="eval").body
 
 
-@cache
-def _names(formula: str) -> frozenset[str]:
-    return frozenset(node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
+def names_in(value: Any) -> set[str]:
+    """The keys of the file that the formulas of a value of the table name, also those that a condition rules out."""
+    if isinstance(value, dict | list | tuple):
+        return set().union(*map(names_in, value.values() if isinstance(value, dict) else value))
+    if not isinstance(value, str) or not value.startswith("="):
+        return set()
+    return {node.id for node in ast.walk(_parsed(value)) if isinstance(node, ast.Name) and len(node.id) > 1}

@@ -37,18 +37,22 @@ def kinds(config: Config, of: str, optional: bool = False, **known: Mapping[str,
 
     known: the fields of each kind by its name in the list.
     """
-    names = list(map(str, config.entries(of)))
-    if not names:
-        config.missing.extend(() if optional else (of,))
-        return
-    if len(names) != config.filled("num_layers"):
-        config.refuse(of, f"`{of}` has {len(names)} entries for {config.filled('num_layers')} layers")
+    names = _listed(config, of)
+    config.missing.extend(() if names or optional else (of,))
     for name in dict.fromkeys(names):
         if name in known:
             config.add_kind(names.count(name), of, **Scope(config=config).filled(known[name]))
         elif name not in FULL:
             words = f"layers of kind {quoted(name)} are a block that is not supported"
             config.unsupported(of, words, f"supported: {any_of([*known, 'full_attention'])}")
+
+
+def _listed(config: Config, of: str) -> list[str]:
+    """The name of each layer in the list `of`, or nothing if the file has no such list."""
+    names = list(map(str, config.entries(of)))
+    if names and len(names) != config.filled("num_layers"):
+        config.refuse(of, f"`{of}` has {len(names)} entries for {config.filled('num_layers')} layers")
+    return names
 
 
 def windows(config: Config) -> None:
@@ -121,7 +125,7 @@ def single_layers(config: Config, late: Mapping[str, Any] | None = None, **known
             config.unsupported("per_layer_config", words)
         single[int(number)] = {_OF_ONE_LAYER[key]: changed.size(key) for key in changed.values}
     first_late = config.filled("num_layers") - (config.count("num_kv_shared_layers") if late else 0)
-    for place, name in enumerate(map(str, config.entries("layer_types"))):
+    for place, name in enumerate(_listed(config, "layer_types")):
         own = scope.filled({**known.get(name, {}), **((late or {}) if place >= first_late else {})})
         fields = {key: value for key, value in own.items() if value is not None} | single.get(place, {})
         if fields:

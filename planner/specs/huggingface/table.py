@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.specs.huggingface.formulas import Scope
+from planner.specs.huggingface.formulas import Scope, names_in
 from planner.specs.huggingface.rules import RULES
 from planner.specs.text import quoted
 
@@ -153,6 +153,7 @@ def defaults() -> dict[str, dict[str, Any]]:
 def row(name: str, section: str = "types") -> Row:
     """The row of a model type, or of a tower (`section` towers); `base` and the rows behind it are merged into it."""
     whole = _merged(section, name)
+    whole["ignore"] = [*whole.get("ignore", ()), *sorted(names_in(whole))]
     parts: dict[str, Any] = {part: tuple(each) if isinstance(each, list) else each for part, each in whole.items()}
     return Row(**parts)
 
