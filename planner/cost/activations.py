@@ -363,12 +363,15 @@ def kept_bytes_of_layer(
     Source: `activation_terms`, each multiplied by its `kept_share`.
     """
     terms, policies = activation_terms(job, layout, experts=experts), policies_of(stage)
-    shares = [{policy: kept_share(job, term, policy) for policy in policies} for term in terms]
+    alike: dict[tuple[float, ...], Number] = {}  # shares that the policies keep -> bytes of the tensors
+    for term in terms:
+        shares = tuple(kept_share(job, term, policy) for policy in policies)
+        alike[shares] = alike.get(shares, 0.0) + term.num_bytes
     kept = sum_of(
-        term.num_bytes * by_policy(layout, stage, each, recomputing=recomputing)
-        for term, each in zip(terms, shares, strict=True)
+        num_bytes * by_policy(layout, stage, dict(zip(policies, shares, strict=True)), recomputing=recomputing)
+        for shares, num_bytes in alike.items()
     )
-    return kept, sum_of(term.num_bytes for term in terms)
+    return kept, sum_of(alike.values())
 
 
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:

@@ -294,7 +294,7 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
     Source: derived here; softmax's backward pass reads the probabilities and their gradient, and writes the gradient of
         the scores.
     """
-    return sum_of(term.num_bytes for term in activation_terms(job, layout) if term.name == "softmax")
+    return sum_of(term.num_bytes for term in activation_terms(job, layout, experts=False) if term.name == "softmax")
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

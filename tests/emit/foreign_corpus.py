@@ -321,7 +321,7 @@ CORPUS = (
         ),
         cluster="dgx-a100",
         layout="tp=1,pp=1,zero=1,mbs=8,recompute=full,ep=2,etp=1",
-        open_keys=("target_modules", *_MOE_KEYS),
+        open_keys=_MOE_KEYS,
         outcome="ran",
     ),
     Foreign(
@@ -333,7 +333,7 @@ CORPUS = (
         ),
         cluster="dgx-a100",
         layout="tp=4,pp=1,zero=1,mbs=8,sp=1,recompute=full,ep=8,etp=1",
-        open_keys=("target_modules", *_MOE_KEYS),
+        open_keys=_MOE_KEYS,
         outcome="ran",
     ),
     Foreign(
