@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import fields, is_dataclass
 from functools import partial
+from inspect import CO_GENERATOR
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,10 +67,11 @@ def job_of(model: str, gpus: int, batch: int, cluster: str = "dgx-a100") -> Pool
 
 
 def calls_of(work: Callable[[], object]) -> Counter[tuple[str, bool]]:
-    """How often `work` runs each function of the planner: by name, and whether an earlier call had equal arguments."""
+    """How often `work` runs each named function: by name, and whether an earlier call had equal arguments."""
     found: Counter[tuple[str, bool]] = Counter()
     seen: set[Hashable] = set()
     alive: list[object] = []
+    begun: set[int] = set()  # frames of generators
 
     def key(value: object) -> Hashable:
         if isinstance(value, np.ndarray):
@@ -85,8 +87,14 @@ def calls_of(work: Callable[[], object]) -> Counter[tuple[str, bool]]:
 
     def on_event(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event != "call" or "/planner/" not in code.co_filename or code.co_name in ("asked", "<lambda>", "<genexpr>"):
+        named = code.co_name != "asked" and not code.co_name.startswith(("<", "__"))
+        if event != "call" or "/planner/" not in code.co_filename or not named:
             return
+        if id(frame) in begun:
+            return  # a generator that goes on
+        if code.co_flags & CO_GENERATOR:
+            begun.add(id(frame))
+            alive.append(frame)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         call = code.co_qualname, key([frame.f_locals.get(name) for name in names])
         found[code.co_qualname, call in seen] += 1
