@@ -83,8 +83,8 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     model, training = job.model, job.training
     if model.layers:
         return _mean_terms(job, layout, experts=experts)
-    tokens = tokens_per_microbatch(job, layout)
-    element = job.compute_bytes * tokens
+    tokens = tokens_per_microbatch(job, layout)  # (layouts,), like all bytes below
+    element = job.compute_bytes * tokens  # of one element of the width
     narrow = element * _narrow(job)
     sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
     gathered = sharded if job.engine.memory.regathers_inputs else np.ones_like(sharded)
@@ -227,7 +227,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     further = _mixer_terms(job, layout)
     if not model.attends:
         return further
-    query, key, value = core_widths(model, t)
+    query, key, value = core_widths(model, t)  # keys and values: (layouts,), as tp may exceed their heads
     if model.mla is None:
         if model.shares_keys:
             key, value = 0 * key, 0 * value  # the earlier layer keeps them
@@ -363,12 +363,15 @@ def kept_bytes_of_layer(
     Source: `activation_terms`, each multiplied by its `kept_share`.
     """
     terms, policies = activation_terms(job, layout, experts=experts), policies_of(stage)
-    shares = [{policy: kept_share(job, term, policy) for policy in policies} for term in terms]
+    alike: dict[tuple[float, ...], Number] = {}  # shares that the policies keep -> bytes of the tensors
+    for term in terms:
+        shares = tuple(kept_share(job, term, policy) for policy in policies)
+        alike[shares] = alike.get(shares, 0.0) + term.num_bytes
     kept = sum_of(
-        term.num_bytes * by_policy(layout, stage, each, recomputing=recomputing)
-        for term, each in zip(terms, shares, strict=True)
+        num_bytes * by_policy(layout, stage, dict(zip(policies, shares, strict=True)), recomputing=recomputing)
+        for shares, num_bytes in alike.items()
     )
-    return kept, sum_of(term.num_bytes for term in terms)
+    return kept, sum_of(alike.values())
 
 
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -159,10 +160,9 @@ def linear_seconds(
 
     Source: backpropagation has two products of the forward pass's size; Transformer Engine for the casts.
     """
-    aligned = _is_aligned(fan_in) & _is_aligned(fan_out)
-    forward = matmul_seconds(job, tokens, fan_out, fan_in, batch, precision=precision)
-    backward = matmul_seconds(job, tokens, fan_in, fan_out, batch, precision=precision)
-    weight = matmul_seconds(job, fan_out, fan_in, tokens, batch, precision=precision, aligned=aligned)
+    of = partial(matmul_seconds, job, precision=precision, aligned=_is_aligned(fan_in) & _is_aligned(fan_out))
+    forward, backward = of(tokens, fan_out, fan_in, batch), of(tokens, fan_in, fan_out, batch)
+    weight = of(fan_out, fan_in, tokens, batch)
     if (precision or job.training.precision) in ("fp8", "fp4"):
         forward = forward + memory_bound_seconds(job, 4.0 * tokens * fan_in * batch)
         backward = backward + memory_bound_seconds(job, 4.0 * tokens * fan_out * batch)

@@ -399,6 +399,7 @@ def layer_seconds(
     if job.model.layers:
         return _mean_seconds(job, layout, experts=experts, local=local)
     experts = experts and job.model.moe is not None
+    # every time is a number, or an array with one entry for each configuration: (layouts,)
     whole = core = _core_seconds(job, layout, local=local)
     parts: dict[frozenset[str], Number] = {frozenset(("core_attn",)): core.forward}
     for seconds, modules in _operators(job, layout, experts=experts):

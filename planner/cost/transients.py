@@ -294,7 +294,7 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
     Source: derived here; softmax's backward pass reads the probabilities and their gradient, and writes the gradient of
         the scores.
     """
-    return sum_of(term.num_bytes for term in activation_terms(job, layout) if term.name == "softmax")
+    return sum_of(term.num_bytes for term in activation_terms(job, layout, experts=False) if term.name == "softmax")
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -315,6 +315,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     def of_layer(experts: bool) -> Number:
         kept, everything = kept_bytes_of_layer(job, layout, stage, experts=experts)
         held = layer_params_on_device(job.model, layout, experts=experts).total
+        # bytes of one layer: (stages,), or (layouts, stages) of a search
         terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
         inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
         last = states.weights * _last_matrix(job, layout, experts=experts)
