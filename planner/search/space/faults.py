@@ -216,12 +216,12 @@ def offloaded_optimizer(job: Job, layout: Layout) -> str:
     return f"engine {job.engine.name} offloads no optimizer under a pipeline of {layout.pp} stages; pp=1"
 
 
-def offloaded_activations_of_pipeline(job: Job, layout: Layout) -> str:
+def offloaded_activations(job: Job, layout: Layout) -> str:
     """The engine offloads no activations of a pipeline."""
     return f"engine {job.engine.name} offloads no activations under a pipeline of {layout.pp} stages; pp=1"
 
 
-def offloaded_activations(job: Job, layout: Layout) -> Iterator[str]:
+def not_offloaded(job: Job, layout: Layout) -> Iterator[str]:
     """Policies whose activations the engine cannot offload."""
     if offloads_activations(layout):
         have = any_of(job.engine.offload.activations_of)

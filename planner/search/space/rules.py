@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from planner.numbers import Flag, Number
     from planner.specs.job import Job, PoolJob
 
+    Holds = Callable[[Job, Degrees], Flag]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -41,30 +43,10 @@ class Rule:
 
     name: str
     reads: tuple[str, ...]
-    holds: Callable[[Job, Degrees], Flag]
+    holds: Holds
     needs: str
     fault: Callable[[Job, Layout], str]
     left_out: str = ""
-
-
-def _divides_model(job: Job, layout: Degrees) -> Flag:
-    model = job.model
-    repeated = np.equal(layout.tp % model.num_kv_heads, 0) & job.engine.can.repeats_kv_heads
-    return (
-        (model.num_heads % layout.tp == 0)
-        & ((model.num_kv_heads % layout.tp == 0) | repeated)
-        & (model.ffn_hidden_size % layout.tp == 0)
-        & ((model.moe.shared_ffn_hidden_size if model.moe else 0) % layout.tp == 0)
-        & (mixer_heads(model) % layout.tp == 0)
-    )
-
-
-def _divides_vocabulary(job: Job, layout: Degrees) -> Flag:
-    return job.engine.can.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
-
-
-def _tp_within(job: Job, layout: Degrees) -> Flag:
-    return np.logical_or.reduce([tp_within_pool(pool, layout.tp, layout.segment) for pool in job.pools])
 
 
 def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
@@ -78,19 +60,6 @@ def tp_within_pool(job: PoolJob, tp: Number, segment: Number) -> Flag:
 def stages_in_pool(job: PoolJob, layout: Degrees) -> Number:
     """Number of stages for which a pool has devices; 0 if its scale-up domain is too small for tp."""
     return tp_within_pool(job, layout.tp, layout.segment) * (job.num_devices // (layout.tp * layout.cp * layout.dp))
-
-
-def _possible_segment(job: Job, layout: Degrees) -> Flag:
-    cluster = job.pools[0].cluster
-    if len(job.pools) > 1 or cluster.hosts_per_domain == 1:
-        return np.equal(layout.segment, 0)
-    return is_possible(cluster, layout.tp * layout.pp * layout.cp * layout.dp, layout.segment)
-
-
-def _fits_devices(job: Job, layout: Degrees) -> Flag:
-    if len(job.pools) == 1:  # tp has a rule of its own there
-        return layout.tp * layout.pp * layout.cp * layout.dp <= job.num_devices
-    return layout.pp <= sum(stages_in_pool(pool, layout) for pool in job.pools)
 
 
 def _broken_pools(job: Job, layout: Layout) -> tuple[str, ...]:
@@ -116,38 +85,6 @@ def _microbatches(job: Job, layout: Degrees) -> Flag:
     return job.training.global_batch_size // (layout.dp * layout.mbs)
 
 
-def _zero_offered(job: Job, layout: Degrees) -> Flag:
-    alone = np.isin(layout.zero, job.engine.can.zero_stages)
-    piped = np.isin(layout.zero, job.engine.pipeline.zero_stages)
-    return np.where(np.greater(layout.pp, 1), piped, alone)
-
-
-def _even_stages(job: Job, layout: Degrees) -> Flag:
-    return job.engine.pipeline.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
-
-
-def _sequence_parallel(job: Job, layout: Degrees) -> Flag:
-    divides = np.equal(layout.sp, 0) | (job.training.sequence_length // layout.cp % layout.tp == 0)
-    return np.where(np.equal(layout.tp, 1), np.equal(layout.sp, 0), np.isin(layout.sp, job.engine.can.sp) & divides)
-
-
-def _interleaving(job: Job, layout: Degrees) -> Flag:
-    microbatches = np.maximum(_microbatches(job, layout), 1)  # dp * mbs may exceed the batch; another rule refuses this
-    possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
-    if layout.schedule != "interleaved":
-        return possible
-    return possible & np.greater(layout.pp, 1) & (microbatches % layout.pp == 0)
-
-
-def _whole_periods(job: Job, layout: Degrees) -> Flag:
-    """Whether all interleaved chunks are alike, so that a stage's number of layers determines its layers."""
-    pattern = pattern_of(job)
-    if layout.schedule != "interleaved" or pattern.period == 1:
-        return np.ones(np.shape(layout.pp), dtype=bool)
-    whole = job.model.num_layers % (layout.pp * layout.interleave * pattern.period) == 0
-    return np.equal(pattern.leading, 0) & whole
-
-
 def least_of_first_stage(job: Job, layout: Degrees) -> Number:
     """Fewest layers of the first stage, if its first chunk holds all leading layers, and the others at most one less.
 
@@ -157,37 +94,213 @@ def least_of_first_stage(job: Job, layout: Degrees) -> Number:
     return layout.interleave * max(leading - 1, 0) + 1
 
 
-def _leading_in_first_chunk(job: Job, layout: Degrees) -> Flag:
+_RULES: list[Rule] = []
+
+
+def _rule(reads: str, needs: str, *, left_out: str = "") -> Callable[[Holds], Holds]:
+    """Make a rule of the function below, which says whether it holds; `faults` has a function with the same name.
+
+    Rules that can rule out every layout are first, so that a refusal names them.
+    """
+
+    def add(holds: Holds) -> Holds:
+        name = holds.__name__.strip("_")
+        words = {"name": name.replace("_", "-"), "needs": needs, "left_out": left_out}
+        _RULES.append(Rule(reads=tuple(reads.split()), holds=holds, fault=getattr(faults, name), **words))
+        return holds
+
+    return add
+
+
+@_rule("", "the engine must run every feature of the model")
+def _features(job: Job, _: Degrees) -> Flag:
+    return set(job.model.features) <= set(job.engine.can.model_features)
+
+
+@_rule("", "the engine must train with dropout; --set training.dropout=0 goes without")
+def _dropout(job: Job, _: Degrees) -> Flag:
+    return job.engine.can.dropout or not job.training.dropout
+
+
+@_rule("", "the engine must compute the loss in this way")
+def _loss(job: Job, _: Degrees) -> Flag:
+    return job.loss in job.engine.can.losses
+
+
+@_rule("", "the engine must compute feed-forward blocks in tiles, and the model must have no experts")
+def _mlp_tiles(job: Job, _: Degrees) -> Flag:
+    return job.training.mlp_tiles == 1 or (job.engine.can.mlp_tiles and job.model.moe is None)
+
+
+@_rule("", "the engine must have the optimizer")
+def _optimizer(job: Job, _: Degrees) -> Flag:
+    return job.training.optimizer in job.engine.can.optimizers
+
+
+@_rule("offload", "the engine must capture this in CUDA graphs, and graphs of layers must offload no activations")
+def _cuda_graphs(job: Job, layout: Degrees) -> Flag:
+    graphs = job.training.cuda_graphs
+    keeps = graphs != "layers" or not offloads_activations(layout)
+    return graphs in job.engine.can.cuda_graphs and keeps
+
+
+@_rule(
+    "pp interleave ep",
+    "exchanges of experts beside other microbatches must have ep > 1, interleaved stages or none, and an "
+    "engine that does it",
+)
+def _expert_overlap(job: Job, layout: Degrees) -> Flag:
+    if not job.training.expert_overlap:
+        return True
+    can = job.engine.can.expert_overlap and job.model.mtp_layers <= 1 and job.core_precision != "fp32"
+    return np.greater(layout.ep, 1) & (np.equal(layout.pp, 1) | np.greater(layout.interleave, 1)) & can
+
+
+@_rule("", "the engine must train adapters beside such frozen weights, in this precision")
+def _frozen_weights(job: Job, _: Degrees) -> Flag:
+    training, can = job.training, job.engine.can
+    beside = training.frozen_weights in can.frozen_weights and (training.precision != "fp8" or can.fp8_adapters)
+    return not training.lora_rank or beside
+
+
+@_rule("", "adapters must stand beside matrices that the model has, and be updated by adamw, adamw-8bit or sgd")
+def _adapters(job: Job, _: Degrees) -> Flag:
+    return not job.training.lora_rank or not without_adapters(job)
+
+
+@_rule("", "the engine must keep its states by this memory recipe; `engine` is what it does by default")
+def _memory_recipe(job: Job, _: Degrees) -> Flag:
+    return job.training.memory_recipe in ("engine", *ADAM_RECIPES, *job.engine.can.memory_recipes)
+
+
+@_rule("tp pp cp dp", "tp * pp * cp * dp must be at most the number of devices")
+def _world(job: Job, layout: Degrees) -> Flag:
+    if len(job.pools) == 1:  # tp has a rule of its own there
+        return layout.tp * layout.pp * layout.cp * layout.dp <= job.num_devices
+    return layout.pp <= sum(stages_in_pool(pool, layout) for pool in job.pools)
+
+
+@_rule("dp mbs", "dp * mbs must divide the global batch")
+def _batch(job: Job, x: Degrees) -> Flag:
+    return job.training.global_batch_size % (x.dp * x.mbs) == 0
+
+
+@_rule(
+    "tp",
+    "tp must divide the heads, the ffn width and the key-value heads, or be a multiple of the latter where the "
+    "engine repeats them",
+)
+def _tp_divides(job: Job, layout: Degrees) -> Flag:
+    model = job.model
+    repeated = np.equal(layout.tp % model.num_kv_heads, 0) & job.engine.can.repeats_kv_heads
+    return (
+        (model.num_heads % layout.tp == 0)
+        & ((model.num_kv_heads % layout.tp == 0) | repeated)
+        & (model.ffn_hidden_size % layout.tp == 0)
+        & ((model.moe.shared_ffn_hidden_size if model.moe else 0) % layout.tp == 0)
+        & (mixer_heads(model) % layout.tp == 0)
+    )
+
+
+@_rule("tp", "tp must divide the vocabulary, which this engine does not pad (see model.vocab_size)")
+def _vocabulary(job: Job, layout: Degrees) -> Flag:
+    return job.engine.can.pads_vocabulary | (job.model.vocab_size % layout.tp == 0)
+
+
+@_rule("tp segment", "tensor parallelism must stay inside the scale-up domain, unless --allow-tp-across-nodes")
+def _tp_within_node(job: Job, layout: Degrees) -> Flag:
+    return np.logical_or.reduce([tp_within_pool(pool, layout.tp, layout.segment) for pool in job.pools])
+
+
+@_rule(
+    "tp pp cp dp segment",
+    "as many hosts must be taken of every scale-up domain, or all of each, and there must be as many domains",
+)
+def _segment(job: Job, layout: Degrees) -> Flag:
+    cluster = job.pools[0].cluster
+    if len(job.pools) > 1 or cluster.hosts_per_domain == 1:
+        return np.equal(layout.segment, 0)
+    return is_possible(cluster, layout.tp * layout.pp * layout.cp * layout.dp, layout.segment)
+
+
+@_rule("tp sp cp", "sequence parallelism must have tp > 1 that divides the sequence, and this engine's tp must run so")
+def _sequence_parallel(job: Job, layout: Degrees) -> Flag:
+    divides = np.equal(layout.sp, 0) | (job.training.sequence_length // layout.cp % layout.tp == 0)
+    return np.where(np.equal(layout.tp, 1), np.equal(layout.sp, 0), np.isin(layout.sp, job.engine.can.sp) & divides)
+
+
+@_rule("pp interleave", "every chunk must hold at least one layer: pp * interleave at most the number of layers")
+def _layers(job: Job, x: Degrees) -> Flag:
+    return x.pp * x.interleave <= job.model.num_layers
+
+
+@_rule("pp interleave", "pp * interleave must divide the layers with this engine")
+def _even_stages(job: Job, layout: Degrees) -> Flag:
+    return job.engine.pipeline.uneven_stages | (job.model.num_layers % (layout.pp * layout.interleave) == 0)
+
+
+@_rule(
+    "pp dp mbs interleave schedule",
+    "interleave > 1 must go with schedule interleaved, pp > 1 and microbatches in multiples of pp; zbv and "
+    "dualpipev with interleave 2, and dualpipev with at least 2 pp microbatches",
+)
+def _interleave(job: Job, layout: Degrees) -> Flag:
+    microbatches = np.maximum(_microbatches(job, layout), 1)  # dp * mbs may exceed the batch; another rule refuses this
+    possible = exists(layout.schedule, layout.pp, microbatches, layout.interleave)
+    if layout.schedule != "interleaved":
+        return possible
+    return possible & np.greater(layout.pp, 1) & (microbatches % layout.pp == 0)
+
+
+@_rule(
+    "pp interleave schedule",
+    "where kinds of layers repeat, interleaved chunks must all hold whole periods of them to be searched",
+    left_out="interleaved stages of this model whose chunks are not all alike",
+)
+def _whole_periods(job: Job, layout: Degrees) -> Flag:
+    """Whether all interleaved chunks are alike, so that a stage's number of layers determines its layers."""
+    pattern = pattern_of(job)
+    if layout.schedule != "interleaved" or pattern.period == 1:
+        return True
+    whole = job.model.num_layers % (layout.pp * layout.interleave * pattern.period) == 0
+    return np.equal(pattern.leading, 0) & whole
+
+
+@_rule(
+    "pp interleave schedule",
+    "the first of interleaved chunks must hold all layers before the first with experts to be searched",
+    left_out="interleaved stages of this model whose first chunk does not hold all dense layers",
+)
+def _leading_layers(job: Job, layout: Degrees) -> Flag:
     layers, others = job.model.num_layers, layout.interleave * (layout.pp - 1)
     too_many = layout.interleave + others > layers  # another rule says so
     return too_many | (least_of_first_stage(job, layout) + others <= layers)
 
 
-def _fills_pipeline(job: Job, layout: Degrees) -> Flag:
+@_rule("pp dp mbs schedule", "this engine's 1F1B must have at least as many microbatches as stages")
+def _fill(job: Job, layout: Degrees) -> Flag:
     if not job.engine.pipeline.needs_filling or layout.schedule in ("naive", "gpipe"):
-        return np.ones(np.shape(layout.pp), dtype=bool)
+        return True
     return np.equal(layout.pp, 1) | (_microbatches(job, layout) >= layout.pp)
 
 
-def _trades_heads(job: Job, layout: Degrees) -> Flag:
-    """Whether every rank of tp and cp has whole heads, and key-value heads are divided or replicated evenly."""
-    if job.engine.communication.context_exchange != "all-to-all":
-        return np.equal(layout.cp, layout.cp)
-    ranks, heads = layout.tp * layout.cp, job.model.num_heads
-    shared = heads if job.model.mla is not None else job.model.num_kv_heads
-    return np.equal(layout.cp, 1) | ((heads % ranks == 0) & ((shared % ranks == 0) | (ranks % shared == 0)))
+@_rule("pp zero", "the engine must have this ZeRO stage with this pipeline")
+def _zero(job: Job, layout: Degrees) -> Flag:
+    alone = np.isin(layout.zero, job.engine.can.zero_stages)
+    piped = np.isin(layout.zero, job.engine.pipeline.zero_stages)
+    return np.where(np.greater(layout.pp, 1), piped, alone)
 
 
-def _spreads_experts(job: Job, layout: Degrees) -> Flag:
-    one = np.equal(layout.ep * layout.etp, 1)
-    if job.model.moe is None:
-        return one
-    ranks = layout.tp * layout.cp * layout.dp
-    whole = (job.model.moe.num_experts % layout.ep == 0) & (job.model.moe.ffn_hidden_size % layout.etp == 0)
-    return one | (whole & (ranks % (layout.ep * layout.etp) == 0))
+@_rule("schedule", "the engine must run this schedule")
+def _schedule(job: Job, x: Degrees) -> Flag:
+    return x.schedule in job.engine.pipeline.schedules
 
 
-def _replicates(job: Job, layout: Degrees) -> Flag:
+@_rule(
+    "tp dp cp ep etp zero hsdp",
+    "hsdp must divide dp (and the copies of an expert), with ZeRO and an engine that shards within replicas",
+)
+def _hsdp(job: Job, layout: Degrees) -> Flag:
     replicated = np.greater(layout.zero, 0) & job.engine.can.replicates_shards
     divides = (layout.dp % layout.hsdp == 0) & (np.equal(layout.hsdp, 1) | replicated)
     if job.model.moe is None:
@@ -196,311 +309,79 @@ def _replicates(job: Job, layout: Degrees) -> Flag:
     return divides & (copies % layout.hsdp == 0)
 
 
-def _offloads_optimizer(job: Job, layout: Degrees) -> Flag:
+@_rule("pp", "encoders and encoder-decoders must not be cut into pipeline stages")
+def _encoder(job: Job, x: Degrees) -> Flag:
+    return np.equal(x.pp, 1) | (job.model.kind == "decoder")
+
+
+@_rule("tp cp dp ep etp", "ep must divide the experts, etp their width, and ep * etp must divide tp * cp * dp")
+def _experts(job: Job, layout: Degrees) -> Flag:
+    one = np.equal(layout.ep * layout.etp, 1)
+    if job.model.moe is None:
+        return one
+    ranks = layout.tp * layout.cp * layout.dp
+    whole = (job.model.moe.num_experts % layout.ep == 0) & (job.model.moe.ffn_hidden_size % layout.etp == 0)
+    return one | (whole & (ranks % (layout.ep * layout.etp) == 0))
+
+
+@_rule("cp", "context parallelism must cut the sequence into 2 cp equal parts")
+def _context(job: Job, x: Degrees) -> Flag:
+    return np.equal(x.cp, 1) | (job.training.sequence_length % (2 * x.cp) == 0)
+
+
+@_rule("tp cp", "tp * cp must divide the heads with this engine, which trades a part of the sequence for heads")
+def _context_heads(job: Job, layout: Degrees) -> Flag:
+    """Whether every rank of tp and cp has whole heads, and key-value heads are divided or replicated evenly."""
+    if job.engine.communication.context_exchange != "all-to-all":
+        return np.equal(layout.cp, layout.cp)
+    ranks, heads = layout.tp * layout.cp, job.model.num_heads
+    shared = heads if job.model.mla is not None else job.model.num_kv_heads
+    return np.equal(layout.cp, 1) | ((heads % ranks == 0) & ((shared % ranks == 0) | (ranks % shared == 0)))
+
+
+@_rule("pp cp", "cp > 1 must not be cut into pipeline stages with this engine")
+def _context_pipeline(job: Job, x: Degrees) -> Flag:
+    return np.equal(x.cp, 1) | np.equal(x.pp, 1) | job.engine.pipeline.context_parallel
+
+
+@_rule("offload", "the engine must be able to keep this in the host's memory")
+def _offload(job: Job, x: Degrees) -> Flag:
+    return x.offload in job.engine.offload.what
+
+
+@_rule("offload", "the cluster must describe its hosts to offload anything (`host:` in its document)")
+def _host(job: Job, x: Degrees) -> Flag:
+    return x.offload == "none" or job.has_hosts
+
+
+@_rule(
+    "pp zero offload",
+    "an offloaded optimizer must be adamw or sgd with ZeRO, and not every engine has it under a pipeline",
+)
+def _offloaded_optimizer(job: Job, layout: Degrees) -> Flag:
     if not offloads_optimizer(layout):
-        return np.ones(np.shape(layout.pp), dtype=bool)
+        return True
     if job.training.optimizer not in ("adamw", "sgd") or job.training.lora_rank:
-        return np.zeros(np.shape(layout.pp), dtype=bool)
+        return False
     alone = np.equal(layout.pp, 1) | (job.engine.offload.with_pipeline in ("optimizer", "both"))
     return alone & np.greater(layout.zero, 0)
 
 
-def _offloads_activations(job: Job, layout: Degrees) -> Flag:
+@_rule("pp offload", "this engine must have no pipeline to offload activations")
+def _offloaded_activations(job: Job, layout: Degrees) -> Flag:
     free = job.engine.offload.with_pipeline in ("activations", "both") or not offloads_activations(layout)
     return np.equal(layout.pp, 1) | free
 
 
-def _captures(job: Job, layout: Degrees) -> Flag:
-    graphs = job.training.cuda_graphs
-    keeps = graphs != "layers" or not offloads_activations(layout)
-    return np.asarray(graphs in job.engine.can.cuda_graphs and keeps)
-
-
-def _overlaps_experts(job: Job, layout: Degrees) -> Flag:
-    if not job.training.expert_overlap:
-        return np.ones(np.shape(layout.pp), dtype=bool)
-    can = job.engine.can.expert_overlap and job.model.mtp_layers <= 1 and job.core_precision != "fp32"
-    return np.greater(layout.ep, 1) & (np.equal(layout.pp, 1) | np.greater(layout.interleave, 1)) & can
-
-
-def _axes_offered(job: Job, layout: Degrees) -> Flag:
+@_rule("tp pp dp cp ep etp", "the engine must run every axis that is larger than 1")
+def _axes(job: Job, layout: Degrees) -> Flag:
     axes = ("tp", "pp", "dp", "cp", "ep", "etp")
     missing = [np.greater(getattr(layout, axis), 1) for axis in axes if axis not in job.engine.can.axes]
-    return ~np.logical_or.reduce(missing) if missing else np.asarray(True)
+    return ~np.logical_or.reduce(missing) if missing else True
 
 
+RULES: Final = tuple(_RULES)
 LEADING_LAYERS: Final = "leading-layers"
-
-RULES: Final = (
-    # rules that can rule out every layout are first, so that a refusal names them
-    Rule(
-        name="features",
-        reads=(),
-        holds=lambda job, _: np.asarray(set(job.model.features) <= set(job.engine.can.model_features)),
-        needs="the engine must run every feature of the model",
-        fault=faults.features,
-    ),
-    Rule(
-        name="dropout",
-        reads=(),
-        holds=lambda job, _: np.asarray(job.engine.can.dropout or not job.training.dropout),
-        needs="the engine must train with dropout; --set training.dropout=0 goes without",
-        fault=faults.dropout,
-    ),
-    Rule(
-        name="loss",
-        reads=(),
-        holds=lambda job, _: np.asarray(job.loss in job.engine.can.losses),
-        needs="the engine must compute the loss in this way",
-        fault=faults.loss,
-    ),
-    Rule(
-        name="mlp-tiles",
-        reads=(),
-        holds=lambda job, _: np.asarray(
-            job.training.mlp_tiles == 1 or (job.engine.can.mlp_tiles and job.model.moe is None)
-        ),
-        needs="the engine must compute feed-forward blocks in tiles, and the model must have no experts",
-        fault=faults.mlp_tiles,
-    ),
-    Rule(
-        name="optimizer",
-        reads=(),
-        holds=lambda job, _: np.asarray(job.training.optimizer in job.engine.can.optimizers),
-        needs="the engine must have the optimizer",
-        fault=faults.optimizer,
-    ),
-    Rule(
-        name="cuda-graphs",
-        reads=("offload",),
-        holds=_captures,
-        needs="the engine must capture this in CUDA graphs, and graphs of layers must offload no activations",
-        fault=faults.cuda_graphs,
-    ),
-    Rule(
-        name="expert-overlap",
-        reads=("pp", "interleave", "ep"),
-        holds=_overlaps_experts,
-        needs="exchanges of experts beside other microbatches must have ep > 1, interleaved stages or none, "
-        "and an engine that does it",
-        fault=faults.expert_overlap,
-    ),
-    Rule(
-        name="frozen-weights",
-        reads=(),
-        holds=lambda job, _: np.asarray(
-            not job.training.lora_rank
-            or (
-                job.training.frozen_weights in job.engine.can.frozen_weights
-                and (job.training.precision != "fp8" or job.engine.can.fp8_adapters)
-            )
-        ),
-        needs="the engine must train adapters beside such frozen weights, in this precision",
-        fault=faults.frozen_weights,
-    ),
-    Rule(
-        name="adapters",
-        reads=(),
-        holds=lambda job, _: np.asarray(not job.training.lora_rank or not without_adapters(job)),
-        needs="adapters must stand beside matrices that the model has, and be updated by adamw, adamw-8bit or sgd",
-        fault=faults.adapters,
-    ),
-    Rule(
-        name="memory-recipe",
-        reads=(),
-        holds=lambda job, _: np.asarray(
-            job.training.memory_recipe in ("engine", *ADAM_RECIPES, *job.engine.can.memory_recipes)
-        ),
-        needs="the engine must keep its states by this memory recipe; `engine` is what it does by default",
-        fault=faults.memory_recipe,
-    ),
-    Rule(
-        name="world",
-        reads=("tp", "pp", "cp", "dp"),
-        holds=_fits_devices,
-        needs="tp * pp * cp * dp must be at most the number of devices",
-        fault=faults.world,
-    ),
-    Rule(
-        name="batch",
-        reads=("dp", "mbs"),
-        holds=lambda job, x: job.training.global_batch_size % (x.dp * x.mbs) == 0,
-        needs="dp * mbs must divide the global batch",
-        fault=faults.batch,
-    ),
-    Rule(
-        name="tp-divides",
-        reads=("tp",),
-        holds=_divides_model,
-        needs="tp must divide the heads, the ffn width and the key-value heads, or be a multiple of the latter where "
-        "the engine repeats them",
-        fault=faults.tp_divides,
-    ),
-    Rule(
-        name="vocabulary",
-        reads=("tp",),
-        holds=_divides_vocabulary,
-        needs="tp must divide the vocabulary, which this engine does not pad (see model.vocab_size)",
-        fault=faults.vocabulary,
-    ),
-    Rule(
-        name="tp-within-node",
-        reads=("tp", "segment"),
-        holds=_tp_within,
-        needs="tensor parallelism must stay inside the scale-up domain, unless --allow-tp-across-nodes",
-        fault=faults.tp_within_node,
-    ),
-    Rule(
-        name="segment",
-        reads=("tp", "pp", "cp", "dp", "segment"),
-        holds=_possible_segment,
-        needs="as many hosts must be taken of every scale-up domain, or all of each, and there must be as many domains",
-        fault=faults.segment,
-    ),
-    Rule(
-        name="sequence-parallel",
-        reads=("tp", "sp", "cp"),
-        holds=_sequence_parallel,
-        needs="sequence parallelism must have tp > 1 that divides the sequence, and this engine's tp must run so",
-        fault=faults.sequence_parallel,
-    ),
-    Rule(
-        name="layers",
-        reads=("pp", "interleave"),
-        holds=lambda job, x: x.pp * x.interleave <= job.model.num_layers,
-        needs="every chunk must hold at least one layer: pp * interleave at most the number of layers",
-        fault=faults.layers,
-    ),
-    Rule(
-        name="even-stages",
-        reads=("pp", "interleave"),
-        holds=_even_stages,
-        needs="pp * interleave must divide the layers with this engine",
-        fault=faults.even_stages,
-    ),
-    Rule(
-        name="interleave",
-        reads=("pp", "dp", "mbs", "interleave", "schedule"),
-        holds=_interleaving,
-        needs="interleave > 1 must go with schedule interleaved, pp > 1 and microbatches in multiples of pp; "
-        "zbv and dualpipev with interleave 2, and dualpipev with at least 2 pp microbatches",
-        fault=faults.interleave,
-    ),
-    Rule(
-        name="whole-periods",
-        reads=("pp", "interleave", "schedule"),
-        holds=_whole_periods,
-        needs="where kinds of layers repeat, interleaved chunks must all hold whole periods of them to be searched",
-        fault=faults.whole_periods,
-        left_out="interleaved stages of this model whose chunks are not all alike",
-    ),
-    Rule(
-        name=LEADING_LAYERS,
-        reads=("pp", "interleave", "schedule"),
-        holds=_leading_in_first_chunk,
-        needs="the first of interleaved chunks must hold all layers before the first with experts to be searched",
-        fault=faults.leading_layers,
-        left_out="interleaved stages of this model whose first chunk does not hold all dense layers",
-    ),
-    Rule(
-        name="fill",
-        reads=("pp", "dp", "mbs", "schedule"),
-        holds=_fills_pipeline,
-        needs="this engine's 1F1B must have at least as many microbatches as stages",
-        fault=faults.fill,
-    ),
-    Rule(
-        name="zero",
-        reads=("pp", "zero"),
-        holds=_zero_offered,
-        needs="the engine must have this ZeRO stage with this pipeline",
-        fault=faults.zero,
-    ),
-    Rule(
-        name="schedule",
-        reads=("schedule",),
-        holds=lambda job, x: np.asarray(x.schedule in job.engine.pipeline.schedules),
-        needs="the engine must run this schedule",
-        fault=faults.schedule,
-    ),
-    Rule(
-        name="hsdp",
-        reads=("tp", "dp", "cp", "ep", "etp", "zero", "hsdp"),
-        holds=_replicates,
-        needs="hsdp must divide dp (and the copies of an expert), with ZeRO and an engine that shards within replicas",
-        fault=faults.hsdp,
-    ),
-    Rule(
-        name="encoder",
-        reads=("pp",),
-        holds=lambda job, x: np.equal(x.pp, 1) | (job.model.kind == "decoder"),
-        needs="encoders and encoder-decoders must not be cut into pipeline stages",
-        fault=faults.encoder,
-    ),
-    Rule(
-        name="experts",
-        reads=("tp", "cp", "dp", "ep", "etp"),
-        holds=_spreads_experts,
-        needs="ep must divide the experts, etp their width, and ep * etp must divide tp * cp * dp",
-        fault=faults.experts,
-    ),
-    Rule(
-        name="context",
-        reads=("cp",),
-        holds=lambda job, x: np.equal(x.cp, 1) | (job.training.sequence_length % (2 * x.cp) == 0),
-        needs="context parallelism must cut the sequence into 2 cp equal parts",
-        fault=faults.context,
-    ),
-    Rule(
-        name="context-heads",
-        reads=("tp", "cp"),
-        holds=_trades_heads,
-        needs="tp * cp must divide the heads with this engine, which trades a part of the sequence for heads",
-        fault=faults.context_heads,
-    ),
-    Rule(
-        name="context-pipeline",
-        reads=("pp", "cp"),
-        holds=lambda job, x: np.equal(x.cp, 1) | np.equal(x.pp, 1) | job.engine.pipeline.context_parallel,
-        needs="cp > 1 must not be cut into pipeline stages with this engine",
-        fault=faults.context_pipeline,
-    ),
-    Rule(
-        name="offload",
-        reads=("offload",),
-        holds=lambda job, x: np.asarray(x.offload in job.engine.offload.what),
-        needs="the engine must be able to keep this in the host's memory",
-        fault=faults.offload,
-    ),
-    Rule(
-        name="host",
-        reads=("offload",),
-        holds=lambda job, x: np.asarray(x.offload == "none" or job.has_hosts),
-        needs="the cluster must describe its hosts to offload anything (`host:` in its document)",
-        fault=faults.host,
-    ),
-    Rule(
-        name="offloaded-optimizer",
-        reads=("pp", "zero", "offload"),
-        holds=_offloads_optimizer,
-        needs="an offloaded optimizer must be adamw or sgd with ZeRO, and not every engine has it under a pipeline",
-        fault=faults.offloaded_optimizer,
-    ),
-    Rule(
-        name="offloaded-activations",
-        reads=("pp", "offload"),
-        holds=_offloads_activations,
-        needs="this engine must have no pipeline to offload activations",
-        fault=faults.offloaded_activations_of_pipeline,
-    ),
-    Rule(
-        name="axes",
-        reads=("tp", "pp", "dp", "cp", "ep", "etp"),
-        holds=_axes_offered,
-        needs="the engine must run every axis that is larger than 1",
-        fault=faults.axes,
-    ),
-)
 
 
 def broken_rules(
@@ -515,7 +396,7 @@ def broken_rules(
     rules = [rule for rule in RULES if rule.name not in except_for and (searched or not rule.left_out)]
     broken = [rule.fault(job, layout) for rule in rules if not bool(np.all(rule.holds(job, layout)))]
     broken.extend(faults.recompute(job, layout))
-    broken.extend(faults.offloaded_activations(job, layout))
+    broken.extend(faults.not_offloaded(job, layout))
     broken.extend(_broken_pools(job, layout) if "pools" not in except_for else ())
     if 0 in layout.layers_per_stage:
         empty = layout.layers_per_stage.index(0)
