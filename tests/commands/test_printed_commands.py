@@ -48,11 +48,12 @@ def printed(text: str) -> list[list[str]]:
 
 def test_the_next_command_saves_the_plan_and_the_one_after_it_uses_the_file(capsys) -> None:
     assert main(["plan", "my models/l.yaml", *JOB]) == ExitCode.OK
-    (save,) = printed(capsys.readouterr().out)
+    save, look = printed(capsys.readouterr().out)
     assert main(save) == ExitCode.OK
-    (use,) = printed(capsys.readouterr().out)
-    assert use == ["launch", "plan.json"]
+    use, again = printed(capsys.readouterr().out)
+    assert (use, again) == (["launch", "plan.json"], look)
     assert main([*use, "--dry-run"]) == ExitCode.OK
+    assert main(look) == ExitCode.OK
     assert planner.read_plan("plan.json").model.name == "mini-8m"
 
 
@@ -63,9 +64,10 @@ def test_the_next_command_saves_the_plan_and_the_one_after_it_uses_the_file(caps
 def test_a_plan_saved_in_another_folder(engine: str, cluster: str, verb: str, capsys) -> None:
     job = [cluster, "--gpus", "2", "--seq-len", "64", "--global-batch", "4", "--engine", engine]
     assert main(["plan", "my models/l.yaml", *job, "-o", "out here/my plan.json"]) == ExitCode.OK
-    (command,) = printed(capsys.readouterr().out)
+    command, look = printed(capsys.readouterr().out)
     assert command == [verb, "out here/my plan.json"]
     assert main(command + ["--dry-run"] * (verb == "launch")) == ExitCode.OK
+    assert main(look) == ExitCode.OK
 
 
 def test_a_plan_of_another_planner_says_how_to_make_it_again(capsys) -> None:
@@ -116,7 +118,7 @@ def test_accelerators_of_this_machine_are_the_cluster(monkeypatch, capsys) -> No
     assert main(["plan", "llama3-8b", "--seq-len", "2048", "--global-batch", "64"]) == ExitCode.OK
     said = capsys.readouterr().out
     assert "4 x h100-80gb (this-machine, 1 host of 4)" in said
-    (save,) = printed(said)
+    save, _ = printed(said)
     assert main(save) == ExitCode.OK
     assert planner.read_plan("plan.json").cluster.num_devices == 4
 
