@@ -144,10 +144,24 @@ def test_plan_names_the_command_and_the_command_writes_a_document_that_plan_read
 def test_code_of_a_checkpoint_is_never_run(doge: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (doge.parent / "modeling_x.py").write_text("raise SystemExit('was run')")
     doge.write_text(json.dumps({"model_type": "x", "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}))
-    assert run(["models", "--from", str(doge)]) == 2
-    said = capsys.readouterr().err
-    assert "has no model_type `x`" in said
-    assert "never run" in said
+    assert main([str(doge)]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert "has no model_type `x`" in said["error"]
+    assert "never run" in said["hint"]
+
+
+OPT_350M = {
+    "model_type": "opt", "num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "ffn_dim": 4096,
+    "vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 512, "do_layer_norm_before": False,
+}  # fmt: skip
+
+
+def test_a_variant_that_no_row_reads_is_described() -> None:
+    """OPT-350m projects its embeddings; its checkpoint has 331,196,416 parameters."""
+    assert not is_in_table(OPT_350M)
+    model = model_of(OPT_350M)
+    assert num_params(model) == 331_196_416
+    assert (model.embedding_size, model.num_heads, model.ffn_hidden_size) == (512, 16, 4096)
 
 
 def test_without_the_library_it_says_what_to_install(doge: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,8 @@ def _join(whole: Config) -> Join | None:
     join = join_of(outer, whole.name, whole.text)
     if join is None:
         kind = outer["vision_config"].get("model_type", outer.get("model_type"))
-        whole.unsupported("vision_config", f"no table reads images with model_type {quoted(kind)}")
+        hint = 'if `architectures` names a class that ends in "ForCausalLM", the text alone is read'
+        whole.unsupported("vision_config", f"no table reads images with model_type {quoted(kind)}", hint)
     return join
 
 
@@ -162,8 +163,6 @@ _ANOTHER_WAY: Final = {
     "indexer_types": ("index_topk",),
     "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),
     "layers_block_type": ("hybrid_override_pattern",),
-    "attention_layers": ("attention_types",),
-    "num_attention_heads": ("kv_channels",),
 }
 """Older keys that express a list of layers in another way."""
 

@@ -13,6 +13,7 @@ file with a wrong value is refused at the key.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,7 +39,6 @@ _FIELDS: Final = {
     "a": "num_heads",
     "L": "num_layers",
     "s": "max_sequence_length",
-    "v": "vocab_size",
     "p": "patches.patch_size",
     "S": "moe.shared_ffn_hidden_size",
 }
@@ -60,13 +60,7 @@ def rounded(value: int, multiple: int) -> int:
     return -(-value // max(1, multiple)) * multiple
 
 
-_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "linear": linear,
-    "two": two,
-    "rounded": rounded,
-    "max": max,
-    "int": int,
-}
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {each.__name__: each for each in (linear, two, rounded, max, int)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +134,7 @@ class Scope:
             case "number":  # not only a whole one
                 return config.number(key, *more)
             case "product":
-                result = 1
-                for each in config.counts(key, *more, least=1):
-                    result *= each
-                return result
+                return math.prod(config.counts(key, *more, least=1))
         raise AssertionError(name)
 
     def _is_true(self, node: ast.expr) -> bool:
@@ -168,12 +159,10 @@ class Scope:
             return self.letters[name]()
         if name in _FIELDS:
             return self.config.filled(_FIELDS[name])
-        heads = max(1, self.config.filled("num_heads")) if name in ("g", "d") else 0
-        match name:
-            case "g":
-                return self.config.filled("num_kv_heads") or heads
-            case "d":
-                return self.config.filled("head_size") or self.config.filled("hidden_size") // heads
+        if name == "g":
+            return self.config.filled("num_kv_heads") or self.config.filled("num_heads")
+        if name == "d":
+            return self.config.filled("head_size") or self._value(_parsed("=h//a"))
         return None
 
     def _key(self, node: ast.expr) -> tuple[Config, str]:
