@@ -283,13 +283,14 @@ def _mixer_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...]:
 
 
 def _mean_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> tuple[ActivationTerm, ...]:
-    """Kept tensors of the mean layer, for a model with several kinds of layers; tensors are matched by name."""
-    found: dict[str, ActivationTerm] = {}
+    """Kept tensors of the mean layer, for a model with several kinds of layers; tensors match by name and modules."""
+    found: dict[tuple[str, ...], ActivationTerm] = {}
     for num, kind in job.model.kinds():
         for term in activation_terms(replace(job, model=kind), layout, experts=experts):
             size = num / job.model.num_layers * term.num_bytes
-            before = found.get(term.name)
-            found[term.name] = replace(term, num_bytes=size + (before.num_bytes if before else 0.0))
+            key = term.name, *term.dropped
+            before = found.get(key)
+            found[key] = replace(term, num_bytes=size + (before.num_bytes if before else 0.0))
     return tuple(found.values())
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_KEPT: Final = 3
-"""Answers that a function keeps: those about a stage, its chunks, and a device that holds whole layers."""
+_KEPT: Final = 2
+"""Answers that a function keeps: those about layers with experts and without, or about stages and chunks."""
 
 
 def once(function: Callable[P, T]) -> Callable[P, T]:
@@ -26,7 +26,7 @@ def once(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def asked(*args: P.args, **kwargs: P.kwargs) -> T:
-        given = (*args, *kwargs.values())
+        given = (*args, *kwargs, *kwargs.values())
         for known, result in kept:
             if len(known) == len(given) and all(map(is_, known, given)):
                 return result  # type: ignore[no-any-return]

@@ -341,5 +341,9 @@ def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
     """
     if job.training.frozen_weights == "16-bit":
         return 0.0
-    widest = max(job.model.ffn_hidden_size, job.model.num_heads * job.model.head_size)
-    return job.compute_bytes * job.model.hidden_size * widest / layout.tp
+    sizes = [
+        inputs * outputs
+        for product in layer_of(job.model, experts=False).products
+        for inputs, outputs in (product.sides(layout, width) for width in product.outputs.values())
+    ]
+    return job.compute_bytes * reduce(np.maximum, sizes)

@@ -147,8 +147,10 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
     if plan.training.attention == "flash" and FLASH.get(kind, "sdpa") is None:
         why = f"training.attention is flash, which {kind} has not"
         return why, "plan with --set training.attention=unfused"
-    if plan.training.lora_rank and set(plan.training.lora_targets) & {*EXPERTS}:
-        return "training.lora_targets has routed experts", "plan with --set training.lora_targets=all-linear"
+    of_experts = {*plan.training.lora_targets} & {*EXPERTS, "gate", "up", "down", "all-linear"}
+    if plan.training.lora_rank and plan.model.moe is not None and of_experts:
+        why = f"training.lora_targets has {', '.join(sorted(of_experts))}, by which PEFT 0.19 finds routed experts too"
+        return why, "plan with --set training.lora_targets=[query,key,value,output]"
     if plan.training.lora_rank and (kind in _OTHERS_MODULES or config is None):
         why = f"training.lora_rank: the matrices of {kind} are not kept one by one"
         return why, "plan with --set training.lora_rank=0"
