@@ -61,7 +61,7 @@ def bubble_seconds(sum_of_stage_seconds: Number, slowest_stage_seconds: Number, 
     The form is exact for equal stages (if interleaved, with microbatches in multiples of p), for GPipe with stages that
     differ by a factor, and for 1F1B if the slowest stage is the last. In 1F1B a slow early stage fills part of its wait
     with forward passes, so the form is too long, by less than one pass through the other stages. For GPipe the form is
-    too short if forward and backward passes are slowest on different stages. `simulate.exact_pipeline_seconds` executes
+    too short if forward and backward passes are slowest on different stages. `planner.cost.simulate` executes
     such cases. For unequal chunks within an interleaved stage, see `interleaved_bubble_seconds`.
 
     Source: Narayanan et al. (SC 2021), sections 2.2.1 and 2.2.2.

@@ -73,11 +73,6 @@ class Timeline:
         work = np.bincount(self.stage, weights=share * (self.end - self.start), minlength=self.pp)
         return np.asarray(work, dtype=float)
 
-    @property
-    def idle_seconds(self) -> NDArray[np.float64]:
-        """Seconds that each stage waits; shape (stages,)."""
-        return self.seconds - self.busy_seconds
-
     def peak_held(self, per_chunk: ArrayLike, share_until_weight: float = 1.0) -> NDArray[np.float64]:
         """The largest amount that each stage holds at any time; shape (stages,).
 
@@ -92,11 +87,6 @@ class Timeline:
     def peak_in_flight(self) -> NDArray[np.float64]:
         """Microbatches that each stage holds at its peak, in units of the whole stage; shape (stages,)."""
         return self.peak_held(1.0) / self.interleave
-
-    @property
-    def peak_in_flight_of_chunk(self) -> NDArray[np.float64]:
-        """Microbatches that each chunk holds at its own peak; shape (chunks,)."""
-        return _peaks(self._changes(1.0), self.chunk)
 
     @property
     def staleness_steps(self) -> NDArray[np.int64]:
@@ -283,18 +273,3 @@ def _run(
                     waiting.append(neighbour)
     assert position == stops, "the schedule deadlocks"
     return np.array(start), np.array(end)
-
-
-def exact_pipeline_seconds(
-    schedule: Schedule,
-    seconds: ChunkSeconds,
-    num_microbatches: int,
-    *,
-    interleave: int = 1,
-    send_seconds: ArrayLike = 0.0,
-) -> float:
-    """Seconds of one step of the pipeline, for stages and chunks that may be unequal.
-
-    Source: the schedule executed operation by operation (`simulate`).
-    """
-    return simulate(schedule, seconds, num_microbatches, interleave=interleave, send_seconds=send_seconds).seconds

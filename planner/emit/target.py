@@ -371,13 +371,6 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def unsaid(target: Target) -> tuple[str, ...]:
-    """Fields that a table neither expresses nor refuses; there must be none."""
-    says = [each.says for each in target.settings] + [each.says for each in target.refuse]
-    said = {path for each in says for path in each}
-    return tuple(each for each in FIELDS if not {each, each.partition(".")[0]} & said)
-
-
 # --- settings and refusals that most tables use ------------------------------------------------------------------
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job
 
-OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("throughput", "cost", "gpus", "memory")
 LIMITS: Final[dict[ObjectiveName, tuple[Requirement, ...]]] = {
     "throughput": ("budget",),
     "cost": ("deadline", "budget"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tables import unsaid
 
 from planner.cli import main
 from planner.commands import emit as emit_command
@@ -20,7 +21,7 @@ from planner.emit.bundle import bundle_of, target_of, write_bundle
 from planner.emit.hosts import ranks_of_hosts
 from planner.emit.programs import PROGRAMS
 from planner.emit.starters import STARTERS, torchrun
-from planner.emit.target import How, Setting, unsaid, values_of
+from planner.emit.target import How, Setting, values_of
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.layout import parse_layout
 from planner.reading import read_plan

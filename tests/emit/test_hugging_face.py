@@ -16,9 +16,9 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.programs.hugging_face import TRAIN
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.read import HOSTS, MODEL, RANKS
+from planner.emit.read import hugging_face as reader
 from planner.emit.read.all import READERS
 from planner.emit.read.front import read_foreign
-from planner.emit.read.hugging_face import merged
 from planner.emit.target import How, facts_of, field_of
 from planner.errors import InputError
 from planner.layout import parse_layout
@@ -26,6 +26,20 @@ from planner.search.search import plan_for_layout
 from planner.specs.by_name import load_model, model_names, model_source
 from planner.specs.load import load_job
 from planner.specs.training import TrainingSpec
+
+
+def merged(texts: dict[str, str]) -> dict[str, Any]:
+    """The keys and values of all files that emit writes for Accelerate or DeepSpeed, read back into one mapping."""
+    found: dict[str, Any] = {}
+    if "accelerate.yaml" in texts:
+        found |= reader._accelerate_values(texts["accelerate.yaml"])
+    if "deepspeed.json" in texts:
+        found |= reader._deepspeed_values(texts["deepspeed.json"])
+    training = reader._document(texts["training.yaml"], "training.yaml")
+    training.pop("deepspeed", None)
+    model = reader.flat(reader._document(texts["config.json"], "config.json"), "config.")
+    return {**found, **reader._of_trainer(reader.flat(training)), **model}
+
 
 NUMBERS = tuple(
     f"training.{each}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from tables import unsaid
 from torchtitan_expected import CASES, FP8, FP8_OF_ITS_OWN, expected, plan_of, positions, recompute, shape_of
 
 from planner.emit.bundle import bundle_of
@@ -16,7 +17,7 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL
 from planner.emit.read.torchtitan import READER
-from planner.emit.target import How, facts_of, unsaid
+from planner.emit.target import How, facts_of
 from planner.errors import InputError
 from planner.layout import parse_layout
 from planner.run_arguments import RunArguments

@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,13 +18,15 @@ from hypothesis import strategies as st
 from planner.cost.estimate import estimate
 from planner.cost.run import longest_step_seconds
 from planner.layout import Layout
-from planner.search.objectives import OBJECTIVES, WORTH_READING, BestKinds, Objective, objective_of
+from planner.plan_parts import ObjectiveName
+from planner.search.objectives import WORTH_READING, BestKinds, Objective, objective_of
 from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.search.space.policies import allowed_policies, legal_degrees
 from planner.specs.load import load_job
 
+OBJECTIVES = get_args(ObjectiveName)
 FREE = Constraints()
 
 

@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from planner.cost.run import devices_in_use
 from planner.cost.stage import stage_of
 from planner.errors import InputError
 from planner.layout import Layout, balanced_chunks
+from planner.plan_parts import ObjectiveName
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed
-from planner.search.objectives import OBJECTIVES, Objective
+from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
 from planner.search.search import NothingFits, search
@@ -34,6 +36,7 @@ from planner.specs.job import join_pools
 from planner.specs.load import load_job
 from planner.specs.recompute import policy_code
 
+OBJECTIVES = get_args(ObjectiveName)
 NO_CONSTRAINTS = Constraints()
 DEVICES = ("dgx-a100", "dgx-h100", "dgx1-v100")
 

@@ -436,16 +436,3 @@ READERS: Final = (
         answer=_ANSWER,
     ),
 )
-
-
-def merged(texts: Mapping[str, str]) -> Values:
-    """The keys and values of all files that emit writes for Accelerate or DeepSpeed, read back into one mapping."""
-    found: dict[str, Value] = {}
-    if "accelerate.yaml" in texts:
-        found |= _accelerate_values(texts["accelerate.yaml"])
-    if "deepspeed.json" in texts:
-        found |= _deepspeed_values(texts["deepspeed.json"])
-    training = _document(texts["training.yaml"], "training.yaml")
-    training.pop("deepspeed", None)
-    model = flat(_document(texts["config.json"], "config.json"), "config.")
-    return {**found, **_of_trainer(flat(training)), **model}
