@@ -26,7 +26,7 @@ from planner.errors import InputError, PlannerError
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.fit import undecided
 from planner.made_by import made_by
-from planner.plan import Plan
+from planner.plan import Plan, saved_job
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
 from planner.search.objectives import LIMITS
@@ -459,7 +459,7 @@ def plan_file(
     if is_plan(first := _paths(path)[0]):
         if define or args or ignore:
             raise InputError("--define, --args and --ignore are of scripts", where="--from", hint=f"{first} is a plan")
-        of_plan: Any = _job_of_plan(read_plan(first), model, cluster, training, keywords)
+        of_plan: Any = _job_of_plan(first, model, cluster, training, keywords)
         return plan_job(nodes=nodes, reporter=reporter, **of_plan)
     if cluster is None:
         raise InputError("no cluster is given", hint="`planner clusters` lists what is shipped")
@@ -485,23 +485,15 @@ def plan_file(
 
 
 def _job_of_plan(
-    plan: Plan, model: str | None, cluster: str | None, training: str | None, keywords: Mapping[str, Any]
+    path: Path, model: str | None, cluster: str | None, training: str | None, keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The keywords of `plan_job` that plan the job of a plan again, with `keywords` in place of its options."""
-    said, changed = plan.options, {name: value for name, value in keywords.items() if value is not None}
-    limit = "risk" if said.headroom is None else "headroom"
-    known: dict[str, Any] = {"pin": said.pins, "forbid": said.forbidden, "objective": said.objective}
-    known |= {"allow_tp_across_nodes": said.allow_tp_across_nodes, "allow_offload": said.allow_offload}
-    known |= {} if {"risk", "headroom"} & changed.keys() else {limit: getattr(said, limit)}
-    known |= {"within": said.within} if plan.certificate else {}
-    known |= {"confidence": said.confidence} if said.confidence else {}
-    known |= {"global_batch": f"{plan.batch.least}..{plan.batch.most}"} if plan.batch else {}
-    documents = {
-        "model": model or plan.model,
-        "cluster": cluster or plan.cluster,
-        "training": training or plan.training,
-    }
-    return {**documents, "engine": plan.engine.name, **known, **changed}
+    own_model, own_cluster, own_training, said = saved_job(path)
+    changed = {name: value for name, value in keywords.items() if value is not None}
+    if {"risk", "headroom"} & changed.keys():
+        said = {name: value for name, value in said.items() if name not in ("risk", "headroom")}
+    documents = {"model": model or own_model, "cluster": cluster or own_cluster, "training": training or own_training}
+    return {**documents, **said, **changed}
 
 
 def _paths(path: Files) -> list[Path]:

@@ -341,7 +341,7 @@ def parse_plan(text: str, *, name: str) -> tuple[Plan, bool]:
         return _plan_from_dict(data), data["checksum"] != _checksum(data)
     except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
         detail = f"missing key {error}" if isinstance(error, KeyError) else "; ".join(str(error).splitlines()[:3])
-        raise of_another_planner(data, name, printable(detail)) from None
+        raise of_another_planner(name, printable(detail)) from None
 
 
 def edited(name: str, *differences: str) -> InputError:
@@ -429,18 +429,35 @@ def plan_from_file(path: Path) -> Plan:
     return plan_from_json(plan_text(path), name=printable(str(path)))
 
 
-def job_documents(path: Path) -> tuple[ModelSpec, TrainingSpec]:
-    """Model and training of a plan file of any format, so that a newer planner can continue an older planner's run.
+def saved_job(path: Path) -> tuple[ModelSpec, AnyCluster, TrainingSpec, dict[str, Any]]:
+    """The job of a plan file of any format, so that a newer planner can plan it again or continue its run.
+
+    The dictionary has keywords of `planner.api.plan_job`: the engine's name and the options of the search.
 
     Raises:
-        InputError: the file holds no model or no training document.
+        InputError: the file holds no job that this version reads.
         EnvironmentProblem: the file cannot be read.
     """
     try:
         data = _json(plan_text(path))
-        return _strict(ModelSpec, data["model"]), _strict(TrainingSpec, data["training"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise InputError(f"{printable(str(path))} is not a plan", hint="choose another --output") from None
+        documents = [_strict(kind, data[key]) for key, kind in _DOCUMENTS.items()]
+        given = {each.name for each in fields(SearchOptions)} & data["options"].keys()
+        options = _strict(SearchOptions, {name: data["options"][name] for name in given})
+        said = {_KEYWORDS.get(name, name): value for name, value in asdict(options).items() if value is not None}
+        said["engine"] = _strict(str, data["engine"]["name"])
+        batch, is_searched = data["batch_choice"], bool(data["certificate"])
+        said |= {"global_batch": f"{batch['least']}..{batch['most']}"} if batch else {}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        detail = f"it has no {error}" if isinstance(error, KeyError) else "; ".join(str(error).splitlines()[:3])
+        words = f"{printable(str(path))} holds no job that this planner reads: {printable(detail, 200)}"
+        raise InputError(words, hint="give the job as MODEL CLUSTER and options") from None
+    for name in ("risk" if "headroom" in said else "", "" if is_searched else "within"):
+        said.pop(name, None)
+    return documents[0], documents[1], documents[2], said
+
+
+_DOCUMENTS: Final[dict[str, Any]] = {"model": ModelSpec, "cluster": AnyCluster, "training": TrainingSpec}
+_KEYWORDS: Final = {"pins": "pin", "forbidden": "forbid"}
 
 
 def plan_text(path: Path) -> str:

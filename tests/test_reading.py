@@ -23,7 +23,6 @@ from planner.cost.estimate import estimate
 from planner.errors import ExitCode, InputError
 from planner.explain.plan_inputs import job_of
 from planner.layout import parse_layout
-from planner.no_plan import command_again
 from planner.plan import Plan, plan_from_file, plan_to_dict, plan_to_json
 from planner.reading import read_plan
 from planner.search.search import plan_for_layout, search
@@ -382,7 +381,6 @@ def of_format_1(plan: Plan) -> dict[str, Any]:
         "plan tiny-llama local-cpu --gpus 2 --global-batch 8 --engine fsdp --precision fp32 --set training.seed=7",
         "plan llama2-7b mixed-a100-h100 --global-batch 64 --seq-len 4096 --pin mbs<=2 --forbid zero=3,dp=2",
         "plan llama2-7b dgx-a100 --nodes 1 --global-batch 16..18 --set cluster.price=9USD/h --set model.num_layers=30",
-        "explain llama2-7b dgx-a100 --nodes 2 --global-batch 64 --layout tp=2,pp=2,layers_per_stage=15/17",
     ],
 )
 def test_the_command_that_plans_again_makes_the_same_plan(words, tmp_path, capsys) -> None:
@@ -403,30 +401,22 @@ def test_the_command_that_plans_again_makes_the_same_plan(words, tmp_path, capsy
     assert again == was
 
 
-def test_the_command_that_plans_again_keeps_lists_of_the_training() -> None:
-    targets = ("query", "key", "value", "output")
-    training = {"lora_rank": 8, "lora_targets": list(targets)}
-    words = shlex.split(command_again({"format": 2, "training": training}))
-    setting = next(word for word in words if word.startswith("training.lora_targets="))
-    given = {"model": "tiny-llama", "cluster": "dgx-a100", "sequence_length": 64, "global_batch_size": 8}
-    job = load_job(**given, engine="fsdp", settings=("training.lora_rank=8", setting))
-    assert job.training.lora_targets == targets
-
-
-def test_a_command_for_the_shell_obeys_nothing(made, hostile_text) -> None:
-    document = of_format_1(made)
-    for part in ("model", "cluster", "engine"):
-        document[part] = document[part] | {"name": hostile_text}
-    document["options"] = document["options"] | {"pins": [hostile_text, 3, None]}
-    line = command_again(document)
-    assert line.isprintable()
-    assert shlex.split(line)[:2] == ["planner", "plan"]
-    assert not [word for word in shlex.split(line, posix=False) if word in (";", "|", "&", "$(touch")]
-
-
-@pytest.mark.parametrize("document", [{}, {"model": 3, "cluster": [], "options": "x", "layout": None}])
-def test_a_command_is_made_of_what_there_is(document) -> None:
-    assert command_again({"format": 1, **document}).startswith("planner explain MODEL.yaml CLUSTER.yaml")
+def test_a_plan_without_a_job_that_can_be_read_says_what_is_wrong(made, tmp_path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    for key, value, words in (
+        ("model", {"name": "x"}, "num_layers"),
+        ("training", None, "training"),
+        ("options", {"pins": 3}, "pins"),
+        ("batch_choice", 7, "holds no job"),
+    ):
+        document = of_format_1(made) | {key: value}
+        if value is None:
+            del document[key]
+        path.write_text(json.dumps(document))
+        assert main(["plan", "--from", str(path)]) == ExitCode.BAD_INPUT
+        said = capsys.readouterr().err
+        assert "holds no job that this planner reads" in said
+        assert words in said
 
 
 # --- any edit at all --------------------------------------------------------------------------------------------
