@@ -5,16 +5,14 @@ The program never runs code that comes with a checkpoint; `planner.trainer.descr
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
 from planner.cost.parameters import num_params
-from planner.errors import EnvironmentProblem, InputError
+from planner.errors import InputError
+from planner.own_program import answer_of
 from planner.specs.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -30,24 +28,16 @@ def described(path: Path) -> tuple[ModelSpec, tuple[str, ...]]:
         InputError: the library has no module of it, or our model document cannot hold what the module is.
         EnvironmentProblem: torch or transformers is not installed.
     """
-    missing = [each for each in ("torch", "transformers") if importlib.util.find_spec(each) is None]
-    if missing:
-        raise EnvironmentProblem(
-            f"not installed: {', '.join(missing)}", hint="pip install 'parallel-planner[train]' transformers"
-        )
-    words = [sys.executable, "-m", "planner.trainer.describe", str(path)]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS)  # noqa: S603 # our own program
-    except subprocess.TimeoutExpired:
-        raise InputError(f"the module is not built after {_LIMIT_SECONDS} s", where=str(path)) from None
-    try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise InputError(f"the library's module cannot be described: {last}", where=str(path)) from None
-    if "error" in found:
-        raise InputError(found["error"], where=str(path), hint=found["hint"])
-    return _checked(found, str(path)), tuple(found["notes"])
+    where = str(path)
+    found = answer_of(
+        "describe",
+        where,
+        needs=("torch", "transformers"),
+        install="pip install 'parallel-planner[train]' transformers",
+        broken=lambda words: InputError(f"the library's module cannot be described: {words}", where=where),
+        limit_seconds=_LIMIT_SECONDS,
+    )
+    return _checked(found, where), tuple(found["notes"])
 
 
 def _checked(found: dict[str, Any], where: str) -> ModelSpec:

@@ -8,10 +8,6 @@ them uses the planner's formulas.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +19,8 @@ from planner.emit.programs.deepspeed import TARGET as DEEPSPEED
 from planner.emit.programs.hugging_face import is_named
 from planner.emit.programs.torchtitan import RELEASE as TORCHTITAN
 from planner.emit.target import How, Refusal, Target, only, values_of
-from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
+from planner.errors import ExitCode, InputError, PlannerError
+from planner.own_program import answer_of
 from planner.plan import write_plan
 from planner.run_arguments import RunArguments
 from planner.sums import sum_of
@@ -197,21 +194,11 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
 def _counted(plan: Plan, rank: int, program: _Program) -> dict[str, Any]:
     """The output of the program that counts the bytes."""
     adapters = ("peft",) if program.target and plan.training.lora_rank else ()
-    missing = [each for each in ("torch", *program.packages, *adapters) if importlib.util.find_spec(each) is None]
-    if missing:
-        raise EnvironmentProblem(f"not installed: {', '.join(missing)}", hint=program.install)
     with tempfile.TemporaryDirectory() as folder:
-        path = program.write(plan, Path(folder))
-        words = [sys.executable, "-m", f"planner.trainer.{program.module}", str(path), "--rank", str(rank)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 # our own program
-    faults: dict[int, type[PlannerError]] = {
-        ExitCode.BAD_INPUT: InputError,
-        ExitCode.ENVIRONMENT: EnvironmentProblem,
-    }
-    if done.returncode not in (0, *faults):
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RehearsalFailed(f"the step on fake tensors broke off: {last}", hint="a run may work all the same")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if done.returncode:
-        raise faults[done.returncode](result["error"])
-    return result
+        words = (str(program.write(plan, Path(folder))), "--rank", str(rank))
+        needs = ("torch", *program.packages, *adapters)
+        return answer_of(program.module, *words, needs=needs, install=program.install, broken=_broken)
+
+
+def _broken(words: str) -> RehearsalFailed:
+    return RehearsalFailed(f"the step on fake tensors broke off: {words}", hint="a run may work all the same")

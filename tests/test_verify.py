@@ -80,7 +80,7 @@ def test_what_the_trainers_program_says_is_said(console, tmp_path, monkeypatch):
     monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
     with pytest.raises(InputError, match=r"^no such optimizer\n    help: adamw$"):
         _counted(found, 0, _PROGRAMS["torch"])
-    Done.returncode, Done.stderr = 1, "Traceback\nValueError: what"
+    Done.returncode, Done.stdout, Done.stderr = 1, "", "Traceback\nValueError: what"
     with pytest.raises(RehearsalFailed, match="broke off: ValueError: what"):
         _counted(found, 0, _PROGRAMS["torch"])
 

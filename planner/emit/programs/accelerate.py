@@ -100,10 +100,7 @@ TARGET: Final = Target(
     ),
     render=_render,
     command=_command,
-    yours=shared.yours,
-    takes=shared.takes(),
-    ignores=shared.IGNORED,
-    decides=shared.DECISIVE,
+    **shared.OF_TRAINER,
     executable="accelerate",
     install="pip install accelerate==1.15.0 transformers datasets, and peft and bitsandbytes for LoRA",
 )

@@ -136,9 +136,6 @@ TARGET: Final = Target(
     ),
     render=_render,
     command=_command,
-    yours=shared.yours,
-    takes=shared.takes(),
-    ignores=shared.IGNORED,
-    decides=shared.DECISIVE,
+    **shared.OF_TRAINER,
     install="pip install deepspeed==0.19.8 transformers accelerate datasets, and peft and bitsandbytes for LoRA",
 )

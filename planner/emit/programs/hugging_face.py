@@ -601,3 +601,7 @@ def takes() -> tuple[str, ...]:
 def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
     """A setting for the layout, with a writer for one program and the reader that all programs share."""
     return Setting(says=says, write=write, read=read_layout)
+
+
+OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": takes(), "ignores": IGNORED, "decides": DECISIVE}
+"""What the files of Accelerate and DeepSpeed, which the Trainer runs, have in common."""
