@@ -63,7 +63,9 @@ def is_in_table(config: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("key", FAST, ids=" ".join)
 def test_a_described_type_has_the_parameters_of_its_module(key: tuple[str, str]) -> None:
     assert not is_in_table(BUILT[key]["config"])
-    assert num_params(model_of(BUILT[key]["config"])) == BUILT[key]["cases"][0]["num_params"]
+    model = model_of(BUILT[key]["config"])
+    assert num_params(model) == BUILT[key]["cases"][0]["num_params"]
+    assert ModelSpec.model_validate_json(json.dumps(model.written())) == model
 
 
 @pytest.mark.slow
