@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -296,79 +297,81 @@ def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) ->
     )
 
 
+_ROOFLINE: Final = "roofline, Williams et al. (CACM 2009); device file"
+_SAID: Final[dict[LineName, tuple[str, str]]] = {
+    LineName.COMPUTE: ("m * layers * (forward + backward) of the slowest stage", _ROOFLINE),
+    LineName.RECOMPUTE: (
+        "m * layers * repeated forward of the slowest stage",
+        "Chen et al. (2016); Korthikanti et al. (2022), section 5",
+    ),
+    LineName.HEAD: ("m * (embedding{tower}, or output head and loss) of the slowest stage", _ROOFLINE),
+    LineName.ACCUMULATION: (
+        "m * bytes moved per parameter of the stage to add a gradient / memory bandwidth",
+        "engine profile, accumulation_bytes",
+    ),
+    LineName.TP_COMM: (
+        "m * (layers * 4 collectives, 6 with full recompute, + 1 at each end) of one s b h activation",
+        "Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
+    ),
+    LineName.CP_COMM: ("{context}", "Liu et al., Ring Attention (2023), section 3; Llama 3 (2024), section 3.3.2"),
+    LineName.EP_COMM: (
+        "m * layers with experts * 4 all-to-alls (6 with full recompute) of s b k h / (c t)",
+        "Lepikhin et al., GShard (2020), section 3.2",
+    ),
+    LineName.PP_COMM: (
+        "m * v * (activation + gradient) sent to the neighbour stage",
+        "Narayanan et al. (SC 2021), sections 3.2 and 4.1",
+    ),
+    LineName.DP_COMM: (
+        "{updates}gradient reduction and weight gathering of the stage, less what hides behind its layers",
+        "Rajbhandari et al., ZeRO (SC 2020), section 7",
+    ),
+    LineName.TIED_EMBEDDING: (
+        "{updates}all-reduce of the tied embedding's gradient between first and last stage",
+        "Megatron-LM, megatron/core/distributed/finalize_model_grads.py",
+    ),
+    LineName.HOST_COMM: (
+        "activations down and up, gradients of the shard down and its weights up, less what is hidden",
+        "Ren et al., ZeRO-Offload (USENIX ATC 2021), section 4",
+    ),
+}
+"""Formula and source of the lines of time; m is the number of microbatches."""
+
+
+def _line(name: LineName, stage: int, busy: float, bound: str, hidden: float = 0.0, **words: str) -> TimeLine:
+    """A line of time, in seconds; `words` are what its formula leaves open."""
+    formula, source = _SAID[name]
+    return TimeLine(
+        name=name,
+        stage=stage,
+        busy_seconds=busy,
+        hidden_seconds=hidden,
+        formula=formula.format(**words),
+        source=source,
+        bound=bound,
+    )
+
+
 def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
     """Lines for the work of the slowest stage in every microbatch."""
-    roofline = "roofline, Williams et al. (CACM 2009); device file"
-    tower = " and tower of images" if job.model.vision else ""
-    return (
-        TimeLine(
-            name=LineName.COMPUTE,
-            stage=stage,
-            busy_seconds=m * own.compute,
-            formula="m * layers * (forward + backward) of the slowest stage",
-            source=roofline,
-            bound=job.training.precision,
-        ),
-        TimeLine(
-            name=LineName.RECOMPUTE,
-            stage=stage,
-            busy_seconds=m * own.recompute,
-            formula="m * layers * repeated forward of the slowest stage",
-            source="Chen et al. (2016); Korthikanti et al. (2022), section 5",
-            bound=job.training.precision,
-        ),
-        TimeLine(
-            name=LineName.HEAD,
-            stage=stage,
-            busy_seconds=m * own.head,
-            formula=f"m * (embedding{tower}, or output head and loss) of the slowest stage",
-            source=roofline,
-            bound=job.training.precision,
-        ),
-        TimeLine(
-            name=LineName.ACCUMULATION,
-            stage=stage,
-            busy_seconds=m * own.accumulation,
-            formula="m * bytes moved per parameter of the stage to add a gradient / memory bandwidth",
-            source="engine profile, accumulation_bytes",
-            bound="memory",
-        ),
-        TimeLine(
-            name=LineName.TP_COMM,
-            stage=stage,
-            busy_seconds=m * own.tp_comm,
-            hidden_seconds=m * own.tp_hidden,
-            formula="m * (layers * 4 collectives, 6 with full recompute, + 1 at each end) of one s b h activation",
-            source="Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
-            bound=slowest_link(job.cluster, layout.tp, 1, segment=layout.segment),
-        ),
-        TimeLine(
-            name=LineName.CP_COMM,
-            stage=stage,
-            busy_seconds=m * own.cp_comm,
-            hidden_seconds=m * own.cp_hidden,
-            formula=_CONTEXT[job.engine.communication.context_exchange],
-            source="Liu et al., Ring Attention (2023), section 3; Llama 3 (2024), section 3.3.2",
-            bound=slowest_link(job.cluster, layout.cp, layout.tp, segment=layout.segment),
-        ),
-        TimeLine(
-            name=LineName.EP_COMM,
-            stage=stage,
-            busy_seconds=m * own.ep_comm,
-            hidden_seconds=m * own.ep_hidden,
-            formula="m * layers with experts * 4 all-to-alls (6 with full recompute) of s b k h / (c t)",
-            source="Lepikhin et al., GShard (2020), section 3.2",
-            bound=slowest_link(job.cluster, layout.ep, layout.etp, segment=layout.segment),
-        ),
-        TimeLine(
-            name=LineName.PP_COMM,
-            stage=stage,
-            busy_seconds=m * own.pp_comm,
-            hidden_seconds=m * own.pp_hidden,
-            formula="m * v * (activation + gradient) sent to the neighbour stage",
-            source="Narayanan et al. (SC 2021), sections 3.2 and 4.1",
-            bound=_pipeline_link(job, layout),
-        ),
+    link = partial(slowest_link, job.cluster, segment=layout.segment)
+    unit = job.training.precision
+    seconds = {
+        LineName.COMPUTE: (own.compute, 0.0, unit),
+        LineName.RECOMPUTE: (own.recompute, 0.0, unit),
+        LineName.HEAD: (own.head, 0.0, unit),
+        LineName.ACCUMULATION: (own.accumulation, 0.0, "memory"),
+        LineName.TP_COMM: (own.tp_comm, own.tp_hidden, link(layout.tp, 1)),
+        LineName.CP_COMM: (own.cp_comm, own.cp_hidden, link(layout.cp, layout.tp)),
+        LineName.EP_COMM: (own.ep_comm, own.ep_hidden, link(layout.ep, layout.etp)),
+        LineName.PP_COMM: (own.pp_comm, own.pp_hidden, _pipeline_link(job, layout)),
+    }
+    words = {
+        "tower": " and tower of images" if job.model.vision else "",
+        "context": _CONTEXT[job.engine.communication.context_exchange],
+    }
+    return tuple(
+        _line(name, stage, m * busy, bound, m * hidden, **words) for name, (busy, hidden, bound) in seconds.items()
     )
 
 
@@ -393,34 +396,15 @@ def _tail_lines(
     updates, of_all = (m, "m * ") if layout.schedule == "pipedream" else (1.0, "")
     busy = m * own.dp_busy_each + updates * tail.dp_busy_once
     exposed = m * own.dp_exposed_each + updates * tail.dp_exposed_once
+    host_busy = m * own.host_busy_each + updates * tail.host_busy_once
+    host_hidden = m * (own.host_busy_each - own.host_exposed_each)
+    host_hidden += updates * (tail.host_busy_once - tail.host_exposed_once)
+    link = slowest_link(job.cluster, layout.dp * layout.cp, layout.tp, segment=layout.segment)
+    tied, ends = updates * tail.tied_embedding, _pipeline_link(job, layout)
     return (
-        TimeLine(
-            name=LineName.DP_COMM,
-            stage=stage,
-            busy_seconds=busy,
-            hidden_seconds=busy - exposed,
-            formula=of_all + "gradient reduction and weight gathering of the stage, less what hides behind its layers",
-            source="Rajbhandari et al., ZeRO (SC 2020), section 7",
-            bound=slowest_link(job.cluster, layout.dp * layout.cp, layout.tp, segment=layout.segment),
-        ),
-        TimeLine(
-            name=LineName.TIED_EMBEDDING,
-            stage=stage,
-            busy_seconds=updates * tail.tied_embedding,
-            formula=of_all + "all-reduce of the tied embedding's gradient between first and last stage",
-            source="Megatron-LM, megatron/core/distributed/finalize_model_grads.py",
-            bound=_pipeline_link(job, layout),
-        ),
-        TimeLine(
-            name=LineName.HOST_COMM,
-            stage=stage,
-            busy_seconds=m * own.host_busy_each + updates * tail.host_busy_once,
-            hidden_seconds=m * (own.host_busy_each - own.host_exposed_each)
-            + updates * (tail.host_busy_once - tail.host_exposed_once),
-            formula="activations down and up, gradients of the shard down and its weights up, less what is hidden",
-            source="Ren et al., ZeRO-Offload (USENIX ATC 2021), section 4",
-            bound="host link",
-        ),
+        _line(LineName.DP_COMM, stage, busy, link, busy - exposed, updates=of_all),
+        _line(LineName.TIED_EMBEDDING, stage, tied, ends, updates=of_all),
+        _line(LineName.HOST_COMM, stage, host_busy, "host link", host_hidden),
         _optimizer_line(layout, updates * tail.optimizer, of_all, stage),
     )
 
