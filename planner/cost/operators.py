@@ -283,7 +283,7 @@ def _cross_attention(model: ModelSpec) -> Iterator[Product | Vectors]:
             yield replace(each, outputs={name: each.outputs[name] for name in each.outputs if name != "query"})
         else:
             yield each
-    yield Vectors(size=norm_params(model))
+    yield Vectors(size=norm_params(model) + model.layer_vector_params)  # biases of the second attention, too
 
 
 # --- feed-forward blocks ----------------------------------------------------------------------------------------
