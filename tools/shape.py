@@ -94,6 +94,11 @@ def num_code_lines(paths: Iterable[Path]) -> int:
     return sum(len(code_lines(path.read_text(encoding="utf-8"))) for path in paths)
 
 
+def num_lines(paths: Iterable[Path]) -> int:
+    """The number of lines of data files and templates; the file of fitted corrections is no text that anybody writes."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths if path.name != "calibration.json")
+
+
 def percentile(values: list[int], share: float) -> int:
     """The smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
@@ -135,6 +140,11 @@ def main() -> None:
     console.print(comparison(functions, num_tests / num_source))
     console.print(
         f"{num_source} lines of code in {len(source)} files, {num_tests} lines of tests in {len(tests)} files"
+    )
+    beside = {kind: num_lines((ROOT / "planner").rglob(f"*{kind}")) for kind in (".yaml", ".json", ".jinja", ".txt")}
+    tools = num_code_lines((ROOT / "tools").glob("*.py"))
+    console.print(
+        "beside them in planner/:", *(f"{num} {kind}" for kind, num in beside.items()), f"; in tools/: {tools}"
     )
     modules, pairs = imports_between_parts(ROOT / "planner" / "search")
     console.print(f"planner/search: {modules} modules beside its sub-packages, {pairs} imports between its parts")
