@@ -95,7 +95,7 @@ def num_code_lines(paths: Iterable[Path]) -> int:
 
 
 def num_lines(paths: Iterable[Path]) -> int:
-    """The number of lines of data files and templates; the file of fitted corrections is no text that anybody writes."""
+    """The number of lines of data files and templates, without the fitted corrections, which nobody writes."""
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths if path.name != "calibration.json")
 
 
@@ -143,9 +143,8 @@ def main() -> None:
     )
     beside = {kind: num_lines((ROOT / "planner").rglob(f"*{kind}")) for kind in (".yaml", ".json", ".jinja", ".txt")}
     tools = num_code_lines((ROOT / "tools").glob("*.py"))
-    console.print(
-        "beside them in planner/:", *(f"{num} {kind}" for kind, num in beside.items()), f"; in tools/: {tools}"
-    )
+    shown = ", ".join(f"{num} lines of {kind}" for kind, num in beside.items())
+    console.print(f"beside them in planner/: {shown}; in tools/: {tools} lines of code")
     modules, pairs = imports_between_parts(ROOT / "planner" / "search")
     console.print(f"planner/search: {modules} modules beside its sub-packages, {pairs} imports between its parts")
     console.print("longest functions:", *(f"  {length:4} {name}" for length, name in functions[:8]), sep="\n")
