@@ -26,7 +26,7 @@ from planner.errors import InputError, PlannerError
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.fit import undecided
 from planner.made_by import made_by
-from planner.plan import Plan, saved_job
+from planner.plan import Plan, saved_documents
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
 from planner.search.objectives import LIMITS
@@ -488,7 +488,7 @@ def _job_of_plan(
     path: Path, model: str | None, cluster: str | None, training: str | None, keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The keywords of `plan_job` that plan the job of a plan again, with `keywords` in place of its options."""
-    own_model, own_cluster, own_training, said = saved_job(path)
+    own_model, own_cluster, own_training, said = saved_documents(path, "model", "cluster", "training", "options")
     changed = {name: value for name, value in keywords.items() if value is not None}
     if {"risk", "headroom"} & changed.keys():
         said = {name: value for name, value in said.items() if name not in ("risk", "headroom")}

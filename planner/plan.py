@@ -40,7 +40,7 @@ from planner.specs.training import TrainingSpec
 from planner.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from planner.specs.cluster import ClusterSpec
@@ -339,9 +339,8 @@ def parse_plan(text: str, *, name: str) -> tuple[Plan, bool]:
         raise no_plan(data, name)
     try:
         return _plan_from_dict(data), data["checksum"] != _checksum(data)
-    except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
-        detail = f"missing key {error}" if isinstance(error, KeyError) else "; ".join(str(error).splitlines()[:3])
-        raise of_another_planner(name, printable(detail)) from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # and pydantic's own, which is a ValueError
+        raise of_another_planner(name, _detail(error)) from None
 
 
 def edited(name: str, *differences: str) -> InputError:
@@ -429,35 +428,50 @@ def plan_from_file(path: Path) -> Plan:
     return plan_from_json(plan_text(path), name=printable(str(path)))
 
 
-def saved_job(path: Path) -> tuple[ModelSpec, AnyCluster, TrainingSpec, dict[str, Any]]:
-    """The job of a plan file of any format, so that a newer planner can plan it again or continue its run.
+def saved_documents(path: Path, *keys: str) -> list[Any]:
+    """Documents (`model`, `cluster`, `training`) of a plan file of any format, and `options`: keywords of `plan_job`.
 
-    The dictionary has keywords of `planner.api.plan_job`: the engine's name and the options of the search.
+    A newer planner can so plan an older planner's job again, or continue its run.
 
     Raises:
-        InputError: the file holds no job that this version reads.
+        InputError: the file does not hold these documents, as this version reads them.
         EnvironmentProblem: the file cannot be read.
     """
     try:
         data = _json(plan_text(path))
-        documents = [_strict(kind, data[key]) for key, kind in _DOCUMENTS.items()]
-        given = {each.name for each in fields(SearchOptions)} & data["options"].keys()
-        options = _strict(SearchOptions, {name: data["options"][name] for name in given})
-        said = {_KEYWORDS.get(name, name): value for name, value in asdict(options).items() if value is not None}
-        said["engine"] = _strict(str, data["engine"]["name"])
-        batch, is_searched = data["batch_choice"], bool(data["certificate"])
-        said |= {"global_batch": f"{batch['least']}..{batch['most']}"} if batch else {}
+        return [_DOCUMENTS[key](data) for key in keys]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        detail = f"it has no {error}" if isinstance(error, KeyError) else "; ".join(str(error).splitlines()[:3])
-        words = f"{printable(str(path))} holds no job that this planner reads: {printable(detail, 200)}"
-        raise InputError(words, hint="give the job as MODEL CLUSTER and options") from None
-    for name in ("risk" if "headroom" in said else "", "" if is_searched else "within"):
-        said.pop(name, None)
-    return documents[0], documents[1], documents[2], said
+        words = f"{printable(str(path))} is not a plan with a job that this planner reads: {_detail(error)}"
+        raise InputError(words, hint="give the job as MODEL CLUSTER and options, or another --output") from None
 
 
-_DOCUMENTS: Final[dict[str, Any]] = {"model": ModelSpec, "cluster": AnyCluster, "training": TrainingSpec}
-_KEYWORDS: Final = {"pins": "pin", "forbidden": "forbid"}
+def _saved_options(data: dict[str, Any]) -> dict[str, Any]:
+    """The options with which a plan was searched, and its engine and range of batches, as keywords of `plan_job`."""
+    given = {each.name for each in fields(SearchOptions)} & data["options"].keys()
+    options = _strict(SearchOptions, {name: data["options"][name] for name in given})
+    names = {"pins": "pin", "forbidden": "forbid"}
+    said = {names.get(name, name): value for name, value in asdict(options).items() if value is not None}
+    said["engine"], batch = _strict(str, data["engine"]["name"]), data["batch_choice"]
+    said |= {"global_batch": f"{batch['least']}..{batch['most']}"} if batch else {}
+    dropped = {"risk" if "headroom" in said else "", "" if data["certificate"] else "within"}
+    return {name: value for name, value in said.items() if name not in dropped}
+
+
+_ANY_CLUSTER: Any = AnyCluster
+_DOCUMENTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
+    "model": lambda data: _strict(ModelSpec, data["model"]),
+    "cluster": lambda data: _strict(_ANY_CLUSTER, data["cluster"]),
+    "training": lambda data: _strict(TrainingSpec, data["training"]),
+    "options": _saved_options,
+}
+
+
+def _detail(error: Exception) -> str:
+    """What is wrong with a document, in words for a message."""
+    if isinstance(error, ValidationError):
+        first = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
+        return printable("; ".join(first), 300)
+    return printable(f"missing key {error}" if isinstance(error, KeyError) else str(error), 300)
 
 
 def plan_text(path: Path) -> str:

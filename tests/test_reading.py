@@ -407,7 +407,7 @@ def test_a_plan_without_a_job_that_can_be_read_says_what_is_wrong(made, tmp_path
         ("model", {"name": "x"}, "num_layers"),
         ("training", None, "training"),
         ("options", {"pins": 3}, "pins"),
-        ("batch_choice", 7, "holds no job"),
+        ("batch_choice", 7, "int"),
     ):
         document = of_format_1(made) | {key: value}
         if value is None:
@@ -415,7 +415,7 @@ def test_a_plan_without_a_job_that_can_be_read_says_what_is_wrong(made, tmp_path
         path.write_text(json.dumps(document))
         assert main(["plan", "--from", str(path)]) == ExitCode.BAD_INPUT
         said = capsys.readouterr().err
-        assert "holds no job that this planner reads" in said
+        assert "is not a plan with a job that this planner reads" in said
         assert words in said
 
 

@@ -154,6 +154,9 @@ def _page(found: Explanation) -> Iterator[str]:
     required=True,
     metavar="PLAN [SECTION...] | MODEL CLUSTER [TRAINING.yaml] | --from FILE CLUSTER",
 )
+@group("Workload", click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1."))
+@workload_options
+@machine_options(ranges=False)
 @group(
     "Answer",
     click.option(
@@ -161,9 +164,6 @@ def _page(found: Explanation) -> Iterator[str]:
     ),
     click.option("--all", "whole", is_flag=True, help="Print every section, with formulas and sources."),
 )
-@group("Workload", click.option("--layout", metavar="LAYOUT", help="The layout to price, as in tp=8,pp=4,mbs=1."))
-@workload_options
-@machine_options(ranges=False)
 @question_options
 @report_options
 @click.pass_context

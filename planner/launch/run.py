@@ -22,7 +22,7 @@ from planner.launch.hosts import find_host
 from planner.launch.others import launch_other
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
-from planner.plan import folder_for, saved_job, write_plan
+from planner.plan import folder_for, saved_documents, write_plan
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
 
@@ -146,8 +146,7 @@ def _claim(plan: Plan, output: Path, arguments: RunArguments) -> None:
     own_plan = output / "plan.json"
     others = [path.name for path in output.iterdir() if path.name != ".lock"]
     if own_plan.exists():
-        model, _, training, _ = saved_job(own_plan)
-        if _without_steps(model, training) != _without_steps(plan.model, plan.training):
+        if _without_steps(*saved_documents(own_plan, "model", "training")) != _without_steps(plan.model, plan.training):
             raise InputError(f"{output} holds the run of another plan", hint="choose another --output")
         if arguments.resume == "never":
             raise InputError(f"{output} holds a run already", hint="choose another --output, or --resume auto")

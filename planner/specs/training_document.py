@@ -66,7 +66,7 @@ def batch_range(tree: Node) -> tuple[Node, BatchRange | None]:
     node, length = tree.data.get("global_batch_size"), _entry(tree, "sequence_length").data
     if node is None or not isinstance(node.data, str) or not isinstance(length, int) or length < 1:
         return tree, None
-    if isinstance(whole_of(node.data), int):
+    if isinstance(whole_of(node.data), int) and not node.data.endswith("M"):  # who says 4M means tokens
         return tree, None
     try:
         batch = read_batch(node.data, length)

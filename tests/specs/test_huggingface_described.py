@@ -167,7 +167,7 @@ def test_a_variant_that_no_row_reads_is_described() -> None:
 
 
 def test_without_the_library_it_says_what_to_install(doge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describe.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("planner.own_program.importlib.util.find_spec", lambda _: None)
     with pytest.raises(EnvironmentProblem, match=r"not installed: torch, transformers(\n|.)*pip install"):
         describe.described(doge)
 
@@ -184,7 +184,7 @@ def test_what_the_program_says_reaches_the_user(
     doge: Path, monkeypatch: pytest.MonkeyPatch, printed: str, words: str
 ) -> None:
     answer = subprocess.CompletedProcess((), 2, stdout=printed, stderr="it broke\n")
-    monkeypatch.setattr(describe.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr("planner.own_program.subprocess.run", lambda *_, **__: answer)
     with pytest.raises(InputError, match=words):
         describe.described(doge)
 
@@ -192,7 +192,7 @@ def test_what_the_program_says_reaches_the_user(
 def test_a_document_with_another_number_of_parameters_is_refused(doge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = described(BUILT["causal", "doge"]["config"])
     answer = subprocess.CompletedProcess((), 0, stdout=json.dumps(found | {"num_params": found["num_params"] + 1}))
-    monkeypatch.setattr(describe.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr("planner.own_program.subprocess.run", lambda *_, **__: answer)
     with pytest.raises(InputError, match=r"it would have .* parameters, and the module has"):
         describe.described(doge)
 

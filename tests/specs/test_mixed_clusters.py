@@ -101,7 +101,7 @@ def test_what_is_no_mixed_cluster_is_refused_in_words(text, why, tmp_path):
 def test_a_mixed_cluster_has_no_one_size(options, why, cluster_file):
     with pytest.raises(InputError, match="no one size") as caught:
         job_on(cluster_file, **options)
-    assert caught.value.mistakes[0].where == why
+    assert caught.value.mistakes[0].where.startswith(why)
 
 
 def test_the_hosts_of_pools_are_given_by_name(cluster_file):
@@ -180,7 +180,7 @@ def test_a_plan_whose_pools_are_not_those_of_its_cluster_is_refused(pools, mixed
 def test_explain_says_where_each_stage_runs(mixed_plan, tmp_path, capsys):
     path = tmp_path / "plan.json"
     path.write_text(plan_to_json(mixed_plan))
-    assert main(["explain", str(path)]) == 0
+    assert main(["explain", str(path), "layout"]) == 0
     shown = capsys.readouterr().out
     assert "stages 0..1 on old, stage 2 on new" in shown
     assert "pools=2*old/new" in shown.replace("\n", "").replace(" ", "")

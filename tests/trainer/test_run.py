@@ -183,8 +183,8 @@ def test_a_damaged_checkpoint_is_told_and_the_older_one_used(damage, why, finish
     assert run_job("train", plan, steps=STEPS, output=str(output), stderr=str(messages)) == ExitCode.OK
     assert losses(output) == losses(finished)
     told = [line for line in messages.read_text().splitlines() if "checkpoint" in line]
-    assert len(told) == 1
     assert re.fullmatch(f"checkpoint of step 8 is rejected: {why}.*; step 4 is used in its place", told[0])
+    assert told[1:] == ["going on from the checkpoint of step 4, of 8 steps"]
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused(finished, run_job, make_plan, tmp_path):
