@@ -103,15 +103,17 @@ def run(
     return ExitCode.OK
 
 
-def _split(targets: Sequence[str], layout: str | None) -> tuple[Sequence[str], Sequence[str]]:
+def _split(targets: Sequence[str], layout: str | None, *, from_file: bool) -> tuple[Sequence[str], Sequence[str]]:
     """Tell PLAN SECTION ... from MODEL CLUSTER ...: return the documents and the sections.
 
     The second form needs a layout. Without one a file, or words that all name sections, tell that the first is meant.
+    With --from the first word is the cluster.
     """
     from planner.show.explain import SECTIONS
 
     words = [name for each in targets[1:] for name in each.split(",")]
-    is_plan = targets[0] == "-" or Path(targets[0]).is_file() or all(name in SECTIONS for name in words)
+    is_named = bool(words) and all(name in SECTIONS for name in words)
+    is_plan = is_named or (not from_file and (targets[0] == "-" or Path(targets[0]).is_file()))
     return (targets[:1], targets[1:]) if is_plan and layout is None else (targets, ())
 
 
@@ -179,16 +181,16 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     Values that the file does not set are listed as assumed, and options that have no price as not priced. If one of
     these decides whether the plan fits, the verdict is unknown, and --ignore KEY prices the file without it.
     """
-    if options["from_file"]:
+    is_foreign = bool(options["from_file"])
+    options["targets"], named = _split(options["targets"], options["layout"], from_file=is_foreign)
+    options["sections"] += tuple(named)
+    if is_foreign:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
             del options["engine"]  # the foreign file decides the engine
     elif any(options[name] for name in ("from_model", "define", "args", "ignore")):
         raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")
-    else:
-        options["targets"], named = _split(options["targets"], options["layout"])
-        options["sections"] += tuple(named)
-        if len(options["targets"]) == 1:
-            refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
+    elif len(options["targets"]) == 1:
+        refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
     return run(console=Console(), **options)
 
 

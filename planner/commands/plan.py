@@ -233,7 +233,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     MODEL and CLUSTER are shipped names (`planner models`, `planner clusters`) or files; MODEL may be a Hub id or a
     config.json. Several clusters are compared, as in p5:4,g6e:8 with their hosts. Without CLUSTER it plans for this
     machine. With --from FILE give only CLUSTER; with --from PLAN its job is planned again, with the changes that other
-    options name. Exit code 3: no layout fits, or none meets deadline and budget.
+    options name. Exit code 3: no layout fits, or none meets what the objective needs: cost and gpus a deadline, all
+    but memory a budget.
     """
     from planner.specs.cluster_documents import check_num_choices
 

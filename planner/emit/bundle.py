@@ -83,7 +83,7 @@ def bundle_of(
     yours = {**target.yours(plan, how), **STARTERS[on].yours}
     start = Start(plan=plan, target=target, values=values_of(target, plan), how=how)
     texts = {**target.render(start.values, plan, how), **STARTERS[on].write(start)}
-    advice = (*_defaults_in(plan), *not_carried(target, plan, how), *target.advice(plan))
+    advice = (*_defaults_in(plan), *not_carried(target, plan, how), *target.advice(plan, how))
     return Bundle(texts=texts, script=STARTERS[on].script, still_yours=yours, advice=advice)
 
 
@@ -102,7 +102,7 @@ def _defaults_in(plan: Plan) -> tuple[str, ...]:
         return ()
     shown = ", ".join(f"{_RARELY_MEANT[name]} {default[name]:g}" for name in names)
     sets = " ".join(f"--set training.{name}=..." for name in names)
-    return (f"{shown}: values of a plan that states no others, set by {sets}",)
+    return (f"{shown}: equal to the defaults; where nobody chose them, {sets}",)
 
 
 def not_carried(target: Target, plan: Plan, how: How) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ class Target:
     render: Callable[[Values, Plan, How], dict[str, str]] = lambda values, plan, how: {}  # noqa: ARG005
     command: Callable[[Values, Plan, How, Place | None], str]
     yours: Callable[[Plan, How], Mapping[str, str]] = lambda plan, how: {}  # noqa: ARG005
-    advice: Callable[[Plan], tuple[str, ...]] = lambda plan: ()  # noqa: ARG005
+    advice: Callable[[Plan, How], tuple[str, ...]] = lambda plan, how: ()  # noqa: ARG005
     takes: tuple[str, ...] = ()
     launcher: Callable[[Plan, How], str] | None = None
     environment: Callable[[Plan], Mapping[str, str]] = lambda plan: {}  # noqa: ARG005

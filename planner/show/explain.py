@@ -276,7 +276,11 @@ SECTIONS: Final = {
         none="The batch was given; --batch shows what others would change.",
     ),
     "run": Section("whole run, checkpoint", _run),
-    "assumed": Section("values not given", _rows("Assumed", ASSUMED), none="Every value was given."),
+    "assumed": Section(
+        "values not given",
+        _rows("Assumed", ASSUMED),
+        none="No key of the layout was left open; --json has what the documents leave to defaults.",
+    ),
     "formulas": Section("formulas and sources", _formulas_of_all, parts=("waterfall",)),
 }
 """The sections of an explanation, in their order."""

@@ -220,8 +220,8 @@ def _narrower(plan: Plan) -> Words:
         return ""
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
     most = max(NARROWED)
-    learn = f"{most} logs (`planner calibrate`) narrow it: on published clusters"
-    return f"{measure}{learn} high / low fell from {NARROWED[0]:.2f} to {NARROWED[most]:.2f}"
+    learn = f"{most} logs of your runs (`planner calibrate`) narrow it: on published clusters the high end fell from"
+    return f"{measure}{learn} {NARROWED[0]:.2f} to {NARROWED[most]:.2f} times the low end"
 
 
 def _label(plan: Plan) -> Words:

@@ -131,9 +131,10 @@ def test_launch_compares_where_the_run_measured(small, console, tmp_path, monkey
 
 def test_emit_writes_and_names_its_files(small, console, tmp_path) -> None:
     assert emit.run(small, to="slurm", console=console, arguments=NOTHING, output=tmp_path / "job") == ExitCode.OK
-    *written, yours = console.err.getvalue().splitlines()
+    *written, yours, data = console.err.getvalue().splitlines()
+    assert data.startswith("still yours: --data SOURCE")
     assert written == [f"wrote {tmp_path}/job/{name}" for name in ("plan.json", "job.sbatch")]
-    assert yours.startswith("still yours: learning rate 0.0003, warm-up steps 10, steps 100: values of a plan")
+    assert yours.startswith("still yours: learning rate 0.0003, warm-up steps 10, steps 100: equal to the defaults")
     assert emit.run(small, to="slurm", console=console, arguments=NOTHING) == ExitCode.OK
     assert console.out.getvalue() == (tmp_path / "job" / "job.sbatch").read_text()
 

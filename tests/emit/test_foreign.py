@@ -515,7 +515,7 @@ def test_options_that_a_plan_cannot_hold_are_named(written, capsys, tmp_path):
     assert main(["emit", str(plan), "-o", str(tmp_path / "out")]) == ExitCode.OK
     told = capsys.readouterr().err
     assert "Megatron-LM of August 2026 or later" in told
-    assert "steps 100: values of a plan that states no others, set by --set training.steps=..." in told
+    assert "steps 100: equal to the defaults; where nobody chose them, --set training.steps=..." in told
     assert "warm-up" not in told  # Megatron-LM's own default, 0
     assert "learning rate" not in told  # the file has one
     assert "# For Megatron-LM of August 2026 or later" in (tmp_path / "out" / "run.sh").read_text()

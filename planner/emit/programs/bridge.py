@@ -177,7 +177,7 @@ def _yours(plan: Plan, how: How) -> dict[str, str]:
     return found
 
 
-def _advice(plan: Plan) -> tuple[str, ...]:
+def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the others
     if not (plan.engine.overlap.tensor_parallel and plan.layout.tp > 1 and plan.layout.sp):
         return ()
     return (f"{OVERLAP}=true behind the script's options, if the recipe has a section comm_overlap",)

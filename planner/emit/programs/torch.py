@@ -108,6 +108,11 @@ def _launcher(plan: Plan, how: How) -> str:  # noqa: ARG001 - as the others
     return shlex.join(("planner", "launch", "plan.json", "--output=run", *how.arguments.options()))
 
 
+def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the others
+    trial = "--data SOURCE: without it the run is a trial on the source of Python's standard library, bytes as tokens"
+    return () if how.arguments.data else (trial,)
+
+
 TARGET: Final = Target(
     name="torch",
     program="the planner's own trainer",
@@ -117,6 +122,7 @@ TARGET: Final = Target(
     ),
     command=_command,
     launcher=_launcher,
+    advice=_advice,
     takes=tuple(each.name for each in fields(RunArguments)),
     install="pip install 'parallel-planner[train]'",
 )
