@@ -173,9 +173,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """Show what a plan or layout costs, or answer questions about it.
 
     PLAN is a file that `planner plan -o` wrote, or - for standard input. Without SECTION the answer is short and lists
-    the sections, such as memory, time, others or proof. With --html or --trace the result goes
-    only to files, unless there is a question to answer. The page contains the answers too. For
-    either option, the file name - means standard output.
+    the sections, such as memory, time, others or proof. With --html or --trace the result goes only to files, unless
+    there is a question to answer. The page contains the answers too. For either option, the file name - means
+    standard output.
 
     With --from the layout comes from a file of another program, and the options in the file are not changed.
     Values that the file does not set are listed as assumed, and options that have no price as not priced. If one of

@@ -1,7 +1,8 @@
 """What a layer is: one list of its matrix products and vectors.
 
-Parameters, a rank's share of them, FLOPs, seconds, kept tensors, the optimizer's matrices, adapters and collectives are
-sums over this list. No other module states which matrices a layer has, or how wide they are.
+Parameters, a rank's share of them, FLOPs, seconds, the optimizer's matrices and adapters are sums over this list. Kept
+tensors take the products and their widths from it, but the tensors between the products are named in `activations`, and
+`transfers` counts the collectives of a layer by its blocks.
 """
 
 from __future__ import annotations

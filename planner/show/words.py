@@ -178,7 +178,7 @@ def proof_words(plan: Plan) -> str:
     elif proof and least and least.layout != plan.layout:
         words = f"simplest {within} of the proven minimum, {format_seconds(least.step_seconds)}"
     else:
-        words = f"optimal: no other layout{which} {better}{f', none {within} is simpler' if proof else ''}"
+        words = f"optimal by forecast of all layouts searched{which}{f'; none {within} simpler' if proof else ''}"
     return f"{none}{words}{more}"
 
 

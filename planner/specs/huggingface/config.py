@@ -21,7 +21,7 @@ _LIMITS: Final = {"num_layers": (1, 10_000), "hidden_size": (1, MOST), "num_head
 
 
 _COMMAND: Final = (
-    "`planner models --from {file} -o model.yaml` reads all types that transformers has and writes a model document"
+    "`planner models --from {file} -o model.yaml` builds the module of the transformers library and describes it"
 )
 
 
@@ -196,7 +196,7 @@ class Config:
         raise InputError(self.mistake(key, message, hint))
 
     def unsupported(self, key: str, message: str, hint: str = "") -> NoReturn:
-        """Raise a `NotInTable` that points at `key` and names the command that reads all types."""
+        """Raise a `NotInTable` that points at `key` and names the command that describes the module."""
         command = _COMMAND.format(file=shlex.quote(self.name))
         raise NotInTable(self.mistake(key, message, f"{hint}; or: {command}" if hint else command))
 

@@ -42,7 +42,7 @@ _FIELDS: Final = {
     "p": "patches.patch_size",
     "S": "moe.shared_ffn_hidden_size",
 }
-"""Letters in formulas -> our fields, with the letters of docs/cost-model.md; `g` and `d` are worked out."""
+"""Letters in formulas -> our fields, with the usual letters; `g` and `d` are worked out."""
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> int:
