@@ -26,7 +26,7 @@ from planner.cost.ledger import (
 )
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
-from planner.layout import Assumed, Layout, format_layout, parse_layout
+from planner.layout import LENGTH, Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan, of_another_planner
 from planner.plan_parts import BatchChoice, Certificate, EngineLabel, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
@@ -56,8 +56,8 @@ _NO_SPREAD: Final = Spread()
 class RunnerUp:
     """A layout that lost against the plan's layout, and the reason.
 
-    reason: the ledger lines in which the layout loses and saves most.
-    differs: the keys in which it differs from the plan.
+    reason: by how much it is slower, the ledger line in which it loses most, and what it saves or loses elsewhere.
+    differs: the keys in which it differs from the plan, first the number of devices.
     near_tie: whether the forecasts are too inaccurate to decide which layout is faster.
     """
 
@@ -139,6 +139,11 @@ class Plan:
     def unknown_because(self) -> tuple[str, ...]:
         """Keys of a foreign file that decide whether the plan fits and have no price."""
         return tuple(each.key for each in self.assumed if each.settled_by)
+
+    @property
+    def own_length(self) -> bool:
+        """Whether the sequence length is the model's own, because nobody gave one."""
+        return any(each.key == LENGTH for each in self.assumed)
 
     @property
     def verdict(self) -> Verdict:

@@ -88,8 +88,9 @@ def keys_of(job: Job, layout: Layout) -> Keys:
 
 
 def differences(layout: Layout, other: Layout) -> str:
-    """How `other` differs from `layout`, key by key: `pp 4 -> 8, dp 32 -> 16`."""
-    parts = []
+    """How `other` differs from `layout`, key by key: `pp 4 -> 8, dp 32 -> 16`; first the devices, if fewer or more."""
+    sizes = layout.world_size, other.world_size
+    parts = [f"devices {sizes[0]:,} -> {sizes[1]:,}"] if sizes[0] != sizes[1] else []
     for each in fields(Layout):
         mine, theirs = _words(getattr(layout, each.name)), _words(getattr(other, each.name))
         if mine != theirs and each.name != "layers_per_stage":
@@ -135,15 +136,22 @@ def runner_up(
 
 
 def _cause(won: Estimate, priced: Estimate) -> str:
-    """The ledger line that differs most, such as `loses bubble 1.2 s`, or `saves ...` if the layout is not slower."""
+    """The ledger line that differs most and the sum of the others: `loses bubble 1.2 s, saves 0.9 s elsewhere`.
+
+    The line is a saving if the layout is not slower.
+    """
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)
     }
-    sign = 1 if priced.step_seconds > won.step_seconds else -1
+    sign, least = 1 if priced.step_seconds > won.step_seconds else -1, _NOTICEABLE * won.step_seconds
     name = max(longer, key=lambda each: sign * longer[each])
-    if sign * longer[name] > _NOTICEABLE * won.step_seconds:
-        return f"{'loses' if sign > 0 else 'saves'} {name} {format_seconds(abs(longer[name]))}"
+    if sign * longer[name] > least:
+        rest = priced.step_seconds - won.step_seconds - longer[name]
+        verbs = {1: "loses", -1: "saves"}
+        also = "and" if sign * rest > 0 else verbs[-sign]
+        elsewhere = f", {also} {format_seconds(abs(rest))} elsewhere" if abs(rest) > least else ""
+        return f"{verbs[sign]} {name} {format_seconds(abs(longer[name]))}{elsewhere}"
     smaller = won.peak_bytes - priced.peak_bytes
     return f"saves memory {format_bytes(smaller)}" if smaller > _LESS_MEMORY * won.peak_bytes else ""
 

@@ -27,7 +27,7 @@ from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.scaling import scaling_section
 from planner.show.schedules import schedules_section
 from planner.show.screen import clean, section, stack
-from planner.show.summary import heading, runners_up
+from planner.show.summary import heading, runners_up, with_reason
 from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
 from planner.show.words import (
     limit_words,
@@ -128,7 +128,7 @@ def _time(found: Explanation) -> Iterable[RenderableType | None]:
 
 
 def _others(found: Explanation) -> Iterable[RenderableType | None]:
-    yield runners_up(found.plan, lambda runner: assignments(short_layout(runner.layout)))
+    yield runners_up(found.plan, lambda each: with_reason(each, assignments(short_layout(each.layout))))
     yield alternatives_section(found.plan, found.sections.alternatives)
 
 

@@ -13,6 +13,7 @@ from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
 from planner.fit import fit_words
+from planner.layout import LENGTH
 from planner.search.near_ties import more_or_less
 from planner.show.columns import Columns, assignments
 from planner.show.goodput import effective_words
@@ -127,7 +128,7 @@ def _counted(plan: Plan) -> Words:
     """Count the assumed values and the keys without a price, and name the first ones."""
     told = []
     for kind in ("assumed", "not priced"):
-        found = [f"{each.key}={each.value}" for each in plan.assumed if each.kind == kind]
+        found = [f"{each.key}={each.value}" for each in plan.assumed if each.kind == kind and each.key != LENGTH]
         more = ", ..." * (len(found) > _MOST_KEYS)
         told += [f"{len(found):,} {kind} ({', '.join(found[:_MOST_KEYS])}{more})"] if found else []
     return "; ".join(told)

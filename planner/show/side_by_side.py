@@ -10,7 +10,7 @@ from planner.cost.run import REFERENCE_TOKENS, devices_in_use
 from planner.plan import layout_to_dict
 from planner.show.comparison_rows import Row, marks, price_words, requirements_missed, run_to_dict, table
 from planner.show.screen import clean, section, stack
-from planner.show.words import cluster_words
+from planner.show.words import cluster_words, length_words, work_words
 from planner.units import UNITS, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def _price_source(choice: Choice) -> str:
 def job_words(plan: Plan) -> str:
     """Describe the training job in one line."""
     training = plan.training
-    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     tokens = f"{format_count(training.tokens)} tokens" if training.tokens else "no token budget"
-    return f"{batch}, {training.precision}, engine {plan.engine.name}, {tokens}"
+    words = f"{work_words(training)}, {training.precision}, engine {plan.engine.name}, {tokens}"
+    return "; ".join(filter(None, (words, length_words(plan))))
 
 
 def explanation(found: SideBySide) -> str:
