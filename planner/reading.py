@@ -126,7 +126,15 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     """
     now, priced, objective = plan_for_layout(job, plan.layout), estimate(job, plan.layout), objective_of_plan(plan)
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
-    losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
+    beside = [[each.layout for each in some if each] for some in (plan.runners_up, [plan.own])]
+    others, own = (
+        [
+            runner_up(job, plan.layout, priced, each, estimate(job, each), objective)
+            for each in layouts
+            if not _broken(job, each)
+        ]
+        for layouts in beside
+    )
     proved_by = plan.proved_by or plan.made_by
     chances = plan if plan.made_by.calibration == "own" else now  # the plan does not contain a user's evidence
     band = chances.band
@@ -138,7 +146,8 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
         low_step_seconds=now.step_seconds * band.low if band else None,
         high_step_seconds=now.step_seconds * band.high if band else None,
         minimum=minimum(job, plan.layout, best, objective) if best else None,
-        runners_up=tuple(runner_up(job, plan.layout, priced, each, estimate(job, each), objective) for each in losers),
+        runners_up=tuple(others),
+        own=own[0] if own else None,
         idle_reason=plan.idle_reason,
         batch=plan.batch,
         certificate=plan.certificate,

@@ -123,13 +123,14 @@ def runner_up(
         "gpus": f"{layout.world_size - winner.world_size:+,} devices, {slower_by(share)}",
     }
     head = heads.get(objective.name) if devices[0] != devices[1] else None
+    fits = f", {priced.verdict}" if won.fits and not priced.fits else ""
     less_simple = simpler_in(keys_of(job, winner), keys_of(job, layout)) if theirs < mine else ""
     why = f"the plan has {less_simple}" if less_simple else _cause(won, priced)
     return RunnerUp(
         layout=layout,
         step_seconds=priced.step_seconds,
         peak_bytes=priced.peak_bytes,
-        reason=": ".join(filter(None, (head or slower_by(share), why))),
+        reason=": ".join(filter(None, ((head or slower_by(share)) + fits, why))),
         differs=differences(winner, layout),
         near_tie=near_tie(float(mine[0]), float(theirs[0])) and near_tie(float(mine[1]), float(theirs[1])),
     )

@@ -105,9 +105,8 @@ def host_words(memory: Sequence[StageMemory]) -> Words:
 
 
 def _idle(plan: Plan) -> Words:
-    idle = plan.cluster.num_devices - plan.layout.world_size
     why = f": {plan.idle_reason}" if plan.idle_reason else ""
-    return f"{idle:,} of {plan.cluster.num_devices:,} devices{why}" if idle else ""
+    return f"{plan.idle_devices:,} of {plan.cluster.num_devices:,} devices{why}" if plan.idle_devices else ""
 
 
 def _keys(kind: str, form: Callable[[Assumed], str]) -> Callable[[Plan], Words]:
@@ -132,6 +131,17 @@ def _counted(plan: Plan) -> Words:
         more = ", ..." * (len(found) > _MOST_KEYS)
         told += [f"{len(found):,} {kind} ({', '.join(found[:_MOST_KEYS])}{more})"] if found else []
     return "; ".join(told)
+
+
+def _own(plan: Plan) -> Words:
+    """Compare the layout of the file from which the job was read; nothing for any other job."""
+    own = plan.own
+    if own is None:
+        return ""
+    if own.layout == plan.layout:
+        return "has this layout"
+    words = f"{format_seconds(own.step_seconds)}, {format_bytes(own.peak_bytes)}: {own.reason}"
+    return Group(assignments(short_layout(own.layout)), Text(clean(words)))
 
 
 def _step(plan: Plan) -> Words:
@@ -259,6 +269,7 @@ ANSWER: Final[Rows] = {
     "assumed": _counted,
     "batch": _chosen_batch,
     "step": _step,
+    "your file": _own,
     "band": _band,
     "narrower": _narrower,
     "memory": lambda plan: Text.assemble(

@@ -57,7 +57,7 @@ def _row(found: SideBySide, choice: Choice) -> Row:
         return Row(names=(name, ""), why_not=choice.why_not, fits=False)
     cards = " + ".join(f"{count:,} x {pool.device.name}" for pool, count in devices_in_use(plan.cluster, plan.layout))
     return Row(
-        names=(name, cards),
+        names=(name, cards + f", {plan.idle_devices:,} idle" * bool(plan.idle_devices)),
         run=choice.run,
         layout=plan.layout,
         peak_bytes=plan.worst_stage.total_bytes,
@@ -80,9 +80,17 @@ def best_at(found: SideBySide, rows: list[Row]) -> list[str]:
 
 
 def price_notes(found: SideBySide) -> list[str]:
-    """State for each cluster whose price it has."""
+    """State for each cluster whose price it has, and for each choice the cost with its idle devices."""
     named = {each.name: _price_source(each) for each in found.planned}
-    return [f"{cluster}: {source}" for cluster, source in named.items() if source]
+    idle = {
+        found.name_of(each): usd
+        for each in found.planned
+        if each.plan and each.plan.idle_devices
+        for usd in [each.usd_with_idle]
+        if usd is not None
+    }
+    with_idle = [f"{name}: {format_count(usd)} USD if idle devices are paid for too" for name, usd in idle.items()]
+    return [*(f"{cluster}: {source}" for cluster, source in named.items() if source), *with_idle]
 
 
 def _price_source(choice: Choice) -> str:
@@ -99,7 +107,7 @@ def job_words(plan: Plan) -> str:
 
 def explanation(found: SideBySide) -> str:
     """Explain the marks and columns of the table."""
-    of = "of the run" if first_plan(found).training.tokens else "of a billion tokens"
+    of = f"of {'the run' if first_plan(found).training.tokens else 'a billion tokens'}, on the devices in use"
     words = f"Nothing takes less time and less {MEASURES[found.measure]} than what is marked. Cost and energy {of}"
     price = "" if found.measure == "usd" else "; some have no price: --set cluster.price"
     return f"{words}{price}; devices at rated power. `planner plan MODEL CLUSTER` proves one, with runners-up."
@@ -130,6 +138,8 @@ def _choice_to_dict(choice: Choice, best: str) -> dict[str, Any]:
         "best": best,
         "why_not": "" if choice.fits else f"it {_lacking(plan)}",
         "num_devices": plan.layout.world_size,
+        "idle_devices": plan.idle_devices,
+        "usd_with_idle": choice.usd_with_idle,
         "on": cluster_words(plan.cluster),
         "step_seconds": plan.step_seconds,
         **run_to_dict(run),

@@ -282,6 +282,7 @@ def run_words(plan: Plan) -> str:
     if run.low_seconds and run.high_seconds:
         span = f" ({format_seconds(run.low_seconds)} to {format_seconds(run.high_seconds)} in 8 of 10 runs)"
     words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}{span}: {', '.join(amounts)}"
+    words += " of the devices in use" * bool(plan.idle_devices)
     return "; ".join((words, *requirement_words(run)))
 
 
