@@ -283,7 +283,7 @@ def _as_dict(part: Any) -> dict[str, Any] | None:
 
 
 def _beside_to_dict(other: Minimum | RunnerUp | None) -> dict[str, Any] | None:
-    return other and {**asdict(other), "layout": layout_to_dict(other.layout)}
+    return None if other is None else {**asdict(other), "layout": layout_to_dict(other.layout)}
 
 
 def _checksum(document: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from planner.show.memory import (
     memory_section,
     peak_section,
     stages_section,
+    transients_section,
 )
 from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.scaling import scaling_section
@@ -120,6 +121,7 @@ def _memory(found: Explanation) -> Iterable[RenderableType | None]:
     plan = found.plan
     yield memory_section(plan.memory, note=limit_words(plan), is_known=plan.fits is not None)
     yield stages_section(plan)
+    yield transients_section(plan, found.sections.peaks)
 
 
 def _time(found: Explanation) -> Iterable[RenderableType | None]:
@@ -253,7 +255,7 @@ def _formulas(lines: Iterable[MemoryLine | TimeLine], numbers: Mapping[str, str]
 
 SECTIONS: Final = {
     "layout": Section("degrees, schedule, layers", _rows("Layout", LAYOUT)),
-    "memory": Section("each line of each stage", _memory),
+    "memory": Section("each line of each stage", _memory, parts=("peaks",)),
     "peak": Section(
         "the fullest moment",
         lambda found: [peak_section(found.plan, found.sections.peaks, found.sections.memory_band)],
