@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rich.columns import Columns as SideBySide
 from rich.console import Group
 from rich.text import Text
 
@@ -73,14 +74,14 @@ class Section(NamedTuple):
 def overview(found: Explanation) -> Group:
     """Show the short answer of a plan, the changes that make it fit if it does not, and the list of sections."""
     plan = found.plan
-    cells = [(Text(name, style="bold"), Text(each.holds, style="dim")) for name, each in SECTIONS.items()]
-    half = -(-len(cells) // 2)
-    pairs = [(*cells[row], *(cells[row + half] if row + half < len(cells) else ("", ""))) for row in range(half)]
+    width = max(map(len, SECTIONS))
+    cells = [Text.assemble((f"{name:{width}}  ", "bold"), (each.holds, "dim")) for name, each in SECTIONS.items()]
+    listed = SideBySide(cells, padding=(0, 2), column_first=True, equal=True)
     return stack(
         heading(plan),
         rows_of(plan, ANSWER | {"checkpoint": checkpoint_words}),
         fitting_section(plan, found.sections.fitting_changes[:_FEW]),
-        section("Sections", Columns(pairs), note="add NAME ... after PLAN, or --section NAME after CLUSTER; --all"),
+        section("Sections", listed, note="add NAME ... after PLAN, or --section NAME after CLUSTER; --all"),
     )
 
 

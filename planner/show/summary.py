@@ -47,9 +47,12 @@ def answer(plan: Plan) -> Group:
     return stack(heading(plan), rows_of(plan, ANSWER))
 
 
-def next_commands(plan: Plan, command: str, saved_as: Path | None) -> tuple[str, str]:
-    """Return two commands to suggest: save the plan, launch it or emit files for it; and open a part of it."""
-    saved = clean(shlex.quote(str(saved_as or "plan.json")))
+def next_commands(plan: Plan, command: str, saved_as: Path | None, name: str = "plan.json") -> tuple[str, str]:
+    """Return two commands to suggest: save the plan, launch it or emit files for it; and open a part of it.
+
+    name: a file name that is free, for a plan that is not saved yet.
+    """
+    saved = clean(shlex.quote(str(saved_as or name)))
     explain = f"planner explain {saved} memory"
     if saved_as is None:
         return f"{clean(command)} -o {saved}", explain
