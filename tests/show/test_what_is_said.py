@@ -176,7 +176,7 @@ def test_transients_are_the_sum_of_their_parts(engine, layout) -> None:
 
 
 def test_transients_of_zero_3_are_ends_loss_and_layers(tmp_path, capsys) -> None:
-    """Llama 3 8B has 2 x 128,256 x 4,096 parameters in its ends, and a norm of 4,096; weights and gradients are bf16."""
+    """Llama 3 8B has 2 x 128,256 x 4,096 parameters in its ends, and a norm of 4,096; all of it is gathered in bf16."""
     ends = (2 * 128_256 * 4096 + 4096) * (2 + 2)
     plan = planner.estimate_layout("llama3-8b", "dgx-h100", layout="tp=1,zero=3", seq_len=8192, gpus=8, global_batch=64)
     (peak,) = planner.explain_layout(plan, parts=("peaks",)).sections.peaks
