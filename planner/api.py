@@ -1,8 +1,8 @@
 """The Python API: functions that do the work of the commands and return the results. `planner` exports them.
 
 Each option of the command line is a keyword of the same name, with `_` instead of `-`; `--set` is the keyword
-`settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. The `mistakes` of
-the error give the fault, its place and a correction, with the names of the command line's options.
+`settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. Its text gives
+each fault, its place and a correction; its `mistakes` are the same with the names of the command line's options.
 
 Modules that only some of the functions need are imported in those functions, because their import takes as long as a
 small plan.
@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
+from planner.cost.estimate import estimate
 from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, unplannable, whole_hosts
 from planner.errors import InputError, PlannerError
-from planner.explain.plan_inputs import constraints_of, job_of
+from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.fit import undecided
 from planner.made_by import made_by
-from planner.plan import Plan, saved_documents
+from planner.plan import Plan, RunnerUp, saved_documents
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
+from planner.search.near_ties import runner_up
 from planner.search.objectives import LIMITS
 from planner.search.optimum.integer_program import SolverName
 from planner.search.optimum.solver_process import default_solver
@@ -466,7 +468,6 @@ def plan_file(
     foreign, nodes, keywords = _of_file(path, cluster, own, nodes, keywords)
     if open_keys := [each for each in foreign.assumed if each.settled_by and "--layout" not in each.settled_by]:
         raise undecided(open_keys, printable(str(_paths(path)[0]), 1000))
-    (reporter or Reporter()).noted(f"the file's own layout: {layout_text(foreign)}")
     for each in foreign.assumed:
         (reporter or Reporter()).noted(str(each))
     if foreign.left_behind:
@@ -475,6 +476,11 @@ def plan_file(
         (reporter or Reporter()).noted(words)
     spec: Any = foreign.model
     plan = plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)
+    try:
+        plan = replace(plan, own=_beside(plan, foreign))
+    except InputError as error:
+        why = "; ".join(each.message for each in error.mistakes)
+        (reporter or Reporter()).noted(f"the file's own layout, {layout_text(foreign)}, has no price: {why}")
     if used := [f"{key}={degree}" for key in foreign.lacks if (degree := getattr(plan.layout, key)) > 1]:
         pins = " ".join(f"--pin {each.partition('=')[0]}=1" for each in used)
         words = (
@@ -482,6 +488,21 @@ def plan_file(
         )
         (reporter or Reporter()).noted(f"{words}, or plan with {pins}")
     return plan
+
+
+def _beside(plan: Plan, foreign: Foreign) -> RunnerUp:
+    """The file's own layout, priced for the plan's job and compared with the plan's layout.
+
+    Raises:
+        InputError: the layout cannot run.
+    """
+    from planner.emit.read.front import layout_text
+
+    job = job_of(plan)
+    _check_devices(foreign, job.num_devices)
+    own = plan_for_text(job, layout_text(foreign)).layout
+    priced = estimate(job, plan.layout), estimate(job, own)
+    return runner_up(job, plan.layout, priced[0], own, priced[1], objective_of_plan(plan))
 
 
 def _job_of_plan(

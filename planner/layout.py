@@ -54,6 +54,10 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+LENGTH: Final = "sequence_length"
+"""The key of a sequence length that nobody gave, in `Assumed`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
     """A value that the user did not give: its key, the assumed value, and the rule that chose it.

@@ -26,7 +26,7 @@ from planner.cost.ledger import (
 )
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
-from planner.layout import Assumed, Layout, format_layout, parse_layout
+from planner.layout import LENGTH, Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan, of_another_planner
 from planner.plan_parts import BatchChoice, Certificate, EngineLabel, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
@@ -56,8 +56,8 @@ _NO_SPREAD: Final = Spread()
 class RunnerUp:
     """A layout that lost against the plan's layout, and the reason.
 
-    reason: the ledger lines in which the layout loses and saves most.
-    differs: the keys in which it differs from the plan.
+    reason: by how much it is slower, the ledger line in which it loses most, and what it saves or loses elsewhere.
+    differs: the keys in which it differs from the plan, first the number of devices.
     near_tie: whether the forecasts are too inaccurate to decide which layout is faster.
     """
 
@@ -97,6 +97,7 @@ class Plan:
     proved_by: version that made the certificate, if the plan was priced again with other formulas.
     assumed: values that the user's layout left out.
     minimum: the best layout by the objective, for comparison with the simpler plan; None without a search.
+    own: the layout of the file from which the job was read (`--from`), compared with the plan's; None without.
     """
 
     model: ModelSpec
@@ -124,6 +125,7 @@ class Plan:
     deadline_chance: float | None = None
     budget_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
+    own: RunnerUp | None = None
     idle_reason: str = ""
     batch: BatchChoice | None = None  # None if the batch size was given
     certificate: Certificate | None = None
@@ -139,6 +141,16 @@ class Plan:
     def unknown_because(self) -> tuple[str, ...]:
         """Keys of a foreign file that decide whether the plan fits and have no price."""
         return tuple(each.key for each in self.assumed if each.settled_by)
+
+    @property
+    def own_length(self) -> bool:
+        """Whether the sequence length is the model's own, because nobody gave one."""
+        return any(each.key == LENGTH for each in self.assumed)
+
+    @property
+    def idle_devices(self) -> int:
+        """Devices of the cluster that the layout does not use."""
+        return self.cluster.num_devices - self.layout.world_size
 
     @property
     def verdict(self) -> Verdict:
@@ -229,7 +241,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "layout": layout_to_dict(plan.layout),
         "assumed": [asdict(each) for each in plan.assumed],
         "world_size": plan.layout.world_size,
-        "idle_devices": plan.cluster.num_devices - plan.layout.world_size,
+        "idle_devices": plan.idle_devices,
         "idle_reason": plan.idle_reason,
         "fits": plan.fits,
         "verdict": plan.verdict,
@@ -256,8 +268,9 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "memory": [_stage_memory_to_dict(stage, is_known=plan.fits is not None) for stage in plan.memory],
         "time": [asdict(line) for line in plan.time],
         "slowest_of_mean": plan.slowest_of_mean,
-        "minimum": plan.minimum and {**asdict(plan.minimum), "layout": layout_to_dict(plan.minimum.layout)},
-        "runners_up": [{**asdict(runner), "layout": layout_to_dict(runner.layout)} for runner in plan.runners_up],
+        "minimum": _beside_to_dict(plan.minimum),
+        "runners_up": [_beside_to_dict(runner) for runner in plan.runners_up],
+        "own": _beside_to_dict(plan.own),
         "certificate": _as_dict(plan.certificate),
         "proved_by": _as_dict(plan.proved_by),
         "options": asdict(plan.options),
@@ -267,6 +280,10 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 def _as_dict(part: Any) -> dict[str, Any] | None:
     return None if part is None else asdict(part)
+
+
+def _beside_to_dict(other: Minimum | RunnerUp | None) -> dict[str, Any] | None:
+    return None if other is None else {**asdict(other), "layout": layout_to_dict(other.layout)}
 
 
 def _checksum(document: dict[str, Any]) -> str:
@@ -293,7 +310,7 @@ def _stage_memory_to_dict(stage: StageMemory, *, is_known: bool) -> dict[str, An
         "fits": stage.fits if is_known else None,
         "verdict": stage.verdict if is_known else "unknown",
         "chance_of_fitting": stage.chance_of_fitting if is_known else None,
-        "device_chance": stage.device_chance,
+        "device_chance": stage.device_chance if is_known else None,
         "most_bytes": stage.most_bytes,
         **_memory_to_dict(stage, stage.stage),
         "host": stage.host and _memory_to_dict(stage.host, stage.stage),
@@ -409,7 +426,7 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
     """The plan of a document; raise KeyError or ValueError where the document says no plan."""
     keys = {"batch": "batch_choice"}
     plan = _strict(Plan, {each.name: data[keys.get(each.name, each.name)] for each in fields(Plan)})
-    layouts = [plan.layout, *(each.layout for each in (plan.minimum, *plan.runners_up) if each is not None)]
+    layouts = [plan.layout, *(each.layout for each in (plan.minimum, plan.own, *plan.runners_up) if each is not None)]
     for layout in layouts:
         _check_layout(layout)
     _check_pools(plan.cluster, plan.layout)

@@ -126,7 +126,9 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     """
     now, priced, objective = plan_for_layout(job, plan.layout), estimate(job, plan.layout), objective_of_plan(plan)
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
-    losers = [runner.layout for runner in plan.runners_up if not _broken(job, runner.layout)]
+    runs = [each for each in (*plan.runners_up, plan.own) if each and not _broken(job, each.layout)]
+    beside = [runner_up(job, plan.layout, priced, each.layout, estimate(job, each.layout), objective) for each in runs]
+    is_own = plan.own in runs
     proved_by = plan.proved_by or plan.made_by
     chances = plan if plan.made_by.calibration == "own" else now  # the plan does not contain a user's evidence
     band = chances.band
@@ -138,7 +140,8 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
         low_step_seconds=now.step_seconds * band.low if band else None,
         high_step_seconds=now.step_seconds * band.high if band else None,
         minimum=minimum(job, plan.layout, best, objective) if best else None,
-        runners_up=tuple(runner_up(job, plan.layout, priced, each, estimate(job, each), objective) for each in losers),
+        runners_up=tuple(beside[:-1] if is_own else beside),
+        own=beside[-1] if is_own else None,
         idle_reason=plan.idle_reason,
         batch=plan.batch,
         certificate=plan.certificate,

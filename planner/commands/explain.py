@@ -23,6 +23,8 @@ from planner.errors import ExitCode, InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rich.console import Group
+
     from planner.api import Nodes, Plan, Workload
     from planner.explain.report import Explanation
 
@@ -53,11 +55,13 @@ def run(
     ranks: bool = False,
     force: bool = False,
     as_json: bool = False,
+    command_line: str = "",
     **workload: Unpack[Workload],
 ) -> int:
     """Print the explanation of a plan, or of `layout` for MODEL CLUSTER [TRAINING.yaml]; return the exit code.
 
     sections: names of sections to print in place of the short answer; `whole` prints all of them.
+    command_line: the command as the user typed it, which the suggested next command follows.
     html, trace: files for the page and the timeline; with either, only answers to questions are printed.
 
     Raises:
@@ -98,7 +102,8 @@ def run(
         is_asked = any(asked.values())
         parts_shown = explanation(found, names) if names or whole else None
         if parts_shown is None and not (is_asked or html or trace):
-            parts_shown = overview(found)
+            is_read = from_file and layout is None and plan.fits is not None
+            parts_shown = stack(overview(found), _search(command_line) if is_read else None)
         console.render(stack(parts_shown, answers(found) if is_asked else None))
     return ExitCode.OK
 
@@ -133,6 +138,15 @@ def _of_file(paths: Sequence[Path], targets: Sequence[str], layout: str | None, 
     if len(targets) > 2:
         raise InputError(f"too many arguments: {shlex.join(targets[2:])}", hint="--from FILE goes with CLUSTER alone")
     return estimate_file(paths, *targets, layout=layout or "", **others)
+
+
+def _search(command_line: str) -> Group:
+    """The command that searches for a better layout than that of the file."""
+    from planner.show.screen import Command as Shown
+    from planner.show.screen import section
+
+    text = shlex.join(["planner", "plan", *shlex.split(command_line)[2:]])
+    return section("Next", Shown(text=text), note="the best layout, and how much faster it is than this one")
 
 
 def _page(found: Explanation) -> Iterator[str]:
@@ -191,7 +205,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")
     elif len(options["targets"]) == 1:
         refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
-    return run(console=Console(), **options)
+    return run(console=Console(), command_line=ctx.obj, **options)
 
 
 _OF_PLANS = {

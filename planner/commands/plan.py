@@ -6,6 +6,8 @@ import json
 import math
 import shlex
 from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -30,7 +32,6 @@ from planner.specs.files import is_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -87,7 +88,7 @@ def run(
         write_plan(found, output, replace=force)
     is_interrupted = found.certificate is not None and found.certificate.status == "interrupted"
     lacking = None if is_interrupted else shortfall(found, asked.get("objective", found.options.objective))
-    view = answer(found) if lacking else summary(found, next_commands(found, command_line, output))
+    view = answer(found) if lacking else summary(found, next_commands(found, command_line, output, _free_name()))
     code = _answer(plan_to_dict(found), view, lacking, console, as_json=as_json, fold=True)
     if is_interrupted:
         console.err.write("interrupted: this is the best layout until then\n")
@@ -95,6 +96,11 @@ def run(
     if lacking:
         console.err.write(_why(found, lacking.missed))
     return code
+
+
+def _free_name() -> str:
+    """A name for a plan that no file in the working folder has, so that the printed command runs."""
+    return next(name for at in count(1) if not Path(name := f"plan{at if at > 1 else ''}.json").exists())
 
 
 def _answer(

@@ -106,13 +106,14 @@ class StageMemory:
 
     limit_bytes: largest peak at which the stage fits.
     most_bytes: largest peak at which the stage may fit; above it the stage does not fit.
-    device_chance: chance that the peak stays within the whole memory of the device.
+    device_chance: chance that the peak stays within the whole memory of the device; None in a document of a plan whose
+    verdict is unknown.
     """
 
     stage: int
     limit_bytes: Limit
     most_bytes: Limit
-    device_chance: float
+    device_chance: float | None
     lines: tuple[MemoryLine, ...]
     host: HostMemory | None = None
 
@@ -151,7 +152,7 @@ class StageMemory:
 
         The host's memory is compared without an error band.
         """
-        return self.device_chance if self.host_fits else 0.0
+        return (self.device_chance or 0.0) if self.host_fits else 0.0
 
 
 def worst_stage(memory: Sequence[StageMemory]) -> StageMemory:

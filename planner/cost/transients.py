@@ -98,12 +98,12 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
         bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
         live = _live_bytes(job, layout, stage)
-        layer = layer + np.maximum(live - _gathered_layers(job, layout, stage), 0.0)
+        layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
     largest = largest + _placeholder_bytes(job, layout, stage)
     if not offloads_optimizer(layout):  # else the update is made on the host
         largest = np.maximum(largest, update_bytes(job, layout, stage) - stored)
-    return largest + _lasting_buffer_bytes(job, layout)
+    return largest + lasting_buffer_bytes(job, layout)
 
 
 def _peak_with_separate_ends(
@@ -189,7 +189,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     states = job.state_bytes
     inner = largest_of_layers(job, layout, stage, lambda kind: inner_gradient_bytes(job, layout, experts=kind))
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
-    gathered = _gathered_layers(job, layout, stage)
+    gathered = gathered_layers(job, layout, stage)
     sizes = (trained, _largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
     waits = np.where(whole_gradients(job, layout), 0.0, states.weights * waiting + job.reduced_bytes * copied)
@@ -201,7 +201,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 
 @once
-def _gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the weights that ZeRO-3 gathers for the present layer and prefetches for the next.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
@@ -254,7 +254,7 @@ def _buffers_between_passes(job: PoolJob, layout: Degrees) -> Number:
     return size * (_shards_gradients(layout) & np.equal(layout.zero, 1) & adds_up)
 
 
-def _lasting_buffer_bytes(job: PoolJob, layout: Degrees) -> Number:
+def lasting_buffer_bytes(job: PoolJob, layout: Degrees) -> Number:
     """Bytes of the one buffer for gradients that ZeRO-3 keeps during the whole run.
 
     Source: DeepSpeed, runtime/zero/stage3.py (_setup_for_real_optimizer); `planner verify` counts it.

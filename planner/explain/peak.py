@@ -10,11 +10,20 @@ from pydantic import Field
 from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_share, sent_bytes
 from planner.cost.estimate import estimate
 from planner.cost.ledger import Verdict, worst_stage
+from planner.cost.optimizers import update_bytes
 from planner.cost.recompute import idle_modules
 from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices, stages_of
-from planner.cost.transients import layer_backward_bytes, loss_bytes, recompute_bytes
+from planner.cost.transients import (
+    gathered_layers,
+    lasting_buffer_bytes,
+    layer_backward_bytes,
+    loss_bytes,
+    recompute_bytes,
+    transient_bytes,
+)
+from planner.cost.vision import tower_bytes_at_peak
 from planner.explain.operations import stage_at
-from planner.layout import format_layout, offloads_activations
+from planner.layout import format_layout, offloads_activations, offloads_optimizer
 from planner.search.questions.layout_remedies import layout_remedies
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
@@ -22,7 +31,7 @@ from planner.specs.recompute import modules_in
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from planner.cost.stage import Stage
     from planner.layout import Layout
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class ActivationPart(Document):
-    """One kind of tensor, over all layers and all microbatches that a stage holds at its peak."""
+    """One kind of tensor that a stage holds at its peak; activations are of all its layers and microbatches."""
 
     name: str
     num_bytes: float
@@ -44,6 +53,9 @@ class StagePeak(Document):
     microbatches_in_flight: float
     bytes_per_microbatch: float = Field(description="bytes of one more microbatch in flight")
     activations: tuple[ActivationPart, ...] = Field(description="largest first; their sum is the ledger's line")
+    transients: tuple[ActivationPart, ...] = Field(
+        default=(), description="what is alive for a short time, largest first; their sum is the ledger's line"
+    )
 
 
 class Alternative(Document):
@@ -87,16 +99,41 @@ def peaks_of(job: Job, layout: Layout) -> tuple[StagePeak, ...]:
 def _peak_of_stage(job: PoolJob, layout: Layout, stage: Stage) -> StagePeak:
     m = layout.num_microbatches(job.training.global_batch_size)
     moments = held_of_stage(job, layout, stage, m)
+    stored = device_activation_bytes(job, layout, stage, m) + tower_bytes_at_peak(job, layout, stage, m)
     found = [_held_at(job, layout, stage, float(before), float(waiting)) for before, waiting in moments]
     in_flight, each, parts = max(found, key=lambda moment: sum_of(moment[2].values()))
-    ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
     return StagePeak(
         stage=int(stage.index),
         moment=_moment(job, layout, stage),
         microbatches_in_flight=in_flight,
         bytes_per_microbatch=each * (1 + job.engine.memory.fragmentation),
-        activations=tuple(ActivationPart(name=name, num_bytes=size) for name, size in ordered if size),
+        activations=_ordered(parts),
+        transients=_ordered(_transients(job, layout, stage, float(stored))),
     )
+
+
+def _ordered(parts: Mapping[str, float]) -> tuple[ActivationPart, ...]:
+    ordered = sorted(parts.items(), key=lambda part: (-part[1], part[0]))
+    return tuple(ActivationPart(name=name, num_bytes=size) for name, size in ordered if size)
+
+
+def _transients(job: PoolJob, layout: Layout, stage: Stage, stored: float) -> dict[str, float]:
+    """The parts of the ledger's transients, by name: those of the loss, of one layer or of the update, and the rest.
+
+    stored: bytes of the activations at the peak.
+    """
+    formulas = (transient_bytes(job, layout, stage, stored), lasting_buffer_bytes(job, layout))
+    total, lasting = map(float, formulas)
+    update = 0.0 if offloads_optimizer(layout) else float(update_bytes(job, layout, stage)) - stored
+    loss, layer = (float(of(job, layout, stage)) for of in (loss_bytes, layer_backward_bytes))
+    if update >= total - lasting:
+        return {"update of the weights, beyond the activations": update, "buffer for gradients": lasting}
+    again, gathered = (float(of(job, layout, stage)) for of in (recompute_bytes, gathered_layers))
+    parts = {"logits and loss": loss}
+    if layer > loss:
+        rest = layer - again - gathered
+        parts = {"gathered weights of layers": gathered, "one layer computed again": again, "gradients of it": rest}
+    return parts | {"embedding, head and buffers": total - max(loss, layer)}
 
 
 def _held_at(

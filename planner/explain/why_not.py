@@ -143,6 +143,8 @@ def _read_layout(name: str, plan: Plan) -> Layout:
     where = f"{_OPTION} {printable(name)}"
     if not name.endswith(".json"):
         hint = "write a layout such as tp=4, or name a JSON file with a layout or a plan"
+        if Path(name).is_file():
+            hint = "`planner plan --from FILE CLUSTER` sets the layout of a script beside the best one"
         raise InputError(f"`{printable(name, 60)}` is no layout", where=where, hint=hint)
     try:
         data = json.loads(read_text(Path(name), printable(name)))

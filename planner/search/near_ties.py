@@ -88,8 +88,9 @@ def keys_of(job: Job, layout: Layout) -> Keys:
 
 
 def differences(layout: Layout, other: Layout) -> str:
-    """How `other` differs from `layout`, key by key: `pp 4 -> 8, dp 32 -> 16`."""
-    parts = []
+    """How `other` differs from `layout`, key by key: `pp 4 -> 8, dp 32 -> 16`; first the devices, if fewer or more."""
+    sizes = layout.world_size, other.world_size
+    parts = [f"devices {sizes[0]:,} -> {sizes[1]:,}"] if sizes[0] != sizes[1] else []
     for each in fields(Layout):
         mine, theirs = _words(getattr(layout, each.name)), _words(getattr(other, each.name))
         if mine != theirs and each.name != "layers_per_stage":
@@ -122,28 +123,36 @@ def runner_up(
         "gpus": f"{layout.world_size - winner.world_size:+,} devices, {slower_by(share)}",
     }
     head = heads.get(objective.name) if devices[0] != devices[1] else None
+    fits = f", {priced.verdict}" if won.fits and not priced.fits else ""
     less_simple = simpler_in(keys_of(job, winner), keys_of(job, layout)) if theirs < mine else ""
     why = f"the plan has {less_simple}" if less_simple else _cause(won, priced)
     return RunnerUp(
         layout=layout,
         step_seconds=priced.step_seconds,
         peak_bytes=priced.peak_bytes,
-        reason=": ".join(filter(None, (head or slower_by(share), why))),
+        reason=": ".join(filter(None, ((head or slower_by(share)) + fits, why))),
         differs=differences(winner, layout),
         near_tie=near_tie(float(mine[0]), float(theirs[0])) and near_tie(float(mine[1]), float(theirs[1])),
     )
 
 
 def _cause(won: Estimate, priced: Estimate) -> str:
-    """The ledger line that differs most, such as `loses bubble 1.2 s`, or `saves ...` if the layout is not slower."""
+    """The ledger line that differs most and the sum of the others: `loses bubble 1.2 s, saves 0.9 s elsewhere`.
+
+    The line is a saving if the layout is not slower.
+    """
     longer = {
         line.name.value.replace("_", " "): float(line.exposed_seconds) - float(own.exposed_seconds)
         for line, own in zip(priced.time, won.time, strict=True)
     }
-    sign = 1 if priced.step_seconds > won.step_seconds else -1
+    sign, least = 1 if priced.step_seconds > won.step_seconds else -1, _NOTICEABLE * won.step_seconds
     name = max(longer, key=lambda each: sign * longer[each])
-    if sign * longer[name] > _NOTICEABLE * won.step_seconds:
-        return f"{'loses' if sign > 0 else 'saves'} {name} {format_seconds(abs(longer[name]))}"
+    if sign * longer[name] > least:
+        rest = priced.step_seconds - won.step_seconds - longer[name]
+        verbs = {1: "loses", -1: "saves"}
+        also = "and" if sign * rest > 0 else verbs[-sign]
+        elsewhere = f", {also} {format_seconds(abs(rest))} elsewhere" if abs(rest) > least else ""
+        return f"{verbs[sign]} {name} {format_seconds(abs(longer[name]))}{elsewhere}"
     smaller = won.peak_bytes - priced.peak_bytes
     return f"saves memory {format_bytes(smaller)}" if smaller > _LESS_MEMORY * won.peak_bytes else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rich.columns import Columns as SideBySide
 from rich.console import Group
 from rich.text import Text
 
@@ -22,12 +23,13 @@ from planner.show.memory import (
     memory_section,
     peak_section,
     stages_section,
+    transients_section,
 )
 from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.scaling import scaling_section
 from planner.show.schedules import schedules_section
 from planner.show.screen import clean, section, stack
-from planner.show.summary import heading, runners_up
+from planner.show.summary import heading, runners_up, with_reason
 from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
 from planner.show.words import (
     limit_words,
@@ -72,14 +74,14 @@ class Section(NamedTuple):
 def overview(found: Explanation) -> Group:
     """Show the short answer of a plan, the changes that make it fit if it does not, and the list of sections."""
     plan = found.plan
-    cells = [(Text(name, style="bold"), Text(each.holds, style="dim")) for name, each in SECTIONS.items()]
-    half = -(-len(cells) // 2)
-    pairs = [(*cells[row], *(cells[row + half] if row + half < len(cells) else ("", ""))) for row in range(half)]
+    width = max(map(len, SECTIONS))
+    cells = [Text.assemble((f"{name:{width}}  ", "bold"), (each.holds, "dim")) for name, each in SECTIONS.items()]
+    listed = SideBySide(cells, padding=(0, 2), column_first=True, equal=True)
     return stack(
         heading(plan),
         rows_of(plan, ANSWER | {"checkpoint": checkpoint_words}),
         fitting_section(plan, found.sections.fitting_changes[:_FEW]),
-        section("Sections", Columns(pairs), note="add NAME ... after PLAN, or --section NAME after CLUSTER; --all"),
+        section("Sections", listed, note="add NAME ... after PLAN, or --section NAME after CLUSTER; --all"),
     )
 
 
@@ -120,6 +122,7 @@ def _memory(found: Explanation) -> Iterable[RenderableType | None]:
     plan = found.plan
     yield memory_section(plan.memory, note=limit_words(plan), is_known=plan.fits is not None)
     yield stages_section(plan)
+    yield transients_section(plan, found.sections.peaks)
 
 
 def _time(found: Explanation) -> Iterable[RenderableType | None]:
@@ -128,7 +131,7 @@ def _time(found: Explanation) -> Iterable[RenderableType | None]:
 
 
 def _others(found: Explanation) -> Iterable[RenderableType | None]:
-    yield runners_up(found.plan, lambda runner: assignments(short_layout(runner.layout)))
+    yield runners_up(found.plan, lambda each: with_reason(each, assignments(short_layout(each.layout))))
     yield alternatives_section(found.plan, found.sections.alternatives)
 
 
@@ -253,7 +256,7 @@ def _formulas(lines: Iterable[MemoryLine | TimeLine], numbers: Mapping[str, str]
 
 SECTIONS: Final = {
     "layout": Section("degrees, schedule, layers", _rows("Layout", LAYOUT)),
-    "memory": Section("each line of each stage", _memory),
+    "memory": Section("each line of each stage", _memory, parts=("peaks",)),
     "peak": Section(
         "the fullest moment",
         lambda found: [peak_section(found.plan, found.sections.peaks, found.sections.memory_band)],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.measure import Measurement
 from rich.text import Text
 
+from planner.cost.ledger import LineName
 from planner.fit import chance_words
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, bytes_scale, fill_of
@@ -92,7 +93,9 @@ def _bytes_of(stage: StageMemory, name: str) -> float:
 def stages_section(plan: Plan) -> Group:
     """Show every memory line of every stage."""
     scale = bytes_scale(stage.total_bytes for stage in plan.memory)
-    return section(f"Memory of each stage, {scale.unit}", _StageColumns(plan, scale))
+    weightless = not any(_bytes_of(stage, LineName.PARAMS) for stage in plan.memory)
+    note = "the only weights kept are the optimizer's, gathered layer by layer in transients" * weightless
+    return section(f"Memory of each stage, {scale.unit}", _StageColumns(plan, scale), note=note)
 
 
 class _StageColumns:
@@ -164,6 +167,14 @@ def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None
         *([Text(_spread(band))] if band else []),
         Columns(rows, right=(1, 2), header=("activations", scale.unit, "share")),
     )
+
+
+def transients_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
+    """Show the parts of the fullest stage's transients."""
+    peak = next(each for each in peaks if each.stage == plan.worst_stage.stage)
+    scale = bytes_scale(part.num_bytes for part in peak.transients)
+    rows = [(clean(part.name), scale(part.num_bytes)) for part in peak.transients]
+    return section(f"Transients of stage {peak.stage}, {scale.unit}", Columns(rows, right=(1,)))
 
 
 def _spread(band: MemoryBand) -> str:

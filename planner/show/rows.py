@@ -13,6 +13,7 @@ from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
 from planner.fit import fit_words
+from planner.layout import LENGTH
 from planner.search.near_ties import more_or_less
 from planner.show.columns import Columns, assignments
 from planner.show.goodput import effective_words
@@ -104,9 +105,8 @@ def host_words(memory: Sequence[StageMemory]) -> Words:
 
 
 def _idle(plan: Plan) -> Words:
-    idle = plan.cluster.num_devices - plan.layout.world_size
     why = f": {plan.idle_reason}" if plan.idle_reason else ""
-    return f"{idle:,} of {plan.cluster.num_devices:,} devices{why}" if idle else ""
+    return f"{plan.idle_devices:,} of {plan.cluster.num_devices:,} devices{why}" if plan.idle_devices else ""
 
 
 def _keys(kind: str, form: Callable[[Assumed], str]) -> Callable[[Plan], Words]:
@@ -127,10 +127,21 @@ def _counted(plan: Plan) -> Words:
     """Count the assumed values and the keys without a price, and name the first ones."""
     told = []
     for kind in ("assumed", "not priced"):
-        found = [f"{each.key}={each.value}" for each in plan.assumed if each.kind == kind]
+        found = [f"{each.key}={each.value}" for each in plan.assumed if each.kind == kind and each.key != LENGTH]
         more = ", ..." * (len(found) > _MOST_KEYS)
         told += [f"{len(found):,} {kind} ({', '.join(found[:_MOST_KEYS])}{more})"] if found else []
     return "; ".join(told)
+
+
+def _own(plan: Plan) -> Words:
+    """Compare the layout of the file from which the job was read; nothing for any other job."""
+    own = plan.own
+    if own is None:
+        return ""
+    if own.layout == plan.layout:
+        return "has this layout"
+    words = f"{format_seconds(own.step_seconds)}, {format_bytes(own.peak_bytes)}: {own.reason}"
+    return Group(assignments(short_layout(own.layout)), Text(clean(words)))
 
 
 def _step(plan: Plan) -> Words:
@@ -258,6 +269,7 @@ ANSWER: Final[Rows] = {
     "assumed": _counted,
     "batch": _chosen_batch,
     "step": _step,
+    "your file": _own,
     "band": _band,
     "narrower": _narrower,
     "memory": lambda plan: Text.assemble(

@@ -10,7 +10,7 @@ from planner.cost.run import REFERENCE_TOKENS, devices_in_use
 from planner.plan import layout_to_dict
 from planner.show.comparison_rows import Row, marks, price_words, requirements_missed, run_to_dict, table
 from planner.show.screen import clean, section, stack
-from planner.show.words import cluster_words
+from planner.show.words import cluster_words, length_words, work_words
 from planner.units import UNITS, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _row(found: SideBySide, choice: Choice) -> Row:
         return Row(names=(name, ""), why_not=choice.why_not, fits=False)
     cards = " + ".join(f"{count:,} x {pool.device.name}" for pool, count in devices_in_use(plan.cluster, plan.layout))
     return Row(
-        names=(name, cards),
+        names=(name, cards + f", {plan.idle_devices:,} idle" * bool(plan.idle_devices)),
         run=choice.run,
         layout=plan.layout,
         peak_bytes=plan.worst_stage.total_bytes,
@@ -80,9 +80,17 @@ def best_at(found: SideBySide, rows: list[Row]) -> list[str]:
 
 
 def price_notes(found: SideBySide) -> list[str]:
-    """State for each cluster whose price it has."""
+    """State for each cluster whose price it has, and for each choice the cost with its idle devices."""
     named = {each.name: _price_source(each) for each in found.planned}
-    return [f"{cluster}: {source}" for cluster, source in named.items() if source]
+    idle = {
+        found.name_of(each): usd
+        for each in found.planned
+        if each.plan and each.plan.idle_devices
+        for usd in [each.usd_with_idle]
+        if usd is not None
+    }
+    with_idle = [f"{name}: {format_count(usd)} USD if idle devices are paid for too" for name, usd in idle.items()]
+    return [*(f"{cluster}: {source}" for cluster, source in named.items() if source), *with_idle]
 
 
 def _price_source(choice: Choice) -> str:
@@ -92,14 +100,14 @@ def _price_source(choice: Choice) -> str:
 def job_words(plan: Plan) -> str:
     """Describe the training job in one line."""
     training = plan.training
-    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     tokens = f"{format_count(training.tokens)} tokens" if training.tokens else "no token budget"
-    return f"{batch}, {training.precision}, engine {plan.engine.name}, {tokens}"
+    words = f"{work_words(training)}, {training.precision}, engine {plan.engine.name}, {tokens}"
+    return "; ".join(filter(None, (words, length_words(plan))))
 
 
 def explanation(found: SideBySide) -> str:
     """Explain the marks and columns of the table."""
-    of = "of the run" if first_plan(found).training.tokens else "of a billion tokens"
+    of = f"of {'the run' if first_plan(found).training.tokens else 'a billion tokens'}, on the devices in use"
     words = f"Nothing takes less time and less {MEASURES[found.measure]} than what is marked. Cost and energy {of}"
     price = "" if found.measure == "usd" else "; some have no price: --set cluster.price"
     return f"{words}{price}; devices at rated power. `planner plan MODEL CLUSTER` proves one, with runners-up."
@@ -130,6 +138,8 @@ def _choice_to_dict(choice: Choice, best: str) -> dict[str, Any]:
         "best": best,
         "why_not": "" if choice.fits else f"it {_lacking(plan)}",
         "num_devices": plan.layout.world_size,
+        "idle_devices": plan.idle_devices,
+        "usd_with_idle": choice.usd_with_idle,
         "on": cluster_words(plan.cluster),
         "step_seconds": plan.step_seconds,
         **run_to_dict(run),

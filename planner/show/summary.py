@@ -13,7 +13,7 @@ from planner.search.objectives import WORTH_READING
 from planner.show.columns import Columns
 from planner.show.rows import ANSWER, rows_of
 from planner.show.screen import Command, OneScreen, clean, section, stack
-from planner.show.words import cluster_words
+from planner.show.words import cluster_words, length_words, work_words
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -24,14 +24,22 @@ if TYPE_CHECKING:
 
     from planner.plan import Plan, RunnerUp
 
-_MOST_KEYS: Final = 4
-"""Keys of a runner-up that the short answer names."""
+_USUAL: Final = 3
+"""Runners-up of a plan without --top."""
+_MOST_KEYS: Final = 5
+"""Keys of a runner-up that the short answer names: those that tell its kind are among the first."""
+_FOLLOW: Final = ("dp ", "sp ", "schedule ")
+"""Keys that follow from others; the short answer leaves them out."""
 
 
 def summary(plan: Plan, commands: Sequence[str]) -> OneScreen:
-    """Return the whole output of `planner plan`; `commands` are suggested as the next ones."""
+    """Return the whole output of `planner plan`; `commands` are suggested as the next ones.
+
+    If it has no room on a screen, the usual number of runners-up lose the cause that is given for each.
+    """
     after = section("Next", *(Command(text=each) for each in commands))
-    return OneScreen(*(stack(answer(plan), runners_up(plan, each), after) for each in (_few, None)))
+    forms = (_few,) if len(plan.runners_up) > _USUAL else (_few, _fewest)
+    return OneScreen(*(stack(answer(plan), runners_up(plan, each), after) for each in forms))
 
 
 def answer(plan: Plan) -> Group:
@@ -39,9 +47,12 @@ def answer(plan: Plan) -> Group:
     return stack(heading(plan), rows_of(plan, ANSWER))
 
 
-def next_commands(plan: Plan, command: str, saved_as: Path | None) -> tuple[str, str]:
-    """Return two commands to suggest: save the plan, launch it or emit files for it; and open a part of it."""
-    saved = clean(shlex.quote(str(saved_as or "plan.json")))
+def next_commands(plan: Plan, command: str, saved_as: Path | None, name: str = "plan.json") -> tuple[str, str]:
+    """Return two commands to suggest: save the plan, launch it or emit files for it; and open a part of it.
+
+    name: a file name that is free, for a plan that is not saved yet.
+    """
+    saved = clean(shlex.quote(str(saved_as or name)))
     explain = f"planner explain {saved} memory"
     if saved_as is None:
         return f"{clean(command)} -o {saved}", explain
@@ -61,38 +72,43 @@ def learning_commands(run: Path) -> tuple[str, ...]:
 def heading(plan: Plan) -> Text:
     """Return the heading of a plan: the model, the machines and the work of a step."""
     training = plan.training
-    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     text = Text(clean(plan.model.name), style="bold")
     text.append(f" on {clean(cluster_words(plan.cluster))}", style="not bold")
     if not plan.fits:
         text.append(f"  {plan.verdict}", style="bold red")
-    text.append(f"\n{batch}, {training.precision}, engine {clean(plan.engine.name)}", style="not bold dim")
+    work = f"\n{work_words(training)}, {training.precision}, engine {clean(plan.engine.name)}"
+    text.append(work, style="not bold dim")
+    text.append("\n" * bool(own := length_words(plan)) + own, style="not bold")
     return text
 
 
-def runners_up(plan: Plan, change: Callable[[RunnerUp], RenderableType] | None) -> Group | None:
-    """Show the main reason why each runner-up is not the plan, below `change` of it; None without a search."""
+def runners_up(plan: Plan, about: Callable[[RunnerUp], RenderableType]) -> Group | None:
+    """Show time and memory of each runner-up beside what is said `about` it; None without a search."""
     if not plan.runners_up:
         words = f"None: no layout with another tp, pp or ep, or with or without ZeRO-3, is within {WORTH_READING:.0%}."
         return section("Runners-up", Text(words, style="dim")) if plan.certificate else None
-    rows = [
-        (
-            format_seconds(runner.step_seconds),
-            format_bytes(runner.peak_bytes),
-            Group(
-                *([change(runner)] if change else []),
-                Text(clean(runner.reason + ("; near tie" if runner.near_tie else "")), style="dim"),
-            ),
-        )
-        for runner in plan.runners_up
-    ]
+    rows = [(format_seconds(each.step_seconds), format_bytes(each.peak_bytes), about(each)) for each in plan.runners_up]
     ties = any(runner.near_tie for runner in plan.runners_up)
     note = f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
     return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,)), note=note)
 
 
-def _few(runner: RunnerUp) -> Text:
+def with_reason(runner: RunnerUp, change: RenderableType) -> Group:
+    """Return the change that makes a runner-up of the plan, above the reason why it is not the plan."""
+    return Group(change, Text(clean(runner.reason + "; near tie" * runner.near_tie), style="dim"))
+
+
+def _few(runner: RunnerUp) -> Group:
+    return with_reason(runner, Text(_keys(runner)))
+
+
+def _fewest(runner: RunnerUp) -> Text:
+    share = f"; {runner.reason.split(':')[0]}{', near tie' * runner.near_tie}"
+    return Text.assemble(_keys(runner), (clean(share), "dim"))
+
+
+def _keys(runner: RunnerUp) -> str:
     """Return the first keys in which a runner-up differs, without those that follow from others."""
     every = runner.differs.split(", ")
-    keys = [each for each in every if not each.startswith(("schedule ", "sp "))] or every
-    return Text(", ".join(keys[:_MOST_KEYS]) + ", ..." * (len(keys) > _MOST_KEYS))
+    keys = [each for each in every if not each.startswith(_FOLLOW)] or every
+    return ", ".join(keys[:_MOST_KEYS]) + ", ..." * (len(keys) > _MOST_KEYS)

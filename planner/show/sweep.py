@@ -10,6 +10,7 @@ from rich.text import Text
 from planner.plan import layout_to_dict
 from planner.show.comparison_rows import Row, marks, price_words, requirements_missed, run_to_dict, table
 from planner.show.screen import clean, section, stack
+from planner.show.words import length_words, work_words
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def sweep_view(found: Sweep) -> Group:
     head = Text.assemble((clean(job.model.name), "bold"))
     head.append(f" on {clean(_sizes_words(job, found))}")
     head.append(f"\n{_batch_words(job)}, {job.training.precision}, engine {clean(job.engine.name)}", style="dim")
+    head.append("\n" * bool(own := length_words(job)) + own)
     if not found.front:
         return stack(head, Text("Nothing fits on any of these sizes."))
     rows = [_row(found, point) for point in found.front]
@@ -68,9 +70,9 @@ def _measure(rows: Sequence[Row]) -> Measure:
 
 
 def _batch_words(job: Job) -> str:
-    length = job.training.sequence_length
     if job.batch is None:
-        return f"{job.training.global_batch_size:,} sequences of {length:,} tokens per step"
+        return work_words(job.training)
+    length = job.training.sequence_length
     return f"{job.batch.least:,} to {job.batch.most:,} sequences of {length:,} tokens per step, the best for each size"
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.plan_parts import Certificate, ObjectiveName
     from planner.specs.cluster import AnyCluster, ClusterSpec
+    from planner.specs.job import Job
+    from planner.specs.training import TrainingSpec
 
 _DEFAULTS: Final = {
     "cp": "1", "ep": "1", "hsdp": "1", "mbs": "1", "interleave": "1", "offload": "none",
@@ -141,6 +143,17 @@ def stage_range(stages: Sequence[int]) -> str:
 def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[Any]]:
     """Group consecutive items for which `alike` returns the same value."""
     return [list(group) for _, group in groupby(items, alike)]
+
+
+def work_words(training: TrainingSpec) -> str:
+    """Describe the work of a step."""
+    return f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
+
+
+def length_words(of: Plan | Job) -> str:
+    """State that the sequence length is the model's own; empty if it was given."""
+    length = of.training.sequence_length
+    return f"sequence length {length:,} is the model's own; --seq-len sets another" * of.own_length
 
 
 def certificate_sentence(plan: Plan) -> str:
@@ -269,6 +282,7 @@ def run_words(plan: Plan) -> str:
     if run.low_seconds and run.high_seconds:
         span = f" ({format_seconds(run.low_seconds)} to {format_seconds(run.high_seconds)} in 8 of 10 runs)"
     words = f"{format_count(run.tokens)} tokens in {format_seconds(run.seconds)}{span}: {', '.join(amounts)}"
+    words += " of the devices in use" * bool(plan.idle_devices)
     return "; ".join((words, *requirement_words(run)))
 
 

@@ -38,6 +38,7 @@ class Job:
     memory_share: share of the allowed memory that a search may use.
     allow_tp_across_nodes: lift the rule that tensor parallelism stays inside the scale-up domain.
     allow_offload: the search may keep states and activations in the hosts' memory.
+    own_length: whether the sequence length is the model's own, because nobody gave one.
     batch: global batch sizes to choose from, if the user gives no single size; the training document has the largest.
     evidence: forecast errors of published runs.
     spread: how much wider than these errors a band is.
@@ -53,6 +54,7 @@ class Job:
     memory_share: float = 1.0
     allow_tp_across_nodes: bool = False
     allow_offload: bool = False
+    own_length: bool = False
     batch: BatchRange | None = None
     evidence: tuple[Evidence, ...] = ()
     spread: Spread = _SPREAD

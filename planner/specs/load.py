@@ -225,6 +225,7 @@ def _checked_job(mistakes: Mistakes, trees: Mapping[str, Node], given: _Given) -
         headroom=given.headroom,
         allow_tp_across_nodes=given.allow_tp_across_nodes,
         allow_offload=given.allow_offload,
+        own_length="sequence_length" not in trees["training"].plain,
         batch=batch,
         evidence=corrections.evidence if len(cluster.pools) == 1 else (),  # no run on a mixed cluster is published
         spread=corrections.spread,

@@ -95,7 +95,9 @@ class TrainingSpec(InputDocument):
         default=None, gt=0, description="training time between two checkpoints; without this key the best interval"
     )
     asynchronous_checkpoints: bool = Field(default=False, description="checkpoints are written while training goes on")
-    price: UsdPerHour | None = Field(default=None, description="price of one device; overrides the cluster's own price")
+    price: UsdPerHour | None = Field(
+        default=None, description="for each device, as in 2.50 USD/h per device; in place of the cluster's"
+    )
     weights: str | None = Field(default=None, min_length=1, max_length=4096)
     learning_rate: float = Field(default=3e-4, gt=0)
     schedule: str = Field(default="cosine", pattern=r"^[A-Za-z0-9_-]{1,60}$")

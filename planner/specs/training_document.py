@@ -38,8 +38,9 @@ def check_training(
     assert isinstance(tree.data, dict)
     if "global_batch_size" not in tree.data:
         hint = (
-            "add the sequences of an optimizer step, --global-batch 1024, or its tokens, --global-batch '4M tokens'; a "
-            "range, 512..2048, is chosen from; in TRAINING.yaml it is `global_batch_size: 1024`"
+            "--global-batch 1024 gives the sequences of an optimizer step, '4M tokens' its tokens,\n"
+            "and from a range, 512..2048, the planner chooses;\n"
+            "in TRAINING.yaml it is `global_batch_size: 1024`"
         )
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = with_default(tree, "global_batch_size", 1)

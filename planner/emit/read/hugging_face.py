@@ -252,7 +252,7 @@ def _swift_options(text: str) -> Values:
     elif kind != "full":
         raise InputError(f"{str(kind)[:40]!r} has no price here", where="train_type", hint="known: full, lora")
     if "attn_impl" in found:
-        found["attn_implementation"] = "eager" if found.pop("attn_impl") == "eager" else "sdpa"
+        found["attn_implementation"] = found.pop("attn_impl")
     dtype = str(found.pop("torch_dtype", "bfloat16"))
     if kind == "full" and "deepspeed" not in found and dtype == "bfloat16":
         found["dtype"] = dtype
@@ -308,7 +308,7 @@ def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
     named = data.pop("attention", None)
     on = [each for each in switches if data.pop(each, None)]  # remove all switches
     if on or named:
-        found["attn_implementation"] = "eager" if named == "eager" else "sdpa"
+        found["attn_implementation"] = named or ("flash_attention_2" if on[0] == "flash_attention" else "sdpa")
     if data.get("plugins") == _LIGER_PLUGIN:
         del data["plugins"]
     for key in _AXOLOTL_PLAIN:
@@ -358,7 +358,7 @@ def _factory_values(text: str) -> Values:
         raise InputError(f"{str(kind)[:40]!r} has no price here", where="finetuning_type", hint="known: full, lora")
     target, bits = data.pop("lora_target", "all"), data.pop("quantization_bit", None)
     attention = data.pop("flash_attn", "auto")
-    found["attn_implementation"] = "eager" if attention == "disabled" else "sdpa"
+    found["attn_implementation"] = {"disabled": "eager", "fa2": "flash_attention_2"}.get(str(attention), "sdpa")
     found["gradient_checkpointing"] = not data.pop("disable_gradient_checkpointing", False)
     if data.pop("pure_bf16", False):
         found["dtype"] = "bfloat16"

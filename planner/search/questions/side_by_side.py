@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from planner.cost.run import REFERENCE_TOKENS
+from planner.cost.run import REFERENCE_TOKENS, price_of
 from planner.errors import InputError
+from planner.sums import sum_of
+from planner.units import UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,6 +56,15 @@ class Choice:
         if training.tokens is None:
             training = training.model_copy(update={"tokens": REFERENCE_TOKENS})
         return replace(self.plan, training=training).run
+
+    @property
+    def usd_with_idle(self) -> float | None:
+        """Cost of the run if idle devices are paid for too; None without a plan, or where a device has no price."""
+        plan, run = self.plan, self.run
+        prices = [(price_of(pool, plan.training), pool.num_devices) for pool in plan.cluster.pools] if plan else []
+        if run is None or any(price is None for price, _ in prices):
+            return None
+        return run.seconds / UNITS["seconds"]["h"] * sum_of((price or 0.0) * count for price, count in prices)
 
     @property
     def chance_of_fitting(self) -> float | None:

@@ -402,16 +402,10 @@ def no_candidate(job: Job, refused: Refusals, constraints: Constraints) -> Input
         return InputError(f"no legal layout exists: {why}", hint=remedy)
     alone = _pinned_alone(job, constraints)
     of_each = [broken_rules(job, each, except_for=("pools",), searched=True) for each in alone]
-    lead = f"no layout meets the pins {pins}"
-    faults = tuple(dict.fromkeys(chain(*of_each))) if all(of_each) else (_legal_values(job, constraints),)
+    faults = dict.fromkeys(chain(*of_each)) if all(of_each) else (_legal_values(job, constraints),)
     hint = f"{_pin_to_drop(job, constraints)}; `planner explain MODEL CLUSTER --layout ...` checks one layout"
-    last = len(faults) - 1
-    return InputError(
-        *(
-            Mistake(message=f"{lead}: {fault}", where="--pin", rule=fault, hint=hint if number == last else "")
-            for number, fault in enumerate(faults)
-        )
-    )
+    why = "; ".join(faults)  # one pin may break several rules
+    return InputError(Mistake(message=f"no layout meets the pins {pins}: {why}", where="--pin", rule=why, hint=hint))
 
 
 def _pinned_alone(job: Job, constraints: Constraints) -> Iterator[Layout]:

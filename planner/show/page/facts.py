@@ -14,6 +14,7 @@ from planner.show.words import (
     fold_runs,
     layers_words,
     layout_words,
+    length_words,
     limit_words,
     line_label,
     minimum_words,
@@ -24,6 +25,7 @@ from planner.show.words import (
     segment_words,
     short_layout,
     stage_range,
+    work_words,
 )
 from planner.specs.banned import not_run
 from planner.sums import sum_of
@@ -74,7 +76,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("recompute", recompute_words(layout)),
         ("racks", segment_words(plan.cluster.pools[0], layout) if layout.segment else ""),
         ("not run", not_run(plan.engine, plan.layout)),
-        ("work", f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"),
+        ("work", "; ".join(filter(None, (work_words(training), length_words(plan))))),
         ("precision, engine", f"{training.precision}, {plan.engine.name}"),
         ("memory", f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}"),
         ("MFU counts", plan.flops_convention),
