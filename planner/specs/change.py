@@ -151,7 +151,8 @@ def _checked(edited: _Edited, where: str) -> Job:
     assert engine is not None
     assert cluster is not None
     assert training is not None
-    common = {"model": model, "engine": engine, "training": training}
+    own = before.pools[0].own_length and training.sequence_length == before.training.sequence_length
+    common = {"model": model, "engine": engine, "training": training, "own_length": own}
     fresh = calibrations_of(cluster, model, training, engine, shipped_calibration())
     after = _on(before, cluster, fresh, **common)
     if list(_calibrated_for(before)) != list(_calibrated_for(after)):

@@ -166,7 +166,7 @@ def test_a_simpler_plan_is_not_called_optimal(objective: str, make_plan) -> None
 def test_whole_run_takes_steps_times_seconds(make_plan) -> None:
     # 300e9 tokens / (1536 * 2048 tokens) = 95,368 steps of 39.5 s = 43.6 days; 128 devices in use at 2 USD/h
     words = run_words(make_plan(low_step_seconds=None))
-    assert words == "300 B tokens in 43.6 d: 134 k device hours, 268 k USD"
+    assert words == "300 B tokens in 43.6 d: 134 k device hours, 268 k USD of the devices in use"
     # 37.1 s and 42.3 s a step
     assert run_words(make_plan()).startswith("300 B tokens in 43.6 d (41.0 d to 46.7 d in 8 of 10 runs): 134 k device")
 
@@ -176,8 +176,8 @@ def test_whole_run_says_whether_the_deadline_is_met(make_plan, plan) -> None:
         deadline = {"deadline": days * 86400.0, "price": 3.0}
         return run_words(make_plan(training=plan.training.model_copy(update=deadline)))
 
-    assert words(44).endswith("402 k USD; meets the deadline of 44.0 d")
-    assert words(43).endswith("402 k USD; MISSES the deadline of 43.0 d")
+    assert words(44).endswith("402 k USD of the devices in use; meets the deadline of 44.0 d")
+    assert words(43).endswith("402 k USD of the devices in use; MISSES the deadline of 43.0 d")
     assert run_words(make_plan(training=plan.training.model_copy(update={"tokens": None}))) == ""
 
 
