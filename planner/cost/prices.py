@@ -35,7 +35,6 @@ from planner.cost.stage import (
     timed_kinds,
 )
 from planner.cost.traffic import (
-    StageWindow,
     busy_seconds,
     data_parallel_seconds,
     hidden_behind_weight_gradients,
@@ -410,20 +409,17 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     send = _each_way(busy_seconds(job, send_transfers(job, layout, stage))).total
     exposed = work.exposed(LineName.TP_COMM) + work.exposed(LineName.EP_COMM)
     window = work.layers + exposed + PassSeconds(backward_input=work.recompute)
-    beside = StageWindow(forward=window.forward, backward=window.backward)
-    dp, copies = data_parallel_seconds(job, layout, stage, beside), host_copy_seconds(job, layout, stage, beside)
+    dp, copies = data_parallel_seconds(job, layout, stage, window), host_copy_seconds(job, layout, stage, window)
     held = trained_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)
     sends = job.engine.overlap.pipeline_sends
     between_chunks = (sends == "interleaved") & np.greater(layout.interleave, 1)
     hidden_send = np.where((sends == "all") | between_chunks, send, 0.0)
-    reduced = PassSeconds(forward=dp.exposed_forward, backward_input=dp.exposed_backward)
-    copied = PassSeconds(forward=copies.exposed_forward, backward_input=copies.exposed_backward)
     whole = {
         LineName.PP_COMM: _halves(send - hidden_send),
-        LineName.HOST_COMM: copied,
-        LineName.DP_COMM: reduced,
+        LineName.HOST_COMM: copies.exposed,
+        LineName.DP_COMM: dp.exposed,
         LineName.ACCUMULATION: PassSeconds(backward_weight=accumulation),
     }
     shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
@@ -445,11 +441,11 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         pp_comm=send,
         pp_hidden=hidden_send,
         host_busy_each=copies.busy_per_microbatch,
-        host_exposed_each=copied.total,
+        host_exposed_each=copies.exposed.total,
         host_busy_once=copies.busy_per_step,
         host_exposed_once=copies.exposed_per_step,
         dp_busy_each=dp.busy_per_microbatch,
-        dp_exposed_each=reduced.total,
+        dp_exposed_each=dp.exposed.total,
         dp_busy_once=dp.busy_per_step,
         dp_exposed_once=dp.exposed_per_step,
         tied_embedding=busy_seconds(job, tied_transfers(job, layout, stage))["last backward"],
