@@ -173,6 +173,7 @@ def norm_params(model: ModelSpec) -> int:
     return model.hidden_size * (2 if model.norm == "layernorm" and model.norm_bias else 1)
 
 
+@once
 def cross_attention_share(model: ModelSpec) -> float:
     """Share of the layers that also attend to an encoder: the decoder's share in an encoder-decoder.
 
@@ -188,6 +189,7 @@ def cross_attention_share(model: ModelSpec) -> float:
 # --- attention --------------------------------------------------------------------------------------------------
 
 
+@once
 def value_size(model: ModelSpec) -> int:
     """Size of a head's values: the size of its queries and keys, unless the model document gives another size.
 
