@@ -37,7 +37,7 @@ from planner.accuracy.calibrate import (
     source_folds,
 )
 from planner.accuracy.jobs import Unsupported, job_of
-from planner.accuracy.learn import EIGHT_OF_TEN, FACTORS, NARROWED, PRIOR, Prior, posterior, prior_of, slopes_of
+from planner.accuracy.learn import EIGHT_OF_TEN, FACTORS, NARROWED, PRIOR, Prior, posterior, slopes_of
 from planner.accuracy.runs import read_runs
 from planner.cost.band import band_of
 from planner.specs.by_name import shipped_calibration
@@ -57,6 +57,8 @@ DRAWS: Final = 20
 FEWEST_ROWS: Final = 20
 FEWEST_OF_PRIOR: Final = 3
 CHUNK: Final = 32
+MOST_RUNS: Final = 12  # one cluster counts as at most so many runs when the prior is learnt
+LARGEST_ERROR: Final = 0.4  # limit of a log error in a prior
 
 
 Name = tuple[str, str, int, float]
@@ -145,6 +147,29 @@ def prior_without(clusters: dict[Name, Cluster], source: str) -> Prior:
         if len(each.errors) >= FEWEST_OF_PRIOR
     ]
     return prior_of(own)
+
+
+def prior_of(clusters: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Prior:
+    """The prior with the greatest likelihood for the runs of many clusters.
+
+    clusters: slopes and log errors of each cluster's runs. A cluster's runs count as at most `MOST_RUNS` runs, and a
+    log error as at most `LARGEST_ERROR`.
+
+    Source: expectation maximisation for variance components (Dempster, Rubin and Tsutakawa, JASA 1981).
+    """
+    variances, noise = np.full(len(FACTORS), 0.3**2), 0.1**2
+    for _ in range(60):
+        sums, squares, count = np.zeros(len(FACTORS)), 0.0, 0.0
+        for slopes, errors in clusters:
+            kept = np.clip(errors, -LARGEST_ERROR, LARGEST_ERROR)
+            covariance = np.linalg.inv(slopes.T @ slopes / noise + np.diag(1 / variances))
+            mean = covariance @ slopes.T @ kept / noise
+            weight = min(1.0, MOST_RUNS / len(errors))
+            sums += mean**2 + np.diag(covariance)
+            squares += weight * float(np.sum((kept - slopes @ mean) ** 2) + np.trace(slopes @ covariance @ slopes.T))
+            count += weight * len(errors)
+        variances, noise = sums / len(clusters), squares / count
+    return Prior(spreads=tuple(float(each) for each in np.sqrt(variances)), scatter=math.sqrt(noise))
 
 
 def corrected(given: Cluster, rest: Cluster, prior: Prior) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -51,10 +51,7 @@ _OUTLIER: Final = 3.0
 """Distance from the fit, in scatters, beyond which a run's influence stops growing."""
 
 _LARGEST_ERROR: Final = 0.4
-"""Limit of a log error: measured from the median at the start of a fit, and from 0 in a prior."""
-
-_MOST_RUNS: Final = 12
-"""Largest number of runs that one cluster counts as, when the prior is learnt."""
+"""Limit of a log error, measured from the median at the start of a fit."""
 
 EIGHT_OF_TEN: Final = 1.0
 """Number of standard deviations that contain 8 of 10 future runs.
@@ -201,29 +198,6 @@ def _averaged(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: P
         covariance=np.einsum("g,gij->ij", weights, covariances + apart[:, :, None] * apart[:, None, :]),
         scatter=math.sqrt(float(weights @ noise)),
     )
-
-
-def prior_of(clusters: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Prior:
-    """The prior with the greatest likelihood for the runs of many clusters.
-
-    clusters: slopes and log errors of each cluster's runs. A cluster's runs count as at most `_MOST_RUNS` runs, and a
-    log error as at most `_LARGEST_ERROR`.
-
-    Source: expectation maximisation for variance components (Dempster, Rubin and Tsutakawa, JASA 1981).
-    """
-    variances, noise = np.full(len(FACTORS), 0.3**2), 0.1**2
-    for _ in range(60):
-        sums, squares, count = np.zeros(len(FACTORS)), 0.0, 0.0
-        for slopes, errors in clusters:
-            kept = np.clip(errors, -_LARGEST_ERROR, _LARGEST_ERROR)
-            covariance = np.linalg.inv(slopes.T @ slopes / noise + np.diag(1 / variances))
-            mean = covariance @ slopes.T @ kept / noise
-            weight = min(1.0, _MOST_RUNS / len(errors))
-            sums += mean**2 + np.diag(covariance)
-            squares += weight * float(np.sum((kept - slopes @ mean) ** 2) + np.trace(slopes @ covariance @ slopes.T))
-            count += weight * len(errors)
-        variances, noise = sums / len(clusters), squares / count
-    return Prior(spreads=tuple(float(each) for each in np.sqrt(variances)), scatter=math.sqrt(noise))
 
 
 def slopes_of(job: PoolJob, layout: Layout) -> NDArray[np.float64]:

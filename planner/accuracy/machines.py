@@ -8,19 +8,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from planner.accuracy.knowledge import UnpricedRun, first_match, knowledge, normalized
-from planner.specs import library
-from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.by_name import load_device
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.text import printable
 from planner.specs.uniform import uniform_cluster
-from planner.specs.validate import validate
-from planner.specs.yaml import read_yaml
 from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from planner.accuracy.runs import Run
+    from planner.specs.cluster import ClusterSpec
 
 _MAKER = re.compile(r"^(nvidia|amd|tesla|instinct)-|-(sxm|oam)\d?(?=-|$)")
 _LARGEST_WORLD = 10_000_000
@@ -114,6 +112,4 @@ def _base(name: str) -> ClusterSpec:
     return uniform_cluster(load_cluster(name))
 
 
-@cache
-def _device(name: str) -> DeviceSpec:
-    return validate(DeviceSpec, read_yaml(library.path_of("clusters/devices", name)))
+_device = cache(load_device)

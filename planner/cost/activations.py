@@ -241,8 +241,9 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
         ActivationTerm(name="attention output", num_bytes=outputs * element * output_width(model) / t, saved=1.0),
     ]
     if model.mla is not None:
-        normed = model.mla.q_lora_rank + model.mla.kv_lora_rank
-        latents = (1 + _norm_tensors(job)) * normed + model.mla.rope_head_size
+        layer = layer_of(model, experts=False)
+        normed = sum(each.inputs for each in layer.products if each.reads == "latents")
+        latents = _norm_tensors(job) * normed + layer.width("query_down") + layer.width("key_value_down")
         repeated = {"mla_up_proj": normed / latents}
         terms.append(ActivationTerm(name="latents", num_bytes=element * latents + 0.0 * t, dropped=repeated))
     elif job.engine.memory.keeps_joint_projection and model.position == "rope":

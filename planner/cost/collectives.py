@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.cost.once import once
 from planner.cost.segments import domain_devices
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     return np.where(np.greater_equal(hosts, link.measured_hosts), link.measured_bandwidth, fewer)
 
 
+@once
 def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
     """The link of cards that send through host memory; its bandwidth is what one card reaches while all cards send.
 

@@ -51,24 +51,7 @@ if TYPE_CHECKING:
     from planner.cost.stage import Stage
     from planner.layout import Layout
     from planner.numbers import Number
-    from planner.specs.engine import Schedule
     from planner.specs.job import Job, PoolJob
-
-_BUBBLE: Final[dict[Schedule, tuple[str, str]]] = {
-    "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
-    "zb-h1": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
-    "zbv": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
-    "dualpipev": ("end of the executed schedule - m * slowest stage's seconds", "DeepSeek, DualPipe (README)"),
-    "interleaved": (
-        "(sum of the stages' seconds at their largest chunk - bottleneck) / v + m * (bottleneck - slowest stage's)",
-        "Narayanan et al. (SC 2021), section 2.2; chunks that differ: derived, tested against execution",
-    ),
-    "pipedream": ("0: the pipeline is never drained", "Narayanan et al., PipeDream (SOSP 2019)"),
-}
-_BUBBLE_OF_OTHERS: Final = (
-    "(sum of the stages' seconds - slowest stage's) / v",
-    "Narayanan et al. (SC 2021), section 2.2",
-)
 
 _CONTEXT: Final = {
     "ring": "m * layers * (c - 1) * 3 hops of keys and values (4 with full recompute), beside their parts of attention",
@@ -292,13 +275,13 @@ def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) ->
     pools, of_stage = job.pools, pool_indices(job, layout)
     return (
         *_microbatch_lines(pools[of_stage[slow]], layout, own, slow, m),
-        _bubble_line(layout.schedule, bubble, slow),
+        _line(LineName.BUBBLE, slow, bubble, "pipeline", of=layout.schedule),
         *_tail_lines(pools[of_stage[last]], layout, own, tail, m, last),
     )
 
 
 _ROOFLINE: Final = "roofline, Williams et al. (CACM 2009); device file"
-_SAID: Final[dict[LineName, tuple[str, str]]] = {
+_SAID: Final[dict[str, tuple[str, str]]] = {
     LineName.COMPUTE: ("m * layers * (forward + backward) of the slowest stage", _ROOFLINE),
     LineName.RECOMPUTE: (
         "m * layers * repeated forward of the slowest stage",
@@ -334,13 +317,39 @@ _SAID: Final[dict[LineName, tuple[str, str]]] = {
         "activations down and up, gradients of the shard down and its weights up, less what is hidden",
         "Ren et al., ZeRO-Offload (USENIX ATC 2021), section 4",
     ),
+    LineName.OPTIMIZER: (
+        "{updates}bytes moved per parameter of the shard (52 of AdamW) / memory bandwidth",
+        "SimuMax, optimizer cost by memory traffic",
+    ),
+    "host memory": (
+        (
+            "{updates}bytes moved per parameter of the shard (30 of AdamW) / the device's part of the host's memory "
+            "bandwidth"
+        ),
+        "Ren et al., ZeRO-Offload (2021), table 4",
+    ),
+    LineName.BUBBLE: ("(sum of the stages' seconds - slowest stage's) / v", "Narayanan et al. (SC 2021), section 2.2"),
+    "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
+    "zb-h1": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
+    "zbv": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
+    "dualpipev": ("end of the executed schedule - m * slowest stage's seconds", "DeepSeek, DualPipe (README)"),
+    "interleaved": (
+        "(sum of the stages' seconds at their largest chunk - bottleneck) / v + m * (bottleneck - slowest stage's)",
+        "Narayanan et al. (SC 2021), section 2.2; chunks that differ: derived, tested against execution",
+    ),
+    "pipedream": ("0: the pipeline is never drained", "Narayanan et al., PipeDream (SOSP 2019)"),
 }
-"""Formula and source of the lines of time; m is the number of microbatches."""
+"""Formula and source of the lines of time, and of kinds of a line: updates on the host, bubbles of schedules.
+
+m is the number of microbatches.
+"""
 
 
-def _line(name: LineName, stage: int, busy: float, bound: str, hidden: float = 0.0, **words: str) -> TimeLine:
-    """A line of time, in seconds; `words` are what its formula leaves open."""
-    formula, source = _SAID[name]
+def _line(
+    name: LineName, stage: int, busy: float, bound: str, hidden: float = 0.0, of: str = "", **words: str
+) -> TimeLine:
+    """A line of time, in seconds; `of` chooses among formulas, and `words` are what the formula leaves open."""
+    formula, source = _SAID.get(of) or _SAID[name]
     return TimeLine(
         name=name,
         stage=stage,
@@ -382,13 +391,6 @@ def _pipeline_link(job: PoolJob, layout: Layout) -> str:
     return slowest_link(job.cluster, layout.pp, layout.stride("pp"), segment=layout.segment)
 
 
-def _bubble_line(schedule: Schedule, seconds: float, stage: int) -> TimeLine:
-    formula, source = _BUBBLE.get(schedule, _BUBBLE_OF_OTHERS)
-    return TimeLine(
-        name=LineName.BUBBLE, stage=stage, busy_seconds=seconds, formula=formula, source=source, bound="pipeline"
-    )
-
-
 def _tail_lines(
     job: PoolJob, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
 ) -> tuple[TimeLine, ...]:
@@ -401,22 +403,10 @@ def _tail_lines(
     host_hidden += updates * (tail.host_busy_once - tail.host_exposed_once)
     link = slowest_link(job.cluster, layout.dp * layout.cp, layout.tp, segment=layout.segment)
     tied, ends = updates * tail.tied_embedding, _pipeline_link(job, layout)
+    bound = "host memory" if offloads_optimizer(layout) else "memory"
     return (
         _line(LineName.DP_COMM, stage, busy, link, busy - exposed, updates=of_all),
         _line(LineName.TIED_EMBEDDING, stage, tied, ends, updates=of_all),
         _line(LineName.HOST_COMM, stage, host_busy, "host link", host_hidden),
-        _optimizer_line(layout, updates * tail.optimizer, of_all, stage),
-    )
-
-
-def _optimizer_line(layout: Layout, seconds: float, of_all: str, stage: int) -> TimeLine:
-    on_host = offloads_optimizer(layout)
-    moved = "(30 of AdamW) / the device's part of the host's" if on_host else "(52 of AdamW) /"
-    return TimeLine(
-        name=LineName.OPTIMIZER,
-        stage=stage,
-        busy_seconds=seconds,
-        formula=f"{of_all}bytes moved per parameter of the shard {moved} memory bandwidth",
-        source="Ren et al., ZeRO-Offload (2021), table 4" if on_host else "SimuMax, optimizer cost by memory traffic",
-        bound="host memory" if on_host else "memory",
+        _line(LineName.OPTIMIZER, stage, updates * tail.optimizer, bound, of=bound, updates=of_all),
     )

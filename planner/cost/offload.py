@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.cost.activations import kept_activation_bytes
 from planner.cost.adapters import trained_params
+from planner.cost.compute import PassSeconds
 from planner.cost.model_states import host_state_bytes_per_param, whole_gradients
 from planner.cost.stage import expert_shard_divisor, shard_degree
 from planner.cost.traffic import BesideSeconds
@@ -15,7 +16,6 @@ from planner.layout import offloads_activations, offloads_optimizer
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
-    from planner.cost.traffic import StageWindow
     from planner.layout import Degrees
     from planner.numbers import Number
     from planner.specs.job import PoolJob
@@ -47,7 +47,7 @@ def host_update_seconds(job: PoolJob, num_params: Number) -> Number:
     return each * num_params / rate + job.launch_seconds
 
 
-def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
+def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassSeconds) -> BesideSeconds:
     """Seconds of copies between a device and its host, and the part that is exposed in the step.
 
     Activations are copied to the host in the forward pass and back in the backward pass. Gradients of the shard are
@@ -80,8 +80,7 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: Stage
         backward = np.maximum(0.0, backward - window.backward)
     return BesideSeconds(
         busy_per_microbatch=busy,
-        exposed_forward=forward,
-        exposed_backward=backward,
+        exposed=PassSeconds(forward=forward, backward_input=backward),
         busy_per_step=once,
         exposed_per_step=once,
     )

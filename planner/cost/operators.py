@@ -130,6 +130,17 @@ def layer_of(model: ModelSpec, *, experts: bool) -> Layer:
     return Layer(products=tuple(products), vectors=tuple(vectors))
 
 
+def num_blocks(model: ModelSpec) -> int:
+    """Blocks of a layer, for a model whose layers are of one kind: one that mixes tokens, and a feed-forward block.
+
+    A block ends in the products whose results the tensor-parallel ranks add up; products side by side end one block.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3.
+    """
+    layer = layer_of(model, experts=model.moe is not None)
+    return len({each.ends_block for each in layer.products if each.cut == "rows"})
+
+
 def _operators(model: ModelSpec, *, experts: bool) -> Iterator[Product | Vectors]:
     """The operators of a layer, for a model whose layers are of one kind."""
     shape, h = mixer_shape(model), model.hidden_size
@@ -162,6 +173,7 @@ def norm_params(model: ModelSpec) -> int:
     return model.hidden_size * (2 if model.norm == "layernorm" and model.norm_bias else 1)
 
 
+@once
 def cross_attention_share(model: ModelSpec) -> float:
     """Share of the layers that also attend to an encoder: the decoder's share in an encoder-decoder.
 
@@ -177,6 +189,7 @@ def cross_attention_share(model: ModelSpec) -> float:
 # --- attention --------------------------------------------------------------------------------------------------
 
 
+@once
 def value_size(model: ModelSpec) -> int:
     """Size of a head's values: the size of its queries and keys, unless the model document gives another size.
 

@@ -111,6 +111,7 @@ def _all_layer_params(model: ModelSpec) -> int:
     )
 
 
+@once
 def _embedding_width(model: ModelSpec) -> int:
     return model.embedding_size or model.hidden_size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,7 +35,6 @@ from planner.cost.stage import (
     timed_kinds,
 )
 from planner.cost.traffic import (
-    StageWindow,
     busy_seconds,
     data_parallel_seconds,
     hidden_behind_weight_gradients,
@@ -56,7 +54,6 @@ from planner.cost.transfers import (
 from planner.cost.vision import tower_seconds
 from planner.layout import offloads_optimizer
 from planner.specs.recompute import FULL, SELECTIVE
-from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -154,39 +151,31 @@ def num_updates(job: Job, layout: Degrees) -> Number:
     return num_microbatches(job, layout) if layout.schedule == "pipedream" else 1.0
 
 
+_IN_LAYERS: Final = (LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM)
+"""Ledger lines of the collectives that run inside layers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """Seconds of one microbatch in the layers and ends of a stage or of a chunk, by cause.
 
     The chunks' seconds add up to the stage's seconds.
+
+    forward: seconds of the layers' forward passes, without collectives and waits.
+    busy, hidden: seconds of the layers' collectives by ledger line, and the part that computing hides.
     """
 
     layers: PassSeconds
     forward: Number
     recompute: Number
     ends: PassSeconds
-    tp: PassSeconds
-    tp_hidden: PassSeconds
     tp_ends: PassSeconds
-    cp: PassSeconds
-    cp_hidden: PassSeconds
-    ep: PassSeconds
-    ep_hidden: PassSeconds
+    busy: Mapping[LineName, PassSeconds]
+    hidden: Mapping[LineName, PassSeconds]
 
-    @property
-    def exposed_ep(self) -> PassSeconds:
-        """Seconds of expert exchanges, without the part hidden by another microbatch's pass."""
-        return self.ep + self.ep_hidden * -1.0
-
-    @property
-    def exposed_tp(self) -> PassSeconds:
-        """Seconds of the layers' tensor-parallel collectives, without the part hidden by matrix products."""
-        return self.tp + self.tp_hidden * -1.0
-
-    @property
-    def exposed_cp(self) -> PassSeconds:
-        """Seconds of context-parallel exchanges, without the part hidden by attention."""
-        return self.cp + self.cp_hidden * -1.0
+    def exposed(self, line: LineName) -> PassSeconds:
+        """Seconds of the layers' collectives of a ledger line, without the hidden part."""
+        return self.busy[line] + self.hidden[line] * -1.0
 
     @property
     def by_line(self) -> dict[LineName, PassSeconds]:
@@ -195,9 +184,9 @@ class _Work:
             LineName.COMPUTE: self.layers,
             LineName.RECOMPUTE: PassSeconds(backward_input=self.recompute),
             LineName.HEAD: self.ends,
-            LineName.TP_COMM: self.exposed_tp + self.tp_ends,
-            LineName.CP_COMM: self.exposed_cp,
-            LineName.EP_COMM: self.exposed_ep,
+            LineName.TP_COMM: self.exposed(LineName.TP_COMM) + self.tp_ends,
+            LineName.CP_COMM: self.exposed(LineName.CP_COMM),
+            LineName.EP_COMM: self.exposed(LineName.EP_COMM),
         }
 
     @property
@@ -211,54 +200,44 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
-    none = PassSeconds()
-    layers, tp, tp_hidden, cp, cp_hidden, ep, ep_hidden = none, none, none, none, none, none, none
-    forward = recompute = 0.0
+    layers, forward, recompute = PassSeconds(), 0.0, 0.0
+    busy, hidden = (dict.fromkeys(_IN_LAYERS, PassSeconds()) for _ in range(2))
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
-        share = partial(repeated_share, job, layout, stage, experts=kind[0])
-        of_tp, of_cp, of_ep = (share(line) for line in (LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM))
         layers += _waiting_for_ranks(job, layout, layer.passes) * count
         forward = forward + count * layer.passes.forward
         recompute = recompute + count * _repeated_seconds(job, layout, stage, layer)
-        tp += _with_repeated(layer.tp, of_tp) * count
-        tp_hidden += _with_repeated(layer.tp_hidden, of_tp) * count
-        cp += _with_repeated(layer.cp, of_cp) * count
-        cp_hidden += _with_repeated(layer.cp_hidden, of_cp) * count
-        ep += _with_repeated((layer.ep, layer.ep), of_ep) * count
-        ep_hidden += _halves(layer.ep_hidden) * count
+        for line in _IN_LAYERS:
+            share = repeated_share(job, layout, stage, line, experts=kind[0])
+            busy[line] += _with_repeated(layer.busy[line], share) * count
+            beside = 0.0 if line == LineName.EP_COMM else share  # nothing hides what recompute exchanges again
+            hidden[line] += _with_repeated(layer.hidden[line], beside) * count
+    hidden[LineName.EP_COMM] *= _share_in_pairs(job, layout) if job.training.expert_overlap else 0.0
     first, last = holds_embedding(stage), holds_head(layout, stage)
     return _Work(
         layers=layers,
         forward=forward,
         recompute=recompute,
         ends=parts.lookup * first + parts.head * last,
-        tp=tp,
-        tp_hidden=tp_hidden,
         tp_ends=parts.tp_end * (first.astype(float) + last),
-        cp=cp,
-        cp_hidden=cp_hidden,
-        ep=ep,
-        ep_hidden=ep_hidden * _share_in_pairs(job, layout) if job.training.expert_overlap else none,
+        busy=busy,
+        hidden=hidden,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """Seconds of one microbatch in one layer by cause; collectives are (forward, backward) pairs.
+    """Seconds of one microbatch in one layer.
 
     parts: forward seconds of each part of a layer, by the recompute modules that repeat the part (`LayerSeconds`).
-    ep_hidden: hidden seconds of the exchanges of both passes, if passes run in pairs.
+    busy, hidden: seconds of the collectives by ledger line, and the part that computing hides; exchanges of experts
+        are hidden only if passes run in pairs.
     """
 
     passes: PassSeconds
     parts: Mapping[frozenset[str], Number]
-    tp: tuple[Number, Number]
-    tp_hidden: tuple[Number, Number]
-    cp: tuple[Number, Number]
-    cp_hidden: tuple[Number, Number]
-    ep: Number
-    ep_hidden: Number
+    busy: Mapping[LineName, PassSeconds]
+    hidden: Mapping[LineName, PassSeconds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,28 +270,26 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 
     def layer(experts: bool, local: bool) -> LayerParts:
         # an all-to-all makes the host wait for its sizes; DeepEP and HybridEP keep the sizes on the device
-        launched_ahead = experts and job.engine.communication.dispatches_once_per_host
-        priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ep[0] if launched_ahead else 0.0)
-        core = priced.core_forward
-        return LayerParts(
-            passes=priced.passes,
-            parts=priced.parts,
-            tp=(tp[0] + heads[0], tp[1] + heads[1]),
-            tp_hidden=_hidden_of_layer(job, layout, priced, tp),
-            cp=cp,
-            cp_hidden=(
-                hidden_context_parallel_seconds(job, layout, cp[0], core),
-                hidden_context_parallel_seconds(job, layout, cp[1], FLASH_BACKWARD * core),
+        ahead = ep.forward if experts and job.engine.communication.dispatches_once_per_host else 0.0
+        priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ahead)
+        beside_core = PassSeconds(forward=priced.core_forward, backward_input=FLASH_BACKWARD * priced.core_forward)
+        exchange = ep * float(experts)
+        hidden = {
+            LineName.TP_COMM: _hidden_of_layer(job, layout, priced, tp),
+            LineName.CP_COMM: PassSeconds(
+                forward=hidden_context_parallel_seconds(job, layout, cp.forward, beside_core.forward),
+                backward_input=hidden_context_parallel_seconds(job, layout, cp.backward, beside_core.backward),
             ),
-            ep=ep[0] if experts else 0.0,
-            ep_hidden=hidden_expert_seconds(job, ep[0] + ep[1], priced.passes.total) if experts else 0.0,
-        )
+            LineName.EP_COMM: _halves(hidden_expert_seconds(job, exchange.total, priced.passes.total)),
+        }
+        busy = dict(zip(_IN_LAYERS, (tp + heads, cp, exchange), strict=True))
+        return LayerParts(passes=priced.passes, parts=priced.parts, busy=busy, hidden=hidden)
 
     return StageParts(
         layers={kind: layer(*kind) for kind in kinds},
         lookup=_lookup(job, layout) + tower_seconds(job, layout),
         head=_head_and_mtp_seconds(job, layout),
-        tp_end=PassSeconds(forward=end[0], backward_input=end[1]),
+        tp_end=end,
     )
 
 
@@ -339,22 +316,19 @@ def _share_in_pairs(job: PoolJob, layout: Degrees) -> Number:
     return steady / (steady + layout.pp / layout.interleave)
 
 
-def _each_way(busy: Mapping[Moment, Number]) -> tuple[Number, Number]:
-    return busy["forward"], busy["backward"]
+def _each_way(busy: Mapping[Moment, Number]) -> PassSeconds:
+    return PassSeconds(forward=busy["forward"], backward_input=busy["backward"])
 
 
-def _hidden_of_layer(
-    job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: tuple[Number, Number]
-) -> tuple[Number, Number]:
-    """Seconds of a layer's tensor-parallel collectives that its own matrix products hide, forward and backward."""
-    forward, backward = collectives
-    core = layer.core_forward
+def _hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: PassSeconds) -> PassSeconds:
+    """Seconds of a layer's tensor-parallel collectives that its own matrix products hide."""
+    core, backward = layer.core_forward, collectives.backward
     products = layer.passes.backward - FLASH_BACKWARD * core
     beside_products = hidden_tensor_parallel_seconds(job, layout, backward, products)
     beside_weights = hidden_behind_weight_gradients(job, layout, backward, layer.passes.backward_weight)
-    return (
-        hidden_tensor_parallel_seconds(job, layout, forward, layer.passes.forward - core),
-        np.maximum(beside_products, beside_weights),
+    return PassSeconds(
+        forward=hidden_tensor_parallel_seconds(job, layout, collectives.forward, layer.passes.forward - core),
+        backward_input=np.maximum(beside_products, beside_weights),
     )
 
 
@@ -391,13 +365,9 @@ def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> Pa
     )
 
 
-def _with_repeated(collectives: tuple[Number, Number], share: Number) -> PassSeconds:
-    """A layer's collectives by pass.
-
-    If recompute repeats a share of the forward collectives, the backward pass includes this share too.
-    """
-    forward, backward = collectives
-    return PassSeconds(forward=forward, backward_input=backward + share * forward)
+def _with_repeated(collectives: PassSeconds, share: Number) -> PassSeconds:
+    """A layer's collectives; if recompute repeats a share of the forward ones, the backward pass has them, too."""
+    return collectives + PassSeconds(backward_input=share * collectives.forward)
 
 
 def _halves(seconds: Number) -> PassSeconds:
@@ -436,22 +406,20 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     work = _work(job, layout, stage, parts or stage_parts(job, layout))
-    send = sum_of(_each_way(busy_seconds(job, send_transfers(job, layout, stage))))
-    window = work.layers + work.exposed_tp + work.exposed_ep + PassSeconds(backward_input=work.recompute)
-    beside = StageWindow(forward=window.forward, backward=window.backward)
-    dp, copies = data_parallel_seconds(job, layout, stage, beside), host_copy_seconds(job, layout, stage, beside)
+    send = _each_way(busy_seconds(job, send_transfers(job, layout, stage))).total
+    exposed = work.exposed(LineName.TP_COMM) + work.exposed(LineName.EP_COMM)
+    window = work.layers + exposed + PassSeconds(backward_input=work.recompute)
+    dp, copies = data_parallel_seconds(job, layout, stage, window), host_copy_seconds(job, layout, stage, window)
     held = trained_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)
     sends = job.engine.overlap.pipeline_sends
     between_chunks = (sends == "interleaved") & np.greater(layout.interleave, 1)
     hidden_send = np.where((sends == "all") | between_chunks, send, 0.0)
-    reduced = PassSeconds(forward=dp.exposed_forward, backward_input=dp.exposed_backward)
-    copied = PassSeconds(forward=copies.exposed_forward, backward_input=copies.exposed_backward)
     whole = {
         LineName.PP_COMM: _halves(send - hidden_send),
-        LineName.HOST_COMM: copied,
-        LineName.DP_COMM: reduced,
+        LineName.HOST_COMM: copies.exposed,
+        LineName.DP_COMM: dp.exposed,
         LineName.ACCUMULATION: PassSeconds(backward_weight=accumulation),
     }
     shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
@@ -464,20 +432,20 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         head=work.ends.total,
         ends=work.ends.total + work.tp_ends.total,
         accumulation=accumulation,
-        tp_comm=work.tp.total + work.tp_ends.total,
-        tp_hidden=work.tp_hidden.total,
-        cp_comm=work.cp.total,
-        cp_hidden=work.cp_hidden.total,
-        ep_comm=work.ep.total,
-        ep_hidden=work.ep_hidden.total,
+        tp_comm=work.busy[LineName.TP_COMM].total + work.tp_ends.total,
+        tp_hidden=work.hidden[LineName.TP_COMM].total,
+        cp_comm=work.busy[LineName.CP_COMM].total,
+        cp_hidden=work.hidden[LineName.CP_COMM].total,
+        ep_comm=work.busy[LineName.EP_COMM].total,
+        ep_hidden=work.hidden[LineName.EP_COMM].total,
         pp_comm=send,
         pp_hidden=hidden_send,
         host_busy_each=copies.busy_per_microbatch,
-        host_exposed_each=copied.total,
+        host_exposed_each=copies.exposed.total,
         host_busy_once=copies.busy_per_step,
         host_exposed_once=copies.exposed_per_step,
         dp_busy_each=dp.busy_per_microbatch,
-        dp_exposed_each=reduced.total,
+        dp_exposed_each=dp.exposed.total,
         dp_busy_once=dp.busy_per_step,
         dp_exposed_once=dp.exposed_per_step,
         tied_embedding=busy_seconds(job, tied_transfers(job, layout, stage))["last backward"],

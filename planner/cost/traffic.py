@@ -17,7 +17,7 @@ from planner.cost.collectives import (
     ring_exchange_seconds,
     send_seconds,
 )
-from planner.cost.compute import memory_bound_seconds
+from planner.cost.compute import PassSeconds, memory_bound_seconds
 from planner.cost.once import once
 from planner.cost.transfers import state_transfers
 
@@ -93,12 +93,9 @@ def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Nu
 
     Source: sum of the transfers.
     """
-    alike: dict[
-        int, tuple[Mapping[Moment, Number], Number]
-    ] = {}  # transfers that share their times are multiplied once
+    alike: dict[int, tuple[Mapping[Moment, Number], Number]] = {}  # equal times are multiplied once
     for each, seconds in priced(job, transfers):
-        _, so_far = alike.get(id(each.times), (None, None))
-        alike[id(each.times)] = each.times, seconds if so_far is None else so_far + seconds
+        alike[id(each.times)] = each.times, alike.get(id(each.times), (None, 0.0))[1] + seconds
     found: dict[Moment, Number] = {}
     for counts, seconds in alike.values():
         for when, times in counts.items():
@@ -139,24 +136,15 @@ def hidden_behind_weight_gradients(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageWindow:
-    """Seconds of a stage's layers for one microbatch, by pass; this work can hide communication."""
-
-    forward: Number
-    backward: Number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BesideSeconds:
     """Seconds of a stage's background transfers: data-parallel reductions and gathers, and copies to the host.
 
-    A microbatch's seconds (busy_per_microbatch, exposed_forward, exposed_backward) occur m times in a step, and seconds
-    named per_step once. Busy seconds include hidden seconds.
+    A microbatch's seconds (busy_per_microbatch, exposed) occur m times in a step, and seconds named per_step once. Busy
+    seconds include hidden seconds.
     """
 
     busy_per_microbatch: Number
-    exposed_forward: Number
-    exposed_backward: Number
+    exposed: PassSeconds
     busy_per_step: Number
     exposed_per_step: Number
 
@@ -173,12 +161,13 @@ def _not_hidden(seconds: Number, num_units: Number, window: Number, overlaps: Fl
     return np.where(overlaps, last + np.maximum(0.0, (seconds - last) - window), seconds)
 
 
-def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: StageWindow) -> BesideSeconds:
+def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassSeconds) -> BesideSeconds:
     """Seconds of one stage's data-parallel communication, and their exposed part.
 
     The last microbatch's backward pass and the first forward pass hide transfers that run once per step. ZeRO-3 gathers
     one layer ahead, so only the time by which a gather exceeds a layer's work is exposed. On a CPU nothing is hidden,
-    because the cores that compute also move the messages.
+    because the cores that compute also move the messages. `window` are the seconds of the stage's layers for one
+    microbatch, which can hide communication.
 
     Source: Rajbhandari et al., ZeRO (SC 2020), section 7; overlap layer by layer as torch FSDP2 prefetches.
     """
@@ -198,8 +187,7 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: S
         copies = np.where(copied, memory_bound_seconds(job, num_bytes), 0.0)
     return BesideSeconds(
         busy_per_microbatch=busy["backward"] + busy["forward"],
-        exposed_forward=exposed["forward"],
-        exposed_backward=exposed["backward"],
+        exposed=PassSeconds(forward=exposed["forward"], backward_input=exposed["backward"]),
         busy_per_step=busy["last backward"] + busy["first forward"] + copies,
         exposed_per_step=exposed["last backward"] + exposed["first forward"] + copies,
     )

@@ -19,7 +19,7 @@ from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.layers import choices_per_microbatch, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
-from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width, value_size
+from planner.cost.operators import core_widths, cross_attention_share, layer_of, num_blocks, output_width, value_size
 from planner.cost.parameters import embedding_params_on_device
 from planner.cost.recompute import repeated_transfers
 from planner.cost.stage import (
@@ -173,14 +173,8 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     """
     blocks = 1.0 if job.model.parallel_attention else 2.0
     if job.model.layers or not job.model.ffn_hidden_size:  # a layer may have only one of the two blocks
-        blocks = sum_of(num / job.model.num_layers * min(blocks, _num_blocks(kind)) for num, kind in job.model.kinds())
+        blocks = sum_of(num / job.model.num_layers * min(blocks, num_blocks(kind)) for num, kind in job.model.kinds())
     return _tensor(job, layout, blocks + cross_attention_share(job.model))
-
-
-def _num_blocks(kind: ModelSpec) -> int:
-    """Blocks of a layer: attention or a mixer, and experts or a feed-forward block."""
-    mixes = kind.attends or kind.mixer is not None
-    return int(mixes) + int(kind.moe is not None or kind.ffn_hidden_size > 0)
 
 
 def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:

@@ -409,6 +409,18 @@ def whole(path: str, key: str, default: int | None = None) -> Setting:
     return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
 
 
+def switch(path: str, key: str, *, on: Any, off: Any, default: bool = False) -> Setting:
+    """A setting for a field with two values, of which the program's switch says whether it is `on`.
+
+    default: the program's value if the file does not give the key.
+    """
+
+    def read(given: Given) -> Mapping[str, Any]:
+        return {path: on if given.flag(key, default=default) else off}
+
+    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path) == on}, read=read)
+
+
 def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
     """A setting for a field whose values have other names in the program.
 

@@ -12,8 +12,9 @@ from planner.emit.bundle import bundle_of, not_carried, target_of, write_bundle
 from planner.emit.hosts import num_hosts
 from planner.emit.programs.torch import lines_of_hosts
 from planner.emit.target import How
-from planner.errors import EnvironmentProblem, ExitCode, InputError, Mistake
+from planner.errors import EnvironmentProblem, ExitCode
 from planner.launch.hosts import find_host
+from planner.specs.mistakes import Mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,15 +86,13 @@ def _words(output: Path, made: Bundle, host: Host | None, further: Sequence[str]
 def _check_filled(still_yours: dict[str, str], further: Sequence[str], *, where: str) -> None:
     """Refuse to start while the files hold a placeholder without a value; `$NAME` may be set in the environment."""
     given = " ".join(further)
-    mistakes = []
+    mistakes = Mistakes()
     for placeholder, meaning in still_yours.items():
-        if placeholder.startswith("$") and os.environ.get(placeholder.removeprefix("$")):
-            continue
-        if not placeholder.startswith("$") and f"--{placeholder.lower().replace('_', '-')}" in given:
-            continue
-        hint = (
-            "set it in the environment" if placeholder.startswith("$") else "--data, --tokenizer, or options behind --"
-        )
-        mistakes.append(Mistake(message=f"{placeholder} is still yours: {meaning}", where=where, hint=hint))
-    if mistakes:
-        raise InputError(*mistakes)
+        if placeholder.startswith("$"):
+            is_set, hint = bool(os.environ.get(placeholder.removeprefix("$"))), "set it in the environment"
+        else:
+            is_set = f"--{placeholder.lower().replace('_', '-')}" in given
+            hint = "--data, --tokenizer, or options behind --"
+        if not is_set:
+            mistakes.add(f"{placeholder} is still yours: {meaning}", where, hint)
+    mistakes.raise_if_any()

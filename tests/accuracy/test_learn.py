@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from project_tools import load_tool
 
 from planner.accuracy.learn import (
     FACTORS,
@@ -16,7 +17,6 @@ from planner.accuracy.learn import (
     learn,
     learn_calibration,
     posterior,
-    prior_of,
     slopes_of,
 )
 from planner.api import estimate_layout
@@ -145,7 +145,9 @@ def test_the_prior_of_many_clusters_is_what_they_were_made_of() -> None:
     random = np.random.default_rng(1)
     spreads = np.array([0.1, 0.5, 0.3, 0.4, 0.2, 0.3])
     clusters = [made_up(spreads * random.standard_normal(6), 60, 0.03, seed) for seed in range(150)]
-    found = prior_of([(slopes, np.clip(errors, -0.4, 0.4)) for slopes, errors in clusters])
+    found = load_tool("calibration_curve").prior_of(
+        [(slopes, np.clip(errors, -0.4, 0.4)) for slopes, errors in clusters]
+    )
     assert found.scatter == pytest.approx(0.03, rel=0.1)
     assert found.spreads == pytest.approx(spreads, rel=0.25)
 

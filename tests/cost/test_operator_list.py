@@ -20,7 +20,7 @@ from planner.cost.parameters import layer_matmul_params, layer_params, layer_par
 from planner.cost.transfers import expert_transfers
 from planner.layout import parse_layout
 from planner.specs.huggingface import config_from_text
-from planner.specs.model import ModelSpec
+from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec, SparseAttention
 from planner.specs.recipe import Projection
 from planner.specs.recompute import policy_code
 from planner.specs.training import TrainingSpec
@@ -34,8 +34,12 @@ MODELS = {
     "mixtral": ("mixtral-8x7b", True),
     "latent": ("deepseek-v3", True),
     "hybrid": ("nemotron3-nano-30b-a3b", False),
+    "dense": ("llama3-8b", False),
+    "gpt": ("gpt3-175b", False),
+    "sparse": ("deepseek-v3.2", True),
 }
 EVERY = {"parameters", "parameters of a rank", "FLOPs", "seconds", "kept bytes", "matrices", "adapters"}
+HELD = {"parameters", "parameters of a rank"}
 FIELDS = {  # model, field, value, and the counts that stay
     ("mixtral", "moe.num_experts", 16): set(),
     ("mixtral", "moe.experts_per_token", 4): {"parameters", "parameters of a rank", "matrices", "adapters"},
@@ -56,7 +60,44 @@ FIELDS = {  # model, field, value, and the counts that stay
     ("latent", "mla.kv_lora_rank", 256): set(),
     ("latent", "mla.value_head_size", 64): set(),
     ("latent", "moe.shared_ffn_hidden_size", 4096): set(),
+    ("latent", "mla.rope_head_size", 128): set(),
+    ("latent", "mla.nope_head_size", 64): set(),
+    ("latent", "moe.vector_params", 4096): EVERY - HELD,
+    ("latent", "moe.idle_params", 4096): EVERY - HELD,
+    ("latent", "moe.imbalance", 1.5): EVERY - {"seconds", "kept bytes"},
     ("hybrid", "hidden_size", 4096): set(),
+    ("dense", "hidden_size", 8192): set(),
+    ("dense", "num_heads", 64): set(),
+    ("dense", "num_kv_heads", 16): set(),
+    ("dense", "head_size", 64): set(),
+    ("dense", "ffn_hidden_size", 16384): set(),
+    ("dense", "norm", "layernorm"): EVERY - HELD,  # one kernel each, of as many bytes
+    ("dense", "position", "learned"): EVERY - {"seconds"},
+    ("dense", "kind", "encoder"): EVERY - {"seconds"},
+    ("dense", "attends", False): set(),
+    ("dense", "attention_bias", True): EVERY - HELD,
+    ("dense", "mlp_bias", True): EVERY - HELD,
+    ("dense", "qkv_bias", True): EVERY - HELD,
+    ("dense", "layer_vector_params", 4096): EVERY - HELD,
+    ("dense", "parallel_attention", True): EVERY - {"seconds", "kept bytes"},
+    ("dense", "keys_are_values", True): {"kept bytes"},  # rotated keys are kept beside the values
+    ("dense", "shares_keys", True): set(),
+    ("dense", "shared_by", 2): {"FLOPs", "seconds", "kept bytes", "matrices"},
+    ("dense", "cross_attention", True): set(),
+    ("gpt", "norm_bias", False): EVERY - HELD,
+    ("sparse", "sparse.num_heads", 32): set(),
+    ("sparse", "sparse.head_size", 64): set(),
+    ("sparse", "sparse.top_k", 1024): EVERY - {"seconds"},
+    ("sparse", "sparse.shared", True): set(),
+}
+OF_NO_LAYER = {  # what the model is called, how often its layers occur, its ends, and the tower beside it
+    *("name", "architecture", "num_layers", "num_encoder_layers", "layers", "mtp_layers", "sliding_window"),
+    *("global_every", "vocab_size", "max_sequence_length", "tied_embeddings", "embedding_size", "head_input_size"),
+    *("head_bias", "table_params", "input_matrix_params", "output_matrix_params", "embedding_norm", "final_norm"),
+    *("output_head", "extra_positions", "relative_buckets", "num_token_types", "pooler", "patches", "vision"),
+    *("rope_theta", "rope_scaling", "norm_epsilon"),
+    *("moe.num_dense_layers", "moe.layer_frequency", "moe.num_groups", "moe.groups_per_token"),
+    "mixer",  # tests/specs compares its kinds with the library's own counts
 }
 
 
@@ -93,6 +134,21 @@ def test_a_field_moves_every_count_that_it_should(make_job, name, field, value):
     )
     unmoved = {count for count, each in after.items() if each == before[count]}
     assert unmoved == FIELDS[name, field, value]
+
+
+def test_each_tensor_of_attention_has_its_own_width(make_job):
+    """By hand: 32 heads of queries and 8 of keys have 128 elements, values and outputs 64; 2 bytes for each."""
+    job = make_job("llama3-8b", settings=("model.value_head_size=64",))
+    layout = parse_layout("tp=1", num_layers=job.model.num_layers, num_devices=64)
+    kept = {term.name: float(term.num_bytes) for term in activation_terms(job, layout)}
+    assert kept["queries, keys and values"] == 2048 * 2 * (32 * 128 + 8 * 128 + 8 * 64)
+    assert kept["attention output"] == 2048 * 2 * 32 * 64
+
+
+def test_every_field_of_the_model_is_in_the_table():
+    parts = {"moe": MixtureOfExperts, "mla": LatentAttention, "sparse": SparseAttention}
+    of_parts = {f"{part}.{name}" for part, document in parts.items() for name in document.model_fields}
+    assert of_parts | (ModelSpec.model_fields.keys() - parts) == OF_NO_LAYER | {field for _, field, _ in FIELDS}
 
 
 # --- shards ------------------------------------------------------------------------------------------------------

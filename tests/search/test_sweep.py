@@ -216,10 +216,11 @@ def test_the_fewest_devices_keep_to_the_deadline_with_the_confidence():
     deadline = 1.1 * middle.step_seconds * 1e12 / (96 * 4096)
     asked = replace(job, training=job.training.model_copy(update={"tokens": 1e12, "deadline": deadline}))
     sure, unsure = (sweep(asked, pinned, range(1, 5), confidence=each) for each in (0.95, 0.05))
-    for found in (sure, unsure):
+    fewest = [next(point for point in found.front if found.meets_deadline(point)) for found in (sure, unsure)]
+    for found, point in zip((sure, unsure), fewest, strict=True):
         alone = search_in_time(asked, pinned, "gpus", confidence=found.confidence)
-        assert found.fewest_in_time.num_devices == alone.layout.world_size
-        assert found.fewest_in_time.deadline_chance == pytest.approx(alone.run.deadline_chance)
+        assert point.num_devices == alone.layout.world_size
+        assert point.deadline_chance == pytest.approx(alone.run.deadline_chance)
         assert alone.run.meets_deadline
-    assert sure.fewest_in_time.num_devices > unsure.fewest_in_time.num_devices
-    assert sweep(job, pinned, [4]).fewest_in_time is None
+    assert fewest[0].num_devices > fewest[1].num_devices
+    assert [*map(sweep(job, pinned, [4]).meets_deadline, sweep(job, pinned, [4]).front)] == [None]

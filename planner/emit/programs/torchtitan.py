@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, only, whole
+from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, only, switch, whole
 from planner.errors import InputError
-from planner.layout import V_SHAPED, even_split, offloads_optimizer
+from planner.layout import V_SHAPED, even_split
 from planner.specs.by_name import load_model
 from planner.specs.model import ModelSpec
 from planner.specs.validate import validate
@@ -496,11 +496,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
             write=lambda plan: {"activation_checkpoint": RECOMPUTE[plan.layout.recompute[0]]},
             read=_read_recompute,
         ),
-        Setting(
-            says=("layout.offload",),
-            write=lambda plan: {"training.enable_cpu_offload": offloads_optimizer(plan.layout)},
-            read=lambda given: {"layout.offload": "optimizer" if given.flag("training.enable_cpu_offload") else "none"},
-        ),
+        switch("layout.offload", "training.enable_cpu_offload", on="optimizer", off="none"),
         Setting(
             says=("layout.mbs", "training.global_batch_size", "training.sequence_length"),
             write=_write_tokens if counts_tokens else _write_sequences,
@@ -508,13 +504,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         ),
         Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
         Setting(says=("training.loss", "training.loss_chunks"), write=_write_loss, read=_read_loss),
-        Setting(
-            says=("training.cuda_graphs",),
-            write=lambda plan: {"training.disable_cuda_graphs": plan.training.cuda_graphs == "none"},
-            read=lambda given: {
-                "training.cuda_graphs": "none" if given.flag("training.disable_cuda_graphs", default=True) else "step"
-            },
-        ),
+        switch("training.cuda_graphs", "training.disable_cuda_graphs", on="none", off="step", default=True),
         whole("training.steps", "training.steps", 10000),
         number("training.gradient_clip", "training.max_norm"),
         number("training.learning_rate", "optimizer.lr"),

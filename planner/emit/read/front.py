@@ -26,6 +26,7 @@ from planner.errors import InputError, Mistake
 from planner.layout import Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
 from planner.specs.files import kind_of, limited_text
+from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.text import printable
@@ -332,7 +333,7 @@ _ALL_OF_A_HOST: Final = ("gpu", "auto", "-1")
 
 def _check_size(sizes: Mapping[str, Value], shown: str) -> None:
     """Refuse numbers of hosts and ranks that cannot be read, because a size must not be guessed."""
-    mistakes = []
+    mistakes = Mistakes()
     for what, value in sizes.items():
         if value is None or _count(value) or value in _ALL_OF_A_HOST:
             continue
@@ -341,20 +342,13 @@ def _check_size(sizes: Mapping[str, Value], shown: str) -> None:
         defined = f"--define {variable[1]}=N or " if variable else ""
         why = "which the file does not set" if UNSET.search(text) else "which is no number"
         option = "--nodes N" if what == "hosts" else "--gpus N (of all hosts)"
-        mistakes.append(
-            Mistake(
-                message=f"the number of {what} is {printable(text, 60)}, {why}",
-                where=shown,
-                hint=f"{defined}{option} says it",
-            )
-        )
-    if mistakes:
-        raise InputError(*mistakes)
+        mistakes.add(f"the number of {what} is {printable(text, 60)}, {why}", shown, f"{defined}{option} says it")
+    mistakes.raise_if_any()
 
 
 def _check_set(reader: Reader, values: Values, shown: str) -> None:
     """Refuse keys that affect the price if their value contains a shell variable that the file does not set."""
-    mistakes = []
+    mistakes = Mistakes()
     for key, value in values.items():
         texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
         unset = next((match for each in texts if (match := UNSET.search(each))), None)
@@ -363,11 +357,8 @@ def _check_set(reader: Reader, values: Values, shown: str) -> None:
         name = printable(" ".join(texts), 60)
         hint = "--define NAME=VALUE sets a variable of the file, and --args 'A B' its arguments"
         hint = hint if reader.is_shell else "write the value in its place"
-        mistakes.append(
-            Mistake(message=f"{printable(key, 80)} is {name}, which the file does not set", where=shown, hint=hint)
-        )
-    if mistakes:
-        raise InputError(*mistakes)
+        mistakes.add(f"{printable(key, 80)} is {name}, which the file does not set", shown, hint)
+    mistakes.raise_if_any()
 
 
 def _model(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from planner.cost.compute import head_seconds
+from planner.cost.ledger import LineName
 from planner.cost.prices import num_microbatches, stage_parts
 from planner.cost.schedule import EXECUTED, steady_count, step_seconds
 from planner.cost.shapes import LAYER_KEYS
@@ -82,8 +83,8 @@ def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> lis
     least = []
     for has_experts, is_local, _ in kinds_main_first(job):
         layer = parts.layers[has_experts, is_local]
-        exchange = 2.0 * layer.ep if has_experts and not hides else 0.0
-        exposed = sum_of(layer.tp) - sum_of(layer.tp_hidden)
+        exchange = 0.0 if hides else layer.busy[LineName.EP_COMM].total
+        exposed = layer.busy[LineName.TP_COMM].total - layer.hidden[LineName.TP_COMM].total
         least.append(layer.passes.total + exposed + exchange)
     return least
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cost.compute import PassSeconds
 from planner.cost.prices import num_microbatches, stage_fits, stage_prices
 from planner.cost.schedule import steady_count, step_seconds
 from planner.cost.shapes import spread
 from planner.cost.stage import stage_of
-from planner.cost.traffic import StageWindow, data_parallel_seconds
+from planner.cost.traffic import data_parallel_seconds
 from planner.search.bounds.of_layers import (
     INSIDE,
     kinds_main_first,
@@ -303,7 +304,7 @@ def _least_transfer(
     moved, exposed = [], []
     for count in (layers, np.maximum(layers, most)):
         stage = stage_of_kind(kinds_main_first(job)[0], index=INSIDE, num_layers=count, policy=0)
-        moved.append(data_parallel_seconds(job, degrees, stage, StageWindow(forward=0.0, backward=0.0)).busy_per_step)
+        moved.append(data_parallel_seconds(job, degrees, stage, PassSeconds()).busy_per_step)
         hidden = (each * count + others).max(axis=0) if job.engine.overlap.data_parallel else 0.0
         exposed.append(moved[-1] - hidden)
     updated = np.minimum(layers / most, 1.0) * optimizer_seconds

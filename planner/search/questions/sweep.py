@@ -116,14 +116,6 @@ class Sweep:
         """The point with the fewest devices that takes at most `longest_sequence_seconds` per sequence, or None."""
         return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
 
-    @property
-    def fewest_in_time(self) -> Point | None:
-        """The point with the fewest devices that keeps the deadline with the confidence.
-
-        The result is None if there is no deadline, or if no point keeps the deadline.
-        """
-        return next((point for point in self.front if self.meets_deadline(point)), None)
-
     def meets_deadline(self, point: Point) -> bool | None:
         """Whether a point meets the deadline with the required confidence; if its chance is unknown, by its forecast.
 
