@@ -6,10 +6,9 @@ with its traceback (exit code 1).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final, Self
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -46,24 +45,8 @@ class Mistake:
         return head + quoted + help_
 
 
-_OPTION: Final = re.compile(
-    "`planner [^`]*`|--(nodes|gpus|seq-len|global-batch|precision|engine|set|risk|headroom|calibration|pin|forbid|"
-    r"objective|within|confidence|top|solver|time-limit|layout|why-not|what-if|scaling|allow-[a-z-]+)\b"
-)
-"""A command, or an option that is also a keyword of the Python API."""
-
-
-def _in_python(text: str) -> str:
-    """A text with keywords of the Python API in place of options: `--seq-len 4096` is `seq_len 4096`."""
-    keyword = {"set": "settings"}
-    return _OPTION.sub(lambda each: keyword.get(each[1], each[1].replace("-", "_")) if each[1] else each[0], text)
-
-
 class PlannerError(Exception):
-    """One or more mistakes that the user can fix; `mistakes` holds every mistake found, not just the first.
-
-    `mistakes` speak of options, as the commands print them; the error as text speaks of keywords, for a traceback.
-    """
+    """One or more mistakes that the user can fix; `mistakes` holds every mistake found, not just the first."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -71,7 +54,7 @@ class PlannerError(Exception):
         self.mistakes = tuple(
             Mistake(message=each, hint=hint, where=where) if isinstance(each, str) else each for each in mistakes
         )
-        super().__init__(_in_python("\n".join(mistake.text() for mistake in self.mistakes)))
+        super().__init__("\n".join(mistake.text() for mistake in self.mistakes))
 
     def at(self, where: str, place: str) -> Self:
         """The same mistakes, with every mistake at `where` moved to `place`."""

@@ -200,13 +200,13 @@ def test_forbidden_sequence_parallelism_leaves_tensor_parallelism() -> None:
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"objective": "speed"}, "objective: 'speed'"),
-        ({"solver": "guess"}, "solver: 'guess'"),
+        ({"objective": "speed"}, "--objective: 'speed'"),
+        ({"solver": "guess"}, "--solver: 'guess'"),
         ({"nodes": "1..8"}, "compare_sizes"),
         ({"nodes": range(1, 9)}, "compare_sizes"),
-        ({"seq_len": "long"}, "^seq_len"),
-        ({"gpus": 3, "nodes": 1}, "^nodes and gpus both"),
-        ({"headroom": 1.0}, "^headroom: "),
+        ({"seq_len": "long"}, "--seq-len"),
+        ({"gpus": 3, "nodes": 1}, "--nodes and --gpus"),
+        ({"headroom": 1.0}, "--headroom"),
         ({"pin": "tq=1"}, "tq"),
         ({"pin": ["tp=1", "tp=2"]}, "tp"),
     ],

@@ -140,7 +140,7 @@ def test_what_is_no_plan_is_refused_without_a_traceback(text):
     [
         ({"traceEvents": []}, "it is a timeline"),
         ({"format": 1, "front": [], "sizes": []}, "it is a comparison of cluster sizes"),
-        ({"model_type": "llama"}, "give it as MODEL, with CLUSTER and layout"),
+        ({"model_type": "llama"}, "give it as MODEL, with CLUSTER and --layout"),
         (
             {"format": 7, "layout": {}},
             "not a valid plan document of format 3, which this planner reads: it has format 7",

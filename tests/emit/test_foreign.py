@@ -338,7 +338,7 @@ def test_hosts_that_a_file_uses_in_part_are_said(ranks, hosts, said, written):
 def test_a_layout_of_a_file_that_cannot_run_is_refused_at_the_file(written):
     script = written(f"torchrun --nproc_per_node 8 --nnodes 2 {RUN} --pipeline-model-parallel-size 4 "
                      "--tensor-model-parallel-size $TP")  # fmt: skip
-    with pytest.raises(InputError, match=r"= 32 devices, and there are 16; lower a degree, or nodes 4") as error:
+    with pytest.raises(InputError, match=r"= 32 devices, and there are 16; lower a degree, or --nodes 4") as error:
         estimate_file(script, "dgx-h100", define=("TP=8",))
     assert {each.where for each in error.value.mistakes} == {str(script)}
     with pytest.raises(InputError, match=r"tp 3 \* pp 4 = 12 does not divide 16 devices") as error:

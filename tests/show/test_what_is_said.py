@@ -216,12 +216,3 @@ def test_one_pin_that_breaks_several_rules_is_one_error(capsys) -> None:
     assert err.count("error:") == err.count("help:") == 1
     assert "divide the heads" in err
     assert "scale-up domain" in err
-
-
-def test_an_error_in_python_names_keywords_and_one_of_a_command_names_options(capsys) -> None:
-    with pytest.raises(InputError) as caught:
-        planner.plan_job("tiny-llama", "dgx-a100", gpus=2)
-    assert "global_batch 1024 gives" in str(caught.value)
-    assert "--" not in str(caught.value)
-    assert main(["plan", *SMALL[:4]]) == 2
-    assert "--global-batch 1024 gives" in capsys.readouterr().err
