@@ -169,9 +169,11 @@ def peak_section(plan: Plan, peaks: Sequence[StagePeak], band: MemoryBand | None
     )
 
 
-def transients_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group:
-    """Show the parts of the fullest stage's transients."""
+def transients_section(plan: Plan, peaks: Sequence[StagePeak]) -> Group | None:
+    """Show the parts of the fullest stage's transients; None if it has none."""
     peak = next(each for each in peaks if each.stage == plan.worst_stage.stage)
+    if not peak.transients:
+        return None
     scale = bytes_scale(part.num_bytes for part in peak.transients)
     rows = [(clean(part.name), scale(part.num_bytes)) for part in peak.transients]
     return section(f"Transients of stage {peak.stage}, {scale.unit}", Columns(rows, right=(1,)))

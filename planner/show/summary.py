@@ -103,8 +103,8 @@ def _few(runner: RunnerUp) -> Group:
 
 
 def _fewest(runner: RunnerUp) -> Text:
-    share = f"; {runner.reason.split(':')[0]}{', near tie' * runner.near_tie}"
-    return Text.assemble(_keys(runner), (clean(share), "dim"))
+    keys, share = _keys(runner), f"{runner.reason.split(':')[0]}{', near tie' * runner.near_tie}"
+    return Text.assemble(keys + "; " * bool(keys), (clean(share), "dim"))
 
 
 def _keys(runner: RunnerUp) -> str:

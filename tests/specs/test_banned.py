@@ -172,4 +172,4 @@ def test_a_file_with_a_banned_axis_is_priced_and_planned_without_it(tmp_path, ca
     assert main(["plan", *words, "--json"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["layout"]["tp"] == 1
-    assert "the file's own layout: tp=2" in told.err
+    assert json.loads(told.out)["own"]["layout"]["tp"] == 2
