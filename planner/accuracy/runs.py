@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 REQUIRED_COLUMNS: Final = ("model", "gpu", "gpus", "seq", "gbs")
 """Columns without which no row can be priced. Every other column may be missing; its cells then count as blank."""
 
+_MEASURED: Final = ("step_s", "tok_s_gpu", "measured_step_s", "mem_bytes", "oom")
+"""Columns of what a run measured; rows of quality C lose them, so that they enter no fit and no score."""
+
 _LARGEST: Final = 1e15
 _WHOLE: Final = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"  # commas only between groups of three digits
 _NUMBER: Final = re.compile(rf"\s*({_WHOLE}\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*", re.ASCII)
@@ -32,6 +35,8 @@ class Run:
     A number is None if the source does not state it, or states it in words. A text is empty if the source does not
     state it.
     family: the family of publishers of the source, from `families.csv` beside the table; without one, the source.
+    quality: C if the source itself says that its figures tell nothing about speed; such a row is priced, and what it
+    measured counts as not stated.
     """
 
     id: str
@@ -100,6 +105,11 @@ class Run:
     cpu_offload: str
     fp8_recipe: str
     mtp_layers: int | None
+    memory_recipe: str
+    mean_sample_tokens: float | None
+    pcie: str
+    transport: str
+    quality: str
 
     @property
     def measured_step_seconds(self) -> float | None:
@@ -179,6 +189,8 @@ def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
         values[field.name] = text if field.type == "str" else _number(text, whole=field.type == "int | None")
     values["id"] = values["id"] or fallback_id
     values["family"] = values["family"] or values["source_set"]
+    if values["quality"].upper().startswith("C"):
+        values |= dict.fromkeys(_MEASURED)
     return Run(**values)
 
 
