@@ -321,7 +321,7 @@ def memory(found: Iterable[Figure]) -> list[str]:
 def page(scored: Scored) -> str:
     """The whole of docs/accuracy.md."""
     measured = sum(run.measured_step_seconds is not None for run in scored.runs.values())
-    apart = [sample for sample in scored.samples if not sample.is_fitted]
+    apart = [sample for sample in scored.samples if sample.fit]
     head = HEAD.format(
         num_runs=len(scored.runs),
         num_priced=len(scored.samples),
@@ -342,7 +342,7 @@ def page(scored: Scored) -> str:
     }
     sections = {
         "By how the run is cut": table(scored, "cut", cut, everything=True),
-        "By use": table(scored, "sources", lambda sample: "in a fit" if sample.is_fitted else "in no fit"),
+        "By use": table(scored, "sources", lambda sample: "in no fit" if sample.fit else "in a fit"),
         "By kind": [KINDS, "", *of_kinds(scored)],
         **{f"By {name}": table(scored, name, key) for name, key in keys.items()},
         "Worst runs": worst(scored),

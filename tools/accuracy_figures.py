@@ -22,7 +22,6 @@ from planner.accuracy.calibrate import (
 )
 from planner.accuracy.groups import kinds_of
 from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
-from planner.accuracy.runs import without_recipe
 from planner.accuracy.score import Row, score
 from planner.accuracy.sweeps import sweeps
 from planner.cost.band import Band, band_of, one_family_of, spread_of
@@ -39,6 +38,13 @@ if TYPE_CHECKING:
 
 LARGEST: Final = "hf-ultrascale"
 """A source that is reported separately: it has a quarter of all rows, on a network that no other source has."""
+
+_RECIPE: Final = {
+    **dict.fromkeys(("recompute_modules", "pipeline_layout", "cuda_graphs", "dispatcher", "cpu_offload"), ""),
+    **dict.fromkeys(("recompute_layers", "moe_a2a_overlap", "mtp_layers")),
+    "fp8_recipe": "",
+}
+"""Columns that come from a run's recipe and that a stranger hardly types, blank."""
 
 _FEW: Final = 4
 _MANY: Final = 20
@@ -100,7 +106,7 @@ def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
 def _priced(runs: Sequence[Run]) -> list[_Priced]:
     found = []
     for run in runs:
-        blank = without_recipe(run)
+        blank = replace(run, **_RECIPE)
         samples = [next(iter(read_samples([each])), None) for each in (run, *([blank] if blank != run else []))]
         found.append(_Priced(score(run), samples[0], samples[-1]))
     return found
@@ -171,7 +177,7 @@ def _times(held: HeldOut) -> list[Figure]:
         chosen = ratios[[test(sample) for sample in samples]]
         return [Figure(name, len(chosen), _three(sizes(chosen)), aim)] if len(chosen) else []
 
-    fitted = np.array([sample.is_fitted for sample in samples])
+    fitted = np.array([not sample.fit for sample in samples])
     apart = [
         line
         for name, mask in (("in a fit", fitted), ("in no fit", ~fitted))
@@ -223,7 +229,7 @@ def _three(values: Iterable[float]) -> str:
 def _by_family(held: HeldOut) -> dict[str, list[float]]:
     found = defaultdict(list)
     for sample, ratio in zip(held.samples, held.ratios, strict=True):
-        if sample.source != LARGEST and sample.is_fitted:
+        if sample.source != LARGEST and not sample.fit:
             found[sample.family].append(float(ratio))
     return found
 

@@ -108,7 +108,7 @@ class Sample:
     run: str
     source: str
     family: str = ""
-    is_fitted: bool = True
+    fit: str = ""
     keys: dict[str, str | bool]
     axes: str
     fold: int
@@ -190,7 +190,7 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
         run=run.id,
         source=run.source_set,
         family=run.family,
-        is_fitted=run.fit != "no",
+        fit=run.fit,
         keys={
             "device": job.cluster.device.name,
             "engine": job.engine.name,
@@ -222,7 +222,7 @@ def _seconds_at(setup: Setup, name: str, value: float) -> float:
 
 
 def _fitted(samples: Iterable[Sample]) -> list[Sample]:
-    return [s for s in samples if s.is_fitted and s.keys["engine"] not in UNFITTED_ENGINES]
+    return [s for s in samples if not s.fit and s.keys["engine"] not in UNFITTED_ENGINES]
 
 
 def _fit(samples: Sequence[Sample]) -> _Fit:
@@ -342,9 +342,11 @@ def family_folds(samples: Iterable[Sample]) -> list[int]:
 
 
 def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple[Evidence, ...]:
-    """Sorted held-out ratios of each kind of run in each source."""
+    """Sorted held-out ratios of each kind of run in each source from which bands may learn."""
     kinds = defaultdict(list)
     for sample, ratio in zip(samples, ratios, strict=True):
+        if sample.fit == "no":
+            continue
         family = sample.family or sample.source
         kinds[sample.source, family, tuple(sample.kind.items())].append(round(float(ratio), 4))
     return tuple(
@@ -356,8 +358,8 @@ def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple
 def main(arguments: Sequence[str]) -> None:
     """Fit RUNS.csv and write the calibration file."""
     runs, output = arguments
-    table = read_runs(Path(runs))
-    found = calibrate(read_samples(table), memory_runs(score(run) for run in table if run.fit != "no"))
+    table = [run for run in read_runs(Path(runs)) if run.fit != "no"]
+    found = calibrate(read_samples(table), memory_runs(map(score, table)))
     Path(output).write_text(calibration_text(found), encoding="utf-8")
 
 

@@ -286,12 +286,9 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task}; {words}", model, assumed)
-    found |= _kernels(words, engine)
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
-    if re.search(r"tp.comm.overlap|async.?tp", run.flags.lower()):
-        found["engine.overlap.tensor_parallel"] = "true"
     found.setdefault("training.loss", "whole")
     found["training.cuda_graphs"] = _graphs(run)
     overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
@@ -305,7 +302,7 @@ def _stated_in_words(words: str) -> dict[str, str]:
     """Settings whose words stand in the flags or notes of a row (`words` of aliases.yaml); the first match counts."""
     found: dict[str, str] = {}
     for entry in knowledge("aliases")["words"]:
-        if fnmatchcase(words, f"*{entry['match']}*"):
+        if re.search(entry["match"], words):
             found = entry["settings"] | found
     return found
 
@@ -317,19 +314,6 @@ def _overlaps_experts(run: Run) -> bool:
         "overlap" in flag and re.search(r"\b(?:ep|experts?|moe)\b", flag) and not re.search(r"\b(?:off|no|not)\b", flag)
         for flag in flags
     )
-
-
-def _kernels(words: str, engine: EngineSpec) -> dict[str, str]:
-    """Kernels of norms and of attention that the words of a row name, if they differ from the engine's defaults."""
-    found = {}
-    if engine.memory.norm_kernel:
-        if "eager" in words.split():
-            found["engine.memory.norm_kernel"] = "false"
-    elif "rms kernel" in words or "torch.compile" in words:
-        found["engine.memory.norm_kernel"] = "true"
-    if re.search(r"\bfa[34]\b|flash.?attention.?[34]", words):
-        found["engine.compute.attention_kernel"] = "latest"
-    return found
 
 
 def _graphs(run: Run) -> str:
@@ -356,22 +340,11 @@ def _adapters(words: str, model: ModelSpec, assumed: list[Assumed]) -> dict[str,
     return found
 
 
-_TARGETS: Final = {
-    "query": r"all.linear|\bquery\b|\bq_proj\b|qkv\b|of attention",
-    "key": r"all.linear|\bkey\b|\bk_proj\b|qkv\b|of attention",
-    "value": r"all.linear|\bvalue\b|\bv_proj\b|qkv\b|of attention",
-    "output": r"all.linear(?!.{0,3}no output)|(?<!no )\boutput\b|\bo_proj\b|\bquery\b.*\bprojection\b|of attention",
-    "gate": r"all.linear|\bgate_proj\b|\bmlp\b",
-    "up": r"all.linear|\bup_proj\b|\bmlp\b",
-    "down": r"all.linear|\bdown_proj\b|\bmlp\b",
-}
-"""Matrix -> words of peft, NeMo and litgpt for adapters beside it."""
-
-
 def _adapted(words: str) -> list[str]:
     """The matrices with adapters that the words name: in a flag of targets or of a rank."""
     flags = [flag for flag in words.split(";") if re.search(r"targets|rank|linear|qkv", flag)]
-    return [name for name, pattern in _TARGETS.items() if any(re.search(pattern, flag) for flag in flags)]
+    patterns = knowledge("aliases")["targets"]
+    return [name for name in patterns if any(re.search(patterns[name], flag) for flag in flags)]
 
 
 def _recipe(run: Run, engine: EngineSpec) -> str:

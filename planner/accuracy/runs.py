@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import EnvironmentProblem, InputError
@@ -23,12 +23,6 @@ REQUIRED_COLUMNS: Final = ("model", "gpu", "gpus", "seq", "gbs")
 _MEASURED: Final = ("step_s", "tok_s_gpu", "measured_step_s", "mem_bytes", "oom")
 """Columns of what a run measured; rows of quality C lose them, so that they enter no fit and no score."""
 
-_RECIPE: Final = (
-    *("recompute_modules", "recompute_layers", "pipeline_layout", "cuda_graphs", "moe_a2a_overlap", "dispatcher"),
-    *("cpu_offload", "fp8_recipe", "mtp_layers"),
-)
-"""Columns that come from a run's recipe and that a stranger hardly types."""
-
 _LARGEST: Final = 1e15
 _WHOLE: Final = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"  # commas only between groups of three digits
 _NUMBER: Final = re.compile(rf"\s*({_WHOLE}\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*", re.ASCII)
@@ -41,7 +35,8 @@ class Run:
     A number is None if the source does not state it, or states it in words. A text is empty if the source does not
     state it.
     family: the family of publishers of the source, from `families.csv` beside the table; without one, the source.
-    fit: `no` if the source enters no fit (a column of `families.csv`); its rows test a fit that has not seen them.
+    fit: what a calibration learns from the source, from `families.csv`: everything if empty, only the width of bands
+    if `bands`, nothing if `no`.
     quality: C if the source itself says that its figures tell nothing about speed; such a row is priced, and what it
     measured counts as not stated.
     """
@@ -131,13 +126,6 @@ class Run:
         if self.tok_s_gpu and self.gbs and self.seq and self.gpus:
             return self.gbs * self.seq / (self.gpus * self.tok_s_gpu)
         return None
-
-
-def without_recipe(run: Run) -> Run:
-    """The run with the cells of its recipe blank."""
-    kinds = {field.name: field.type for field in fields(Run)}
-    blank: dict[str, Any] = {name: "" if kinds[name] == "str" else None for name in _RECIPE}
-    return replace(run, **blank)
 
 
 def read_runs(path: Path) -> tuple[Run, ...]:
