@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from planner.accuracy.calibrate import Sample, calibrate, held_out_ratios
+from planner.accuracy.runs import read_runs
+from planner.specs.by_name import shipped_calibration
 from planner.specs.calibration import UNCALIBRATED, Calibration, CalibrationEntry, find_entry
 
+PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
 DEVICES = {"a100-80gb": 1.0, "h100-80gb": 1.3, "b200-180gb": 1.7}
 ENGINES = {"megatron": 1.0, "fsdp": 1.25}
 POINTS = np.array([0.6, 1.0, 1.6, 2.6])  # where the fit has prices; a slowdown is 1.2 times as much
@@ -88,10 +92,23 @@ def test_the_core_of_attention_has_a_factor_of_its_own_beside_the_slowdown():
     assert (found.slowdown, found.core_attention) == (pytest.approx(1.3, rel=0.03), pytest.approx(1.4, rel=0.05))
 
 
-@pytest.mark.parametrize("kept", [{"source": "megatron-sc21-t1"}, {"source": "korthikanti-t5"}])
-def test_tables_kept_for_validation_move_nothing(kept):
-    wild = [made_up(slowdown=9.0, **kept) for _ in range(50)]
-    assert calibrate([*runs(), *wild]).entries[1:] == calibrate(runs()).entries[1:]
+@pytest.mark.parametrize(("fit", "has_errors"), [("bands", True), ("no", False)])
+def test_sources_kept_for_validation_move_no_factor_and_bands_only_where_their_family_says_so(fit, has_errors):
+    wild = [replace(made_up(slowdown=9.0, source="wild"), fit=fit) for _ in range(50)]
+    found = calibrate([*runs(), *wild])
+    assert found.entries[1:] == calibrate(runs()).entries[1:]
+    assert any(each.source == "wild" for each in found.evidence) == has_errors
+
+
+def test_the_table_of_families_says_what_each_source_teaches():
+    teaches = {run.source_set: run.fit for run in read_runs(PUBLISHED)}
+    assert {source for source, fit in teaches.items() if fit == "bands"} == {
+        "megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5"
+    }  # fmt: skip
+    assert {each.source for each in shipped_calibration().evidence}.isdisjoint(
+        source for source, fit in teaches.items() if fit == "no"
+    )
+    assert set(teaches.values()) == {"", "bands", "no"}
 
 
 def test_slowdowns_multiply_and_the_first_statement_counts():
