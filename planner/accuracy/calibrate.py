@@ -18,7 +18,6 @@ import itertools
 import json
 import math
 import sys
-import zlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,7 +94,6 @@ _SWEEPS: Final = 40
 _LARGEST_STEP: Final = 0.3
 _CLOSE: Final = 1e-4
 _LARGEST_LOG: Final = math.log(4.0)
-_FOLDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +109,6 @@ class Sample:
     fit: str = ""
     keys: dict[str, str | bool]
     axes: str
-    fold: int
     features: tuple[str, ...] = ()
     measured_seconds: float
     seconds: NDArray[np.float64]
@@ -185,7 +182,6 @@ def read_samples(runs: Iterable[Run]) -> list[Sample]:
 
 def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
     job = setup.job
-    size = f"{job.model.hidden_size}x{job.model.num_layers}"
     return Sample(
         run=run.id,
         source=run.source_set,
@@ -199,7 +195,6 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
         },
         axes=axes_of(setup.layout),
         features=features_of(job, setup.layout),
-        fold=zlib.crc32(size.encode()) % _FOLDS,
         measured_seconds=measured_seconds,
         seconds=_seconds(setup),
     )

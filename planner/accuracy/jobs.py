@@ -328,23 +328,18 @@ def _graphs(run: Run) -> str:
 
 
 def _adapters(words: str, model: ModelSpec, assumed: list[Assumed]) -> dict[str, str]:
-    """Adapters of the stated rank, or of rank 8, the default of peft and of NeMo's recipes."""
+    """Adapters of the stated rank (8 by default, as in peft and NeMo), beside the matrices that flags name."""
     rank = re.search(r"(?:rank|dim|\br)\s*[=:]?\s*(\d{1,4})\b", words)
     if rank is None:
         assumed.append(Assumed(key="training.lora_rank", value="8", rule="the default of peft and of NeMo's recipes"))
     found = {"training.lora_rank": rank[1] if rank else "8"}
-    if targets := [name for name in _adapted(words) if name != "gate" or model.activation == "swiglu"]:
+    flags = "\n".join(flag for flag in words.split(";") if re.search(r"targets|rank|linear|qkv", flag))
+    named = [name for name, pattern in knowledge("aliases")["targets"].items() if re.search(pattern, flags)]
+    if targets := [name for name in named if name != "gate" or model.activation == "swiglu"]:
         found["training.lora_targets"] = f"[{', '.join(targets)}]"
     if "qlora" in words or "nf4" in words:
         found["training.frozen_weights"] = "nf4"
     return found
-
-
-def _adapted(words: str) -> list[str]:
-    """The matrices with adapters that the words name: in a flag of targets or of a rank."""
-    flags = [flag for flag in words.split(";") if re.search(r"targets|rank|linear|qkv", flag)]
-    patterns = knowledge("aliases")["targets"]
-    return [name for name in patterns if any(re.search(patterns[name], flag) for flag in flags)]
 
 
 def _recipe(run: Run, engine: EngineSpec) -> str:

@@ -21,7 +21,7 @@ POINTS = np.array([0.6, 1.0, 1.6, 2.6])  # where the fit has prices; a slowdown 
 FACTORS = ("slowdown", "core_attention", "scale_up", "network", "host")
 
 
-def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", fold=0, rest=1.0, **parts):
+def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", rest=1.0, **parts):
     """A run that took exactly rest + slowdown * compute seconds, plus seconds times factor for each further part.
 
     parts: seconds at a factor of 1, and the true factor; `compute`: seconds at a slowdown of 1.
@@ -38,7 +38,6 @@ def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-
         source=source,
         keys={"device": device, "engine": engine, "precision": "16", "experts": False},
         axes="dp",
-        fold=fold,
         measured_seconds=rest + slowdown * compute + sum(seconds * factor for seconds, factor in parts.values()),
         seconds=prices,
     )
@@ -46,9 +45,13 @@ def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-
 
 def runs(times=12):
     return [
-        made_up(device=device, engine=engine, fold=number % 5)
-        for (device, engine), number in itertools.product(itertools.product(DEVICES, ENGINES), range(times))
+        made_up(device=device, engine=engine)
+        for (device, engine), _ in itertools.product(itertools.product(DEVICES, ENGINES), range(times))
     ]
+
+
+def folds_of(samples):
+    return [number % 5 for number in range(len(samples))]
 
 
 def test_a_combination_that_nobody_measured_leans_on_its_parts():
@@ -61,15 +64,18 @@ def test_a_combination_that_nobody_measured_leans_on_its_parts():
 
 
 def test_runs_that_are_exact_are_forecast_exactly():
-    ratios = held_out_ratios(runs(), [run.fold for run in runs()])
+    ratios = held_out_ratios(runs(), folds_of(runs()))
     assert ratios == pytest.approx(np.ones(len(ratios)), abs=0.05)
 
 
 def test_a_run_is_never_forecast_from_its_own_fold():
     samples = runs()
-    folds = [run.fold for run in samples]
+    folds = folds_of(samples)
     before = held_out_ratios(samples, folds)
-    slower = [replace(run, measured_seconds=3 * run.measured_seconds) if run.fold == 0 else run for run in samples]
+    slower = [
+        run if fold else replace(run, measured_seconds=3 * run.measured_seconds)
+        for run, fold in zip(samples, folds, strict=True)
+    ]
     after = held_out_ratios(slower, folds)
     held = np.array(folds) == 0
     assert after[held] == pytest.approx(3 * before[held])
