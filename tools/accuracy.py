@@ -329,7 +329,9 @@ def page(scored: Scored) -> str:
         few=FEW,
         **_scarce(scored),
         unfitted=len(apart),
-        unfitted_sources=f"{len({sample.source for sample in apart})} sources",
+        unfitted_sources=", ".join(
+            f"`{source}`" for source in sorted({r.source_set for r in scored.runs.values() if r.fit})
+        ),
     )
     keys: dict[str, Callable[[Sample], str]] = {
         "axes": lambda sample: sample.axes,

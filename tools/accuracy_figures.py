@@ -7,7 +7,7 @@ from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LARGEST: Final = "hf-ultrascale"
 """A source that is reported separately: it has a quarter of all rows, on a network that no other source has."""
 
-_RECIPE: Final = {
+_RECIPE: Final[dict[str, Any]] = {
     **dict.fromkeys(("recompute_modules", "pipeline_layout", "cuda_graphs", "dispatcher", "cpu_offload"), ""),
     **dict.fromkeys(("recompute_layers", "moe_a2a_overlap", "mtp_layers")),
     "fp8_recipe": "",
@@ -117,7 +117,7 @@ def kinds(held: HeldOut) -> list[tuple[str, ...]]:
     runs = {row.run.id: row.run for row in held.rows}
     found = []
     for sample in held.samples:
-        keys = {name: sample.keys[name] for name in ("device", "engine", "experts")}
+        keys: dict[str, Any] = {name: sample.keys[name] for name in ("device", "engine", "experts")}
         found.append(kinds_of(runs[sample.run], **keys))
     return found
 

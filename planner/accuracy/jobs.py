@@ -245,10 +245,10 @@ def _missing_abilities(
     return [Assumed(key=key, value=_listed(value), rule=rule) for key, value in missing.items()]
 
 
-def _missing_offload(engine: EngineSpec, layout: Mapping[str, Any]) -> dict[str, list[str]]:
+def _missing_offload(engine: EngineSpec, layout: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The row's offload, and the policy whose activations it keeps on the host, if the profile lacks them."""
     has, offload, policy = engine.offload, layout.get("offload", "none"), layout.get("recompute")
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Any]] = {}
     if offload not in has.what:
         found["engine.offload.what"] = [*has.what, offload]
     if offload in ("activations", "both") and policy not in (None, *has.activations_of):
