@@ -7,19 +7,20 @@ from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from planner.accuracy.calibrate import (
-    UNFITTED_SOURCES,
     Sample,
     evidence_of,
     family_folds,
+    fits_without,
     held_out_ratios,
     read_samples,
     source_folds,
 )
+from planner.accuracy.groups import kinds_of
 from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
 from planner.accuracy.score import Row, score
 from planner.accuracy.sweeps import sweeps
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
 LARGEST: Final = "hf-ultrascale"
 """A source that is reported separately: it has a quarter of all rows, on a network that no other source has."""
 
+_RECIPE: Final[dict[str, Any]] = {
+    **dict.fromkeys(("recompute_modules", "pipeline_layout", "cuda_graphs", "dispatcher", "cpu_offload"), ""),
+    **dict.fromkeys(("recompute_layers", "moe_a2a_overlap", "mtp_layers")),
+    "fp8_recipe": "",
+}
+"""Columns that come from a run's recipe and that a stranger hardly types, blank."""
+
 _FEW: Final = 4
 _MANY: Final = 20
 _CHUNK: Final = 64
@@ -51,18 +59,21 @@ class HeldOut:
 
     rows: all rows; the predictions of rows that the fit uses are held-out predictions.
     ratios: measured over predicted seconds of each sample.
+    blanked: `ratios` with the cells of each run's recipe left out, as a stranger would state the run.
     of_sources: the same ratios by fits without the row's source alone; they are the evidence behind shipped bands.
     """
 
     rows: tuple[Row, ...]
     samples: tuple[Sample, ...]
     ratios: NDArray[np.float64]
+    blanked: NDArray[np.float64]
     of_sources: NDArray[np.float64]
 
 
 class _Priced(NamedTuple):
     row: Row
     sample: Sample | None
+    blanked: Sample | None  # without the recipe's cells
 
 
 def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
@@ -74,7 +85,11 @@ def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
     else:
         priced = [each for chunk in chunks for each in _priced(chunk)]
     samples = tuple(each.sample for each in priced if each.sample)
-    ratios, of_sources = (held_out_ratios(samples, folds(samples)) for folds in (family_folds, source_folds))
+    folds = family_folds(samples)
+    fits = fits_without(samples, folds)
+    of_strangers = [each.blanked or each.sample for each in priced if each.sample]
+    ratios, blanked = (held_out_ratios(each, folds, fits) for each in (samples, of_strangers))
+    of_sources = held_out_ratios(samples, source_folds(samples))
     places = [number for number, each in enumerate(priced) if each.sample]
     rows = [each.row for each in priced]
     for place, sample, ratio in zip(places, samples, ratios, strict=True):
@@ -83,12 +98,28 @@ def hold_out(runs: Sequence[Run], processes: int = 1) -> HeldOut:
         rows=tuple(rows),
         samples=samples,
         ratios=ratios,
+        blanked=blanked,
         of_sources=of_sources,
     )
 
 
 def _priced(runs: Sequence[Run]) -> list[_Priced]:
-    return [_Priced(score(run), next(iter(read_samples([run])), None)) for run in runs]
+    found = []
+    for run in runs:
+        blank = replace(run, **_RECIPE)
+        samples = [next(iter(read_samples([each])), None) for each in (run, *([blank] if blank != run else []))]
+        found.append(_Priced(score(run), samples[0], samples[-1]))
+    return found
+
+
+def kinds(held: HeldOut) -> list[tuple[str, ...]]:
+    """The kinds of each sample (`planner.accuracy.groups.kinds_of`)."""
+    runs = {row.run.id: row.run for row in held.rows}
+    found = []
+    for sample in held.samples:
+        keys: dict[str, Any] = {name: sample.keys[name] for name in ("device", "engine", "experts")}
+        found.append(kinds_of(runs[sample.run], **keys))
+    return found
 
 
 def held_out_bands(
@@ -146,11 +177,27 @@ def _times(held: HeldOut) -> list[Figure]:
         chosen = ratios[[test(sample) for sample in samples]]
         return [Figure(name, len(chosen), _three(sizes(chosen)), aim)] if len(chosen) else []
 
+    fitted = np.array([not sample.fit for sample in samples])
+    apart = [
+        line
+        for name, mask in (("in a fit", fitted), ("in no fit", ~fitted))
+        if mask.any()
+        for line in _headlines(name, held, mask)
+    ]
+    of_kinds, all_kinds = [], kinds(held)
+    for kind in sorted({kind for own in all_kinds for kind in own}):
+        of_kinds += _headlines(kind, held, np.array([kind in own for own in all_kinds]))
+    experts = np.array([bool(sample.keys["experts"]) for sample in samples])
+    if experts.any():
+        value = _three(sizes(held.blanked[experts]))
+        of_kinds.append(Figure("experts, recipe cells blank, pooled", int(experts.sum()), value))
     own = list(_by_family(held).values())
     large = [sizes(values) for values in own if len(values) >= _FEW]
     macro = [Figure(f"mean over {len(large)} families", sum(map(len, own)), _three(np.mean(large, axis=0)), "10 13 22")]
     return [
         *where(f"all but {LARGEST}, pooled", lambda s: s.source != LARGEST, "6.5 11 24"),
+        *apart,
+        *of_kinds,
         *(macro if large else []),
         *where(LARGEST, lambda s: s.source == LARGEST, "25 45 100"),
         *where("aleph-alpha-layouts", lambda s: s.source == "aleph-alpha-layouts", "10 13 28"),
@@ -162,6 +209,19 @@ def _times(held: HeldOut) -> list[Figure]:
     ]
 
 
+def _headlines(name: str, held: HeldOut, mask: NDArray[np.bool_]) -> list[Figure]:
+    """Errors of some runs: pooled, then the mean of the figures of their families and of their sources."""
+    found = [Figure(f"{name}, pooled", int(mask.sum()), _three(sizes(held.ratios[mask])))]
+    for what in ("family", "source"):
+        members = defaultdict(list)
+        for sample, ratio, is_in in zip(held.samples, held.ratios, mask, strict=True):
+            if is_in:
+                members[getattr(sample, what)].append(ratio)
+        mean = np.mean([sizes(own) for own in members.values()], axis=0)
+        found.append(Figure(f"{name}, mean over {len(members)} by {what}", int(mask.sum()), _three(mean)))
+    return found
+
+
 def _three(values: Iterable[float]) -> str:
     return " / ".join(f"{value:.1f}" for value in values)
 
@@ -169,7 +229,7 @@ def _three(values: Iterable[float]) -> str:
 def _by_family(held: HeldOut) -> dict[str, list[float]]:
     found = defaultdict(list)
     for sample, ratio in zip(held.samples, held.ratios, strict=True):
-        if sample.source not in (LARGEST, *UNFITTED_SOURCES):
+        if sample.source != LARGEST and not sample.fit:
             found[sample.family].append(float(ratio))
     return found
 

@@ -29,7 +29,6 @@ from accuracy_figures import LARGEST
 
 from planner.accuracy.calibrate import (
     UNFITTED_ENGINES,
-    UNFITTED_SOURCES,
     Sample,
     evidence_of,
     held_out_ratios,
@@ -131,7 +130,7 @@ def clusters_of(rows: Sequence[Priced], *, of_prior: bool) -> dict[Name, Cluster
     members = defaultdict(list)
     for row, ratio in zip(rows, ratios, strict=True):
         engine = row.sample.keys["engine"]
-        if not of_prior or (row.sample.source not in UNFITTED_SOURCES and engine not in UNFITTED_ENGINES):
+        if not of_prior or (not row.sample.fit and engine not in UNFITTED_ENGINES):
             band = band_without(row.sample.source, tuple(row.sample.kind.items()))
             members[row.cluster].append((row.slopes, math.log(ratio), engine, band))
     return {name: Cluster(*(np.array(column) for column in zip(*own, strict=True))) for name, own in members.items()}

@@ -18,7 +18,6 @@ import itertools
 import json
 import math
 import sys
-import zlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,11 +42,8 @@ if TYPE_CHECKING:
     from planner.accuracy.memory_runs import MemoryRun
     from planner.accuracy.runs import Run
 
-UNFITTED_SOURCES: Final = ("megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5")
-"""Sources for validation only: no constant is fitted on them (docs/decisions.md, 63)."""
-
 UNFITTED_ENGINES: Final = ("megatron-2021", "megatron-2022")
-"""Engines without a fitted factor, because all their runs are in the unfitted sources."""
+"""Engines without a fitted factor, because all their runs are in sources that enter no fit (docs/decisions.md, 63)."""
 
 _POINTS: Final = np.array([0.6, 1.0, 1.6, 2.6])
 """Values of a factor at which runs are priced; a slowdown is this many times `_USUAL_SLOWDOWN`."""
@@ -98,7 +94,6 @@ _SWEEPS: Final = 40
 _LARGEST_STEP: Final = 0.3
 _CLOSE: Final = 1e-4
 _LARGEST_LOG: Final = math.log(4.0)
-_FOLDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +106,9 @@ class Sample:
     run: str
     source: str
     family: str = ""
+    fit: str = ""
     keys: dict[str, str | bool]
     axes: str
-    fold: int
     features: tuple[str, ...] = ()
     measured_seconds: float
     seconds: NDArray[np.float64]
@@ -187,11 +182,11 @@ def read_samples(runs: Iterable[Run]) -> list[Sample]:
 
 def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
     job = setup.job
-    size = f"{job.model.hidden_size}x{job.model.num_layers}"
     return Sample(
         run=run.id,
         source=run.source_set,
         family=run.family,
+        fit=run.fit,
         keys={
             "device": job.cluster.device.name,
             "engine": job.engine.name,
@@ -200,7 +195,6 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
         },
         axes=axes_of(setup.layout),
         features=features_of(job, setup.layout),
-        fold=zlib.crc32(size.encode()) % _FOLDS,
         measured_seconds=measured_seconds,
         seconds=_seconds(setup),
     )
@@ -223,7 +217,7 @@ def _seconds_at(setup: Setup, name: str, value: float) -> float:
 
 
 def _fitted(samples: Iterable[Sample]) -> list[Sample]:
-    return [s for s in samples if s.source not in UNFITTED_SOURCES and s.keys["engine"] not in UNFITTED_ENGINES]
+    return [s for s in samples if not s.fit and s.keys["engine"] not in UNFITTED_ENGINES]
 
 
 def _fit(samples: Sequence[Sample]) -> _Fit:
@@ -257,7 +251,7 @@ def _fit(samples: Sequence[Sample]) -> _Fit:
     return _Fit(factors={group: float(logs[column]) for group, column in groups.items()})
 
 
-def _fits_without(samples: Sequence[Sample], folds: Sequence[int]) -> dict[int, _Fit]:
+def fits_without(samples: Sequence[Sample], folds: Sequence[int]) -> dict[int, _Fit]:
     """For each fold, the fit of all samples outside it."""
     return {fold: _fit([s for s, own in zip(samples, folds, strict=True) if own != fold]) for fold in set(folds)}
 
@@ -267,7 +261,7 @@ def held_out_ratios(
 ) -> NDArray[np.float64]:
     """Measured over predicted seconds of each sample, from a fit without its fold; shape (samples,)."""
     ratios = np.empty(len(samples))
-    for fold, fit in (fits or _fits_without(samples, folds)).items():
+    for fold, fit in (fits or fits_without(samples, folds)).items():
         held = [s for s, own in zip(samples, folds, strict=True) if own == fold]
         ratios[np.array(folds) == fold] = _ratios(fit, held)
     return ratios
@@ -285,7 +279,7 @@ def _ratios(fit: _Fit, samples: Sequence[Sample]) -> NDArray[np.float64]:
 def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Calibration:
     """The calibration of all samples, with evidence from folds that hold whole sources out."""
     fit, fitted, folds = _fit(samples), _fitted(samples), family_folds(samples)
-    fits = _fits_without(samples, folds)
+    fits = fits_without(samples, folds)
     without = {sample.family or sample.source: fits[fold] for sample, fold in zip(samples, folds, strict=True)}
     entries = [CalibrationEntry.model_validate({"engine": name, "alone": True}) for name in UNFITTED_ENGINES]
     for keys in dict.fromkeys(term.keys for term in _TERMS):
@@ -343,9 +337,11 @@ def family_folds(samples: Iterable[Sample]) -> list[int]:
 
 
 def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple[Evidence, ...]:
-    """Sorted held-out ratios of each kind of run in each source."""
+    """Sorted held-out ratios of each kind of run in each source from which bands may learn."""
     kinds = defaultdict(list)
     for sample, ratio in zip(samples, ratios, strict=True):
+        if sample.fit == "no":
+            continue
         family = sample.family or sample.source
         kinds[sample.source, family, tuple(sample.kind.items())].append(round(float(ratio), 4))
     return tuple(
@@ -357,7 +353,7 @@ def evidence_of(samples: Sequence[Sample], ratios: NDArray[np.float64]) -> tuple
 def main(arguments: Sequence[str]) -> None:
     """Fit RUNS.csv and write the calibration file."""
     runs, output = arguments
-    table = read_runs(Path(runs))
+    table = [run for run in read_runs(Path(runs)) if run.fit != "no"]
     found = calibrate(read_samples(table), memory_runs(map(score, table)))
     Path(output).write_text(calibration_text(found), encoding="utf-8")
 

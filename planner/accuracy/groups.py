@@ -1,7 +1,8 @@
-"""Errors by group: source, device, engine, kind of model, precision, and kind of layout."""
+"""Errors by group: family of publishers, source, device, engine, kind of model, precision, and kind of layout."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from planner.accuracy.runs import Run
     from planner.accuracy.score import Row
 
 
@@ -44,14 +46,40 @@ def _cut(row: Row) -> str:
     return "dense 3D" if layout.tp * layout.pp > 1 else "data parallel"
 
 
+_LONG: Final = 32_768
+"""Tokens of a sequence from which a run counts as long."""
+
+
+def kinds_of(run: Run, *, device: str, engine: str, experts: bool) -> tuple[str, ...]:
+    """The kinds of a run whose errors are reported apart, because few publishers have them; most runs have none."""
+    tests = {
+        "fine-tuning": run.task.lower().startswith(("sft", "lora")),
+        "consumer cards": re.match(r"rtx\d0\d0(?:ti)?-\d", device) is not None,
+        "AMD": device.startswith("mi"),
+        "long sequences": (run.seq or 0) >= _LONG,
+        "experts": experts,
+        "FSDP2": engine == "torchtitan",
+    }
+    return tuple(kind for kind, is_one in tests.items() if is_one)
+
+
+def _kinds(row: Row) -> str:
+    job = _setup(row).job
+    experts = job.model.moe is not None
+    found = kinds_of(row.run, device=job.cluster.device.name, engine=job.engine.name, experts=experts)
+    return " + ".join(found) or "others"
+
+
 _KEYS: Final[dict[str, Callable[[Row], str]]] = {
     "all": lambda _: "all",
+    "family": lambda row: row.run.family or "-",
     "source": lambda row: row.run.source_set or "-",
     "device": lambda row: _setup(row).job.cluster.device.name,
     "engine": lambda row: _setup(row).job.engine.name,
     "architecture": lambda row: row.run.arch or "-",
     "precision": lambda row: row.run.precision_class or "-",
     "axes": _cut,
+    "kind": _kinds,
     "release": lambda row: f"{row.run.source_set} {row.run.release}".strip() if row.run.release else "-",
 }
 

@@ -21,6 +21,7 @@ from planner.layout import Assumed
 from planner.search.questions.given import given_layout, split_with_ends
 from planner.specs.by_name import engine_names, load_engine
 from planner.specs.load import load_job
+from planner.specs.pipeline_letters import layers_of_letters
 from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import printable
 from planner.specs.uniform import uniform_job
@@ -237,10 +238,22 @@ def _missing_abilities(
         has = getattr(can, ability)
         if key in settings and settings[key] not in has:
             missing[f"engine.can.{ability}"] = [*has, settings[key]]
+    missing |= _missing_offload(engine, layout)
     if not {*model.features} <= {*can.model_features}:
         missing["engine.can.model_features"] = sorted({*can.model_features, *model.features})
     rule = "the run's program has it, and its profile does not"
     return [Assumed(key=key, value=_listed(value), rule=rule) for key, value in missing.items()]
+
+
+def _missing_offload(engine: EngineSpec, layout: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The row's offload, and the policy whose activations it keeps on the host, if the profile lacks them."""
+    has, offload, policy = engine.offload, layout.get("offload", "none"), layout.get("recompute")
+    found: dict[str, list[Any]] = {}
+    if offload not in has.what:
+        found["engine.offload.what"] = [*has.what, offload]
+    if offload in ("activations", "both") and policy not in (None, *has.activations_of):
+        found["engine.offload.activations_of"] = [*has.activations_of, policy]
+    return found
 
 
 def _listed(value: Any) -> str:
@@ -252,8 +265,6 @@ def _listed(value: Any) -> str:
 
 _NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", "grpo", "ppo", "dpo", "eval", "distill")
 _ADAPTERS: Final = ("lora", "peft", "adapter")
-_FUSED_HEAD: Final = ("liger", "fused linear", "linear cross", "linear-cross", "cut cross", "cut-cross")
-"""Words for a kernel that fuses the output head and the loss, and therefore stores no logits."""
 
 
 def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
@@ -269,67 +280,72 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
             rule = "the GPT runs of the time before fused attention trained with Megatron's default dropout"
             assumed.append(Assumed(key="training.dropout", value="0.1", rule=rule))
             found["training.dropout"] = "0.1"
+    found |= _stated_in_words(words)
     recipe = _recipe(run, engine)
     if recipe != "engine":
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
-        found |= _adapters(f"{task} {words}", assumed)
-    found |= _kernels(words, engine)
+        found |= _adapters(f"{task}; {words}", model, assumed)
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
-    if re.search(r"tp.comm.overlap|async.?tp", run.flags.lower()):
-        found["engine.overlap.tensor_parallel"] = "true"
-    fused_head = any(word in words for word in _FUSED_HEAD)
-    found["training.loss"] = "fused-linear" if fused_head else found.get("training.loss", "whole")
+    found.setdefault("training.loss", "whole")
     found["training.cuda_graphs"] = _graphs(run)
-    if run.moe_a2a_overlap and model.moe is not None and (run.ep or 1) > 1:
+    overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
+    if overlaps and model.moe is not None and (run.ep or 1) > 1:
         in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
         found["training.expert_overlap"] = str(in_chunks).lower()
     return found
 
 
-def _kernels(words: str, engine: EngineSpec) -> dict[str, str]:
-    """Kernels of norms and of attention that the words of a row name, if they differ from the engine's defaults."""
-    found = {}
-    if engine.memory.norm_kernel:
-        if "eager" in words.split():
-            found["engine.memory.norm_kernel"] = "false"
-    elif "rms kernel" in words or "torch.compile" in words:
-        found["engine.memory.norm_kernel"] = "true"
-    if re.search(r"\bfa[34]\b|flash.?attention.?[34]", words):
-        found["engine.compute.attention_kernel"] = "latest"
+def _stated_in_words(words: str) -> dict[str, str]:
+    """Settings whose words stand in the flags or notes of a row (`words` of aliases.yaml); the first match counts."""
+    found: dict[str, str] = {}
+    for entry in knowledge("aliases")["words"]:
+        if re.search(entry["match"], words):
+            found = entry["settings"] | found
     return found
+
+
+def _overlaps_experts(run: Run) -> bool:
+    """Whether a flag says that the exchanges of experts overlap with computation."""
+    flags = (re.sub(r"[_-]", " ", flag) for flag in run.flags.lower().split(";"))
+    return any(
+        "overlap" in flag and re.search(r"\b(?:ep|experts?|moe)\b", flag) and not re.search(r"\b(?:off|no|not)\b", flag)
+        for flag in flags
+    )
 
 
 def _graphs(run: Run) -> str:
     """The part of the run that CUDA graphs capture: whole steps, or layers; graphs of only the router are ignored."""
-    stated = run.cuda_graphs.lower()
+    stated, flags = run.cuda_graphs.lower(), re.sub(r"[\s_-]+", "_", run.flags.lower())
     if not stated:
-        stated = "local" if re.search(r"cuda.?graph", run.flags.lower()) else "none"
-    if "full_iteration" in stated or "full iteration" in run.flags.lower():
+        stated = "local" if re.search(r"(?<!no_)cuda_?graph", flags) else "none"
+    if "full_iteration" in stated + flags or "full_cuda_graph" in flags:
         return "step"
     scopes = stated.partition(":")[2]
     return "layers" if stated != "none" and (not scopes or "attn" in scopes) else "none"
 
 
-def _adapters(words: str, assumed: list[Assumed]) -> dict[str, str]:
-    """Adapters of the stated rank, or of rank 8, the default of peft and of NeMo's recipes."""
+def _adapters(words: str, model: ModelSpec, assumed: list[Assumed]) -> dict[str, str]:
+    """Adapters of the stated rank (8 by default, as in peft and NeMo), beside the matrices that flags name."""
     rank = re.search(r"(?:rank|dim|\br)\s*[=:]?\s*(\d{1,4})\b", words)
     if rank is None:
         assumed.append(Assumed(key="training.lora_rank", value="8", rule="the default of peft and of NeMo's recipes"))
     found = {"training.lora_rank": rank[1] if rank else "8"}
-    if "all linear" in words or "all-linear" in words:
-        found["training.lora_targets"] = "[query, key, value, output, gate, up, down]"
-    elif "qkv" in words:
-        found["training.lora_targets"] = "[query, key, value]"
+    flags = "\n".join(flag for flag in words.split(";") if re.search(r"targets|rank|linear|qkv", flag))
+    named = [name for name, pattern in knowledge("aliases")["targets"].items() if re.search(pattern, flags)]
+    if targets := [name for name in named if name != "gate" or model.activation == "swiglu"]:
+        found["training.lora_targets"] = f"[{', '.join(targets)}]"
     if "qlora" in words or "nf4" in words:
         found["training.frozen_weights"] = "nf4"
     return found
 
 
 def _recipe(run: Run, engine: EngineSpec) -> str:
-    """The memory recipe that a source states for its runs; otherwise the engine's default."""
+    """The memory recipe that a row or a source states; otherwise the engine's default."""
+    if run.memory_recipe:
+        return printable(run.memory_recipe, 40)
     for entry in knowledge("aliases")["recipes"]:
         same = entry["source_set"] == run.source_set and entry["engine"] == engine.name
         if same and fnmatchcase(normalized(run.model), entry.get("model", "*")):
@@ -429,7 +445,10 @@ def _layout(
     if run.microbatch or run.mbs:
         found["mbs"] = run.microbatch or run.mbs
     found |= _pipeline(run, model, pp, assumed)
+    offload = _offload(run, assumed)
     zero = _zero(run) if dp * degrees["cp"] > 1 else 0
+    if not zero and offload in ("optimizer", "both"):
+        zero = _zero(run) or 1  # the host updates shards, also those of one device
     if zero is not None:
         found["zero"] = zero
     hsdp = _hsdp(run, dp)
@@ -440,7 +459,6 @@ def _layout(
     recompute = _recompute(run, engine, assumed)
     if recompute:
         found["recompute"] = recompute
-    offload = _offload(run, assumed)
     if offload != "none":
         found["offload"] = offload
     return found
@@ -484,7 +502,7 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
         return {"dp": None, "schedule": schedule}
     if schedule:
         return {"schedule": schedule}
-    if run.pipeline_layout and (split := _stated_split(run, model, pp, assumed)):
+    if split := _stated_split(run, model, pp, assumed):
         return {"interleave": len(split) // pp, "layers_per_stage": "/".join(map(str, split))}
     if stated is None:
         return {"schedule": "interleaved"} if re.search(r"(?<!non-)(?<!not )interleav", words) else {}
@@ -506,10 +524,18 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
 
 
 def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> list[int]:
-    """Layers of each chunk as in the recipe's list; a chunk with only the loss gets a layer from the previous one."""
-    split = [int(part) for part in run.pipeline_layout.split("|") if part.strip().isdigit()]
+    """Layers of each chunk as in the recipe's list; a chunk with only the loss gets a layer from the previous one.
+
+    The list stands in its column or after the words `pipeline layout` of a flag: counts such as `13|11` and `4*14|1`,
+    or the letters of Megatron-Core. Empty without a list.
+    """
+    in_flags = re.search(r"(?:pipeline|pp)[\w \-]*layout\W*([^;]+)", run.flags, re.IGNORECASE)
+    stated = run.pipeline_layout or (in_flags[1] if in_flags else "")
+    if not stated:
+        return []
+    split = _counts_of(stated)
     if not split or sum(split) != model.num_layers or len(split) % pp:
-        raise UnpricedRun(f"pipeline layout {printable(run.pipeline_layout, 40)} of {model.num_layers} layers")
+        raise UnpricedRun(f"pipeline layout {printable(stated, 40)} of {model.num_layers} layers")
     for chunk in (0, len(split) - 1):
         neighbour = 1 if chunk == 0 else chunk - 1
         if split[chunk] == 0 and split[neighbour] > 1:
@@ -517,6 +543,17 @@ def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -
             rule = "a chunk without layers is not priced: it takes one of its neighbour's"
             assumed.append(Assumed(key="layers_per_stage", value="/".join(map(str, split)), rule=rule))
     return split
+
+
+def _counts_of(stated: str) -> list[int]:
+    """Layers of each chunk from counts, or from letters; empty if the text is neither."""
+    if letters := re.search(r"E[Etm|L\d*(), ]*L", stated):
+        try:
+            return list(layers_of_letters(letters[0]))
+        except InputError:
+            return []
+    parts = [re.fullmatch(r"\s*(\d{1,5})\s*(?:[x*]\s*(\d{1,4}))?\D*", part) for part in re.split(r"[|/,]", stated)]
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
 
 
 def _offload(run: Run, assumed: list[Assumed]) -> Offload:

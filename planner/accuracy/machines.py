@@ -50,6 +50,11 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
         "spans": f"{domain} devices",
         "bandwidth": _quantity(entry, "scale_up") or inner.bandwidth,
     }
+    host, slot = base.host, _slot(run)
+    if slot and inner.kind in ("pcie", "shared-memory"):
+        changes["bandwidth"] = slot
+    if slot and host is not None:
+        host = host.model_copy(update={"bandwidth": slot})
     if "kind" in entry:
         changes |= {"kind": entry["kind"], "in_network": None}
     if domain != inner.num_devices:  # 8 V100 are wired as a cube; each 4 of them are fully connected
@@ -64,10 +69,17 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
         update={
             "device": _device(entry["device"]),
             "links": links,
+            "host": host,
             "devices_per_host": min(per_host, num_devices),
             "hosts": -(-num_devices // per_host),
         }
     )
+
+
+def _slot(run: Run) -> float | None:
+    """Bytes per second and direction of a device's PCIe slot, as in `3.0 x4`; sixteen lanes unless it says less."""
+    stated = re.fullmatch(r"\D*([3-6])(?:\.0)?\s*(?:x\s*(\d{1,2}))?", run.pcie.lower())
+    return stated and _quantity(knowledge("gpus")["pcie"], stated[1]) * int(stated[2] or 16)  # type: ignore[operator]
 
 
 def _network(run: Run, stated: float, line_rate: float, num_hosts: int) -> dict[str, Any]:

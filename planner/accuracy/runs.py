@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 REQUIRED_COLUMNS: Final = ("model", "gpu", "gpus", "seq", "gbs")
 """Columns without which no row can be priced. Every other column may be missing; its cells then count as blank."""
 
+_MEASURED: Final = ("step_s", "tok_s_gpu", "measured_step_s", "mem_bytes", "oom")
+"""Columns of what a run measured; rows of quality C lose them, so that they enter no fit and no score."""
+
 _LARGEST: Final = 1e15
 _WHOLE: Final = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"  # commas only between groups of three digits
 _NUMBER: Final = re.compile(rf"\s*({_WHOLE}\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*", re.ASCII)
@@ -32,6 +35,10 @@ class Run:
     A number is None if the source does not state it, or states it in words. A text is empty if the source does not
     state it.
     family: the family of publishers of the source, from `families.csv` beside the table; without one, the source.
+    fit: what a calibration learns from the source, from `families.csv`: everything if empty, only the width of bands
+    if `bands`, nothing if `no`.
+    quality: C if the source itself says that its figures tell nothing about speed; such a row is priced, and what it
+    measured counts as not stated.
     """
 
     id: str
@@ -100,6 +107,12 @@ class Run:
     cpu_offload: str
     fp8_recipe: str
     mtp_layers: int | None
+    memory_recipe: str
+    mean_sample_tokens: float | None
+    pcie: str
+    transport: str
+    quality: str
+    fit: str
 
     @property
     def measured_step_seconds(self) -> float | None:
@@ -130,7 +143,7 @@ def read_runs(path: Path) -> tuple[Run, ...]:
         _check_columns(reader.fieldnames or (), shown)
         families = _families(path.with_name("families.csv"))
         return tuple(
-            run_of({"family": families.get(row.get("source_set") or "", ""), **row}, f"row {number}")
+            run_of({**families.get(row.get("source_set") or "", {}), **row}, f"row {number}")
             for number, row in enumerate(reader, 1)
         )
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -141,12 +154,12 @@ def read_runs(path: Path) -> tuple[Run, ...]:
         raise InputError(f"{shown} is not a CSV table: {printable(str(error))}") from None
 
 
-def _families(path: Path) -> dict[str, str]:
-    """The family of publishers of each source; sources of one family share authors, programs and machines."""
+def _families(path: Path) -> dict[str, dict[str, str]]:
+    """The cells of each source's rows; sources of one family share authors, programs and machines."""
     if not path.is_file():
         return {}
     with path.open("rb") as file:
-        return {row["source_set"]: row["family"] for row in rows_of(limited_text(file, printable(str(path))))}
+        return {row["source_set"]: row for row in rows_of(limited_text(file, printable(str(path))))}
 
 
 def rows_of(text: str) -> csv.DictReader[str]:
@@ -179,6 +192,8 @@ def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
         values[field.name] = text if field.type == "str" else _number(text, whole=field.type == "int | None")
     values["id"] = values["id"] or fallback_id
     values["family"] = values["family"] or values["source_set"]
+    if values["quality"].upper().startswith("C"):
+        values |= dict.fromkeys(_MEASURED)
     return Run(**values)
 
 

@@ -66,7 +66,7 @@ class EngineAbilities(InputDocument):
         description="programs that run the engine's plans train no adapters; published runs with adapters are "
         "priced all the same",
     )
-    fp8_adapters: bool = Field(default=False, description="frozen weights beside adapters can compute in fp8")
+    fp8_adapters: bool = Field(default=False, description="frozen weights beside adapters can compute in 8 or 4 bits")
     model_features: tuple[str, ...] = Field(description="features of ModelSpec.features that the engine runs")
     zero_stages: tuple[int, ...] = Field(description="ZeRO stages without a pipeline")
     replicates_shards: bool = Field(

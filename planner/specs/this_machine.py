@@ -38,6 +38,7 @@ _DATA_SHEETS: Final = {
     r"RTX PRO 6000": "rtx-pro-6000-96gb",
     r"RTX 6000 Ada": "rtx6000-ada-48gb",
     r"RTX A6000": "a6000-48gb",
+    r"RTX A5000": "a5000-24gb",
     r"RTX 5090\b(?! D)": "rtx5090-32gb",
     r"RTX 4090\b(?! D)": "rtx4090-24gb",
     r"RTX 3090\b(?! Ti)": "rtx3090-24gb",

@@ -129,9 +129,9 @@ class TrainingSpec(InputDocument):
             )
         if not self.lora_rank and self.frozen_weights != "16-bit":
             raise ValueError(f"frozen_weights: {self.frozen_weights} is of frozen weights; give lora_rank")
-        if self.lora_rank and self.precision not in ("bf16", "fp16", "fp8"):
+        if self.lora_rank and self.precision == "fp32":
             raise ValueError(
-                f"lora_rank: frozen weights compute in 16 or 8 bits, and precision is {self.precision}; take bf16"
+                f"lora_rank: frozen weights compute in 16 bits or fewer, and precision is {self.precision}; take bf16"
             )
         if self.frozen_weights != "16-bit" and self.precision == "fp8":
             raise ValueError(

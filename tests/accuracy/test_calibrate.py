@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from planner.accuracy.calibrate import Sample, calibrate, held_out_ratios
+from planner.accuracy.runs import read_runs
+from planner.specs.by_name import shipped_calibration
 from planner.specs.calibration import UNCALIBRATED, Calibration, CalibrationEntry, find_entry
 
+PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
 DEVICES = {"a100-80gb": 1.0, "h100-80gb": 1.3, "b200-180gb": 1.7}
 ENGINES = {"megatron": 1.0, "fsdp": 1.25}
 POINTS = np.array([0.6, 1.0, 1.6, 2.6])  # where the fit has prices; a slowdown is 1.2 times as much
 FACTORS = ("slowdown", "core_attention", "scale_up", "network", "host")
 
 
-def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", fold=0, rest=1.0, **parts):
+def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-80gb", rest=1.0, **parts):
     """A run that took exactly rest + slowdown * compute seconds, plus seconds times factor for each further part.
 
     parts: seconds at a factor of 1, and the true factor; `compute`: seconds at a slowdown of 1.
@@ -34,7 +38,6 @@ def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-
         source=source,
         keys={"device": device, "engine": engine, "precision": "16", "experts": False},
         axes="dp",
-        fold=fold,
         measured_seconds=rest + slowdown * compute + sum(seconds * factor for seconds, factor in parts.values()),
         seconds=prices,
     )
@@ -42,9 +45,13 @@ def made_up(*, slowdown=None, source="someone", engine="megatron", device="a100-
 
 def runs(times=12):
     return [
-        made_up(device=device, engine=engine, fold=number % 5)
-        for (device, engine), number in itertools.product(itertools.product(DEVICES, ENGINES), range(times))
+        made_up(device=device, engine=engine)
+        for (device, engine), _ in itertools.product(itertools.product(DEVICES, ENGINES), range(times))
     ]
+
+
+def folds_of(samples):
+    return [number % 5 for number in range(len(samples))]
 
 
 def test_a_combination_that_nobody_measured_leans_on_its_parts():
@@ -57,15 +64,18 @@ def test_a_combination_that_nobody_measured_leans_on_its_parts():
 
 
 def test_runs_that_are_exact_are_forecast_exactly():
-    ratios = held_out_ratios(runs(), [run.fold for run in runs()])
+    ratios = held_out_ratios(runs(), folds_of(runs()))
     assert ratios == pytest.approx(np.ones(len(ratios)), abs=0.05)
 
 
 def test_a_run_is_never_forecast_from_its_own_fold():
     samples = runs()
-    folds = [run.fold for run in samples]
+    folds = folds_of(samples)
     before = held_out_ratios(samples, folds)
-    slower = [replace(run, measured_seconds=3 * run.measured_seconds) if run.fold == 0 else run for run in samples]
+    slower = [
+        run if fold else replace(run, measured_seconds=3 * run.measured_seconds)
+        for run, fold in zip(samples, folds, strict=True)
+    ]
     after = held_out_ratios(slower, folds)
     held = np.array(folds) == 0
     assert after[held] == pytest.approx(3 * before[held])
@@ -88,10 +98,23 @@ def test_the_core_of_attention_has_a_factor_of_its_own_beside_the_slowdown():
     assert (found.slowdown, found.core_attention) == (pytest.approx(1.3, rel=0.03), pytest.approx(1.4, rel=0.05))
 
 
-@pytest.mark.parametrize("kept", [{"source": "megatron-sc21-t1"}, {"source": "korthikanti-t5"}])
-def test_tables_kept_for_validation_move_nothing(kept):
-    wild = [made_up(slowdown=9.0, **kept) for _ in range(50)]
-    assert calibrate([*runs(), *wild]).entries[1:] == calibrate(runs()).entries[1:]
+@pytest.mark.parametrize(("fit", "has_errors"), [("bands", True), ("no", False)])
+def test_sources_kept_for_validation_move_no_factor_and_bands_only_where_their_family_says_so(fit, has_errors):
+    wild = [replace(made_up(slowdown=9.0, source="wild"), fit=fit) for _ in range(50)]
+    found = calibrate([*runs(), *wild])
+    assert found.entries[1:] == calibrate(runs()).entries[1:]
+    assert any(each.source == "wild" for each in found.evidence) == has_errors
+
+
+def test_the_table_of_families_says_what_each_source_teaches():
+    teaches = {run.source_set: run.fit for run in read_runs(PUBLISHED)}
+    assert {source for source, fit in teaches.items() if fit == "bands"} == {
+        "megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5"
+    }  # fmt: skip
+    assert {each.source for each in shipped_calibration().evidence}.isdisjoint(
+        source for source, fit in teaches.items() if fit == "no"
+    )
+    assert set(teaches.values()) == {"", "bands", "no"}
 
 
 def test_slowdowns_multiply_and_the_first_statement_counts():

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.accuracy.groups import kinds_of
 from planner.accuracy.null_model import null_seconds
+from planner.accuracy.outcomes import outcomes
 from planner.accuracy.report import Report, report_of, report_to_json
+from planner.accuracy.runs import read_runs, run_of
 from planner.accuracy.score import memory_by_class
 from planner.accuracy.sweeps import CLEAR, kendall_tau
 from planner.cli import main
@@ -76,8 +79,10 @@ def test_the_json_is_the_contract(document: dict, table: list[dict[str, str]]) -
 
 def test_measured_figures_are_those_of_the_table(document: dict, table: list[dict[str, str]]) -> None:
     for row, cells in zip(document["rows"], table, strict=True):
-        assert row["measured_step_s"] == (float(cells["measured_step_s"]) if cells["measured_step_s"] else None)
-        assert row["measured_mem_bytes"] == (float(cells["mem_bytes"]) if cells["mem_bytes"] else None)
+        is_told = cells["quality"] != "C"
+        seconds, num_bytes = (cells[key] if is_told else "" for key in ("measured_step_s", "mem_bytes"))
+        assert row["measured_step_s"] == (float(seconds) if seconds else None)
+        assert row["measured_mem_bytes"] == (float(num_bytes) if num_bytes else None)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +112,25 @@ def test_every_key_covers_every_scored_row(document: dict) -> None:
     for group in document["groups"]:
         sizes[group["by"]] += group["num_rows"]
     assert set(sizes.values()) == {scored}
-    assert {"all", "source", "device", "engine", "architecture", "precision", "axes", "release"} == set(sizes)
+    keys = {"all", "family", "source", "device", "engine", "architecture", "precision", "axes", "kind", "release"}
+    assert keys == set(sizes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "found", "kinds"),
+    [
+        ({"task": "lora", "seq": 32768}, {"device": "rtx4090-24gb"}, "fine-tuning, consumer cards, long sequences"),
+        ({}, {"engine": "torchtitan"}, "FSDP2"),
+        ({"task": "pretrain", "seq": 8192}, {"device": "mi355x-288gb", "experts": True}, "AMD, experts"),
+        ({"task": "SFT", "seq": 32767}, {"device": "rtx6000-ada-48gb"}, "fine-tuning"),
+        ({}, {"device": "rtx5060ti-16gb"}, "consumer cards"),
+        ({}, {"device": "rtx-pro-6000-96gb"}, ""),
+    ],
+)  # fmt: skip
+def test_a_run_is_of_each_kind_that_it_has(cells: dict, found: dict, kinds: str) -> None:
+    run = run_of({key: str(value) for key, value in cells.items()})
+    known = {"device": "h100-80gb", "engine": "megatron", "experts": False, **found}
+    assert ", ".join(kinds_of(run, **known)) == kinds
 
 
 def test_memory_groups_hold_the_errors_of_their_rows(document: dict, table: list[dict[str, str]]) -> None:
@@ -292,11 +315,16 @@ def test_tables_fit_the_screen(width: int, report: Report) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
+ONLY_TESTS = {run.source_set for run in read_runs(PUBLISHED) if run.fit == "no"}
+"""Sources from which no fit and no formula has learnt yet: fine-tuning, mostly."""
+
+
 def memory_errors(report: Report) -> dict[str, list[float]]:
     errors = defaultdict(list)
     for row in report.rows:
         if row.memory_error is not None:
             kind = "b200" if row.run.source_set == "simumax-b200" else row.run.mem_class
+            kind = "only tests" if row.run.source_set in ONLY_TESTS else kind
             errors[kind].append(row.memory_error)
     return errors
 
@@ -316,5 +344,11 @@ def test_memory_of_devices_and_outcomes_are_as_close_as_promised(report: Report)
     errors = memory_errors(report)
     assert statistics.mean(map(abs, errors["device"])) < 0.08
     assert statistics.mean(map(abs, errors["reserved"])) < 0.25
-    assert report.outcomes.caught > 0.9 * report.outcomes.num_oom
-    assert report.outcomes.false_alarms < 0.02 * report.outcomes.num_ran
+    assert statistics.mean(map(abs, errors["only tests"])) < 0.19
+    known, unseen = (
+        outcomes([row for row in report.rows if (row.run.source_set in ONLY_TESTS) is new]) for new in (False, True)
+    )
+    assert known.caught > 0.9 * known.num_oom
+    assert known.false_alarms < 0.02 * known.num_ran
+    assert unseen.caught > 0.85 * unseen.num_oom
+    assert unseen.false_alarms < 0.11 * unseen.num_ran

@@ -16,12 +16,12 @@ from megatron_plans import LAYOUTS, SHARDED, plan_of
 from planner.cost.parameters import num_params
 from planner.emit.bundle import bundle_of, write_bundle
 from planner.emit.programs import PROGRAMS, megatron
-from planner.emit.programs.megatron_layout import layers_of_letters, letters_of
 from planner.emit.read.all import READERS
 from planner.emit.target import How, facts_of, field_of, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
 from planner.specs.model import ModelSpec
+from planner.specs.pipeline_letters import layers_of_letters, letters_of
 from planner.specs.recipe import NAMED_RECIPES
 
 RECORDED = json.loads((Path(__file__).parent / "megatron_defaults.json").read_text())

@@ -24,7 +24,12 @@ from planner.specs.by_name import shipped_calibration
 from planner.specs.load import load_job
 
 PUBLISHED = Path(__file__).parents[1] / "published"
-FAMILIES = dict(csv.reader((PUBLISHED / "families.csv").read_text(encoding="utf-8").splitlines()[1:]))
+FAMILIES = {
+    row["source_set"]: row["family"]
+    for row in csv.DictReader((PUBLISHED / "families.csv").read_text(encoding="utf-8").splitlines())
+}
+
+FITTED = [run for run in read_runs(PUBLISHED / "measurements.csv") if run.fit != "no"]
 
 
 def plan_of(engine, layout="dp=16,zero=3,mbs=1,recompute=full", **given):
@@ -39,7 +44,7 @@ def text_of(view):
 def publishers_of_long_sequences(engine, device, length):
     """Families whose runs show how fast the core of attention is, counted in the table of runs itself."""
     found = set()
-    for run in read_runs(PUBLISHED / "measurements.csv"):
+    for run in FITTED:
         if (run.seq or 0) >= length and run.measured_step_seconds and run.gpu.startswith("H100"):
             setup = job_of(run)
             if not isinstance(setup, Unsupported):
@@ -97,7 +102,7 @@ ONCE = "engine.communication.dispatches_once_per_host=true"
 
 def test_dispatchers_were_measured_on_the_links_that_the_rule_names():
     kinds = set()
-    for run in read_runs(PUBLISHED / "measurements.csv"):
+    for run in FITTED:
         setup = job_of(run)
         if isinstance(setup, Unsupported) or not run.measured_step_seconds or setup.layout.ep == 1:
             continue

@@ -23,7 +23,7 @@ links:
 - {name: pcie, spans: 8 devices, bandwidth: 31.5 GB/s, latency: 5.7 us, kind: pcie}
 """
 # Data sheets: processors of chips that are not half switched off for 32-bit sums (GeForce, A10G).
-HALVED = {"rtx3090-24gb", "rtx4090-24gb", "rtx5090-32gb", "a10g-24gb"}
+HALVED = {"rtx3090-24gb", "rtx4090-24gb", "rtx5090-32gb", "rtx5060ti-16gb", "a10g-24gb"}
 GENERATIONS = {name: load_device(name).generation for name in library.names("clusters/devices") if name != "cpu-core"}
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import uneven_hosts
 from planner.emit.names import decisive, listed, names_beside
-from planner.emit.programs.megatron_layout import LETTERS_KEY, chunks_of, letters_of
+from planner.emit.programs.megatron_layout import chunks_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
 from planner.emit.target import Refusal, Setting, follows, not_carried, number, only, whole
 from planner.errors import InputError
 from planner.layout import offloads_activations, offloads_optimizer
+from planner.specs.pipeline_letters import LETTERS_KEY, letters_of
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.recompute import canonical, policy_fault
 from planner.specs.training import NEVER_CLIPS

@@ -115,7 +115,8 @@ def frozen_weights(job: Job, _: Layout) -> str:
             ", or ", lambda engine: engine.can.fp8_adapters and not engine.can.adapters_priced_only
         )
         return (
-            f"engine {job.engine.name} has no adapters beside weights that compute in fp8; --precision bf16{elsewhere}"
+            f"engine {job.engine.name} has no adapters beside weights that compute in {job.training.precision}; "
+            f"--precision bf16{elsewhere}"
         )
     return (
         f"engine {job.engine.name} keeps no frozen weights in {job.training.frozen_weights}; "

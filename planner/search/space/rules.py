@@ -159,7 +159,8 @@ def _expert_overlap(job: Job, layout: Degrees) -> Flag:
 @_rule("", "the engine must train adapters beside such frozen weights, in this precision")
 def _frozen_weights(job: Job, _: Degrees) -> Flag:
     training, can = job.training, job.engine.can
-    beside = training.frozen_weights in can.frozen_weights and (training.precision != "fp8" or can.fp8_adapters)
+    low = training.precision in ("fp8", "fp4")
+    beside = training.frozen_weights in can.frozen_weights and (can.fp8_adapters or not low)
     return not training.lora_rank or beside
 
 
