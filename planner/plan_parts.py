@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, InstanceOf, PlainSerializer, WithJsonSchema
 
 from planner.cost.critical_batch import BatchAdvice
+from planner.layout import Layout, format_layout
 from planner.specs.job import LEAST_RISK, MOST_RISK, RISK
 
 ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
 """The quantity that a plan optimizes."""
+
+WrittenLayout = Annotated[InstanceOf[Layout], PlainSerializer(format_layout), WithJsonSchema({"type": "string"})]
+"""A layout that a document of JSON holds as `--layout` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

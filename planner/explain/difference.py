@@ -9,8 +9,8 @@ from pydantic import Field
 
 from planner.cost.ledger import LineName, Verdict
 from planner.cost.transfers import unmeasured_dispatch
-from planner.layout import format_layout
 from planner.plan import layout_to_dict, plan_to_dict
+from planner.plan_parts import WrittenLayout
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LineDifference(Document):
 class PlanFigures(Document):
     """The totals of a plan."""
 
-    layout: str
+    layout: WrittenLayout
     fits: bool | None
     verdict: Verdict
     chance_of_fitting: float | None
@@ -70,7 +70,7 @@ def figures_of(plan: Plan) -> PlanFigures:
     """The totals of a plan."""
     fullest = plan.worst_stage
     return PlanFigures(
-        layout=format_layout(plan.layout),
+        layout=plan.layout,
         fits=plan.fits,
         verdict=plan.verdict,
         chance_of_fitting=plan.chance_of_fitting,

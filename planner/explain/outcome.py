@@ -9,7 +9,7 @@ from pydantic import Field
 from planner.cost.ledger import Verdict, verdict_of, worst_stage
 from planner.errors import InputError
 from planner.explain.difference import Difference, difference_of
-from planner.layout import format_layout
+from planner.plan_parts import WrittenLayout
 from planner.search.footprint import NothingFits
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.search import plan_for_layout
@@ -31,7 +31,7 @@ _TOP = 3
 class Shortfall(Document):
     """The layout nearest to fitting: its fullest stage, and the bytes by which this stage exceeds its limit."""
 
-    layout: str
+    layout: WrittenLayout
     stage: int
     needed_bytes: float
     limit_bytes: float
@@ -102,7 +102,7 @@ def shortfall_of(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
     fullest = worst_stage(memory)
     largest = max(fullest.lines, key=lambda line: float(line.num_bytes))
     return Shortfall(
-        layout=format_layout(layout),
+        layout=layout,
         stage=fullest.stage,
         needed_bytes=fullest.total_bytes,
         limit_bytes=fullest.limit_bytes,

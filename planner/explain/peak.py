@@ -23,7 +23,8 @@ from planner.cost.transients import (
 )
 from planner.cost.vision import tower_bytes_at_peak
 from planner.explain.operations import stage_at
-from planner.layout import format_layout, offloads_activations, offloads_optimizer
+from planner.layout import offloads_activations, offloads_optimizer
+from planner.plan_parts import WrittenLayout
 from planner.search.questions.layout_remedies import layout_remedies
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
@@ -62,7 +63,7 @@ class Alternative(Document):
     """A layout with one key changed, and its memory and time."""
 
     change: str
-    layout: str
+    layout: WrittenLayout
     broken_rules: tuple[str, ...] = Field(description="why the layout cannot run; nothing is priced then")
     peak_bytes: float | None
     fits: bool
@@ -81,7 +82,7 @@ class FittingChange(Document):
     """A change of one or two keys, of the layout or of the job, that makes the layout fit."""
 
     change: str
-    layout: str
+    layout: WrittenLayout
     step_seconds: float
     chance_of_fitting: float
 
@@ -184,7 +185,7 @@ def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
     return tuple(
         FittingChange(
             change=each.change,
-            layout=format_layout(each.layout),
+            layout=each.layout,
             step_seconds=each.step_seconds,
             chance_of_fitting=each.chance_of_fitting,
         )
@@ -218,7 +219,7 @@ def _priced(job: Job, change: str, layout: Layout) -> Alternative:
     worst = worst_stage(priced.memory) if priced else None
     return Alternative(
         change=change,
-        layout=format_layout(layout),
+        layout=layout,
         broken_rules=broken,
         peak_bytes=priced.peak_bytes if priced else None,
         fits=bool(priced and priced.fits),

@@ -16,7 +16,7 @@ from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.explain.waterfall import waterfall_of
-from planner.layout import format_layout
+from planner.plan_parts import WrittenLayout
 from planner.search.search import fastest_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
@@ -44,7 +44,7 @@ class SizedPlan(Document):
 
     num_devices: int
     num_used: int = Field(description="devices that the layout uses")
-    layout: str | None
+    layout: WrittenLayout | None
     step_seconds: float | None
     tokens_per_second: float | None
     efficiency: float | None = Field(
@@ -149,7 +149,7 @@ def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) 
     return SizedPlan(
         num_devices=count,
         num_used=found.layout.world_size,
-        layout=format_layout(found.layout),
+        layout=found.layout,
         step_seconds=found.step_seconds,
         tokens_per_second=tokens / found.step_seconds,
         efficiency=best.cost / found.cost,

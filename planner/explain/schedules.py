@@ -11,7 +11,7 @@ from planner.cost.schedule import exists
 from planner.cost.schedule_comparison import compare_schedules
 from planner.cost.simulate import ChunkSeconds, simulate
 from planner.explain.plan_inputs import job_of
-from planner.layout import format_layout
+from planner.plan_parts import WrittenLayout
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ScheduleRow(Document):
     schedule: str
     engine_has_it: bool
     missing: str | None
-    layout: str | None
+    layout: WrittenLayout | None
     textbook: str = Field(
         description="bubble divided by work, for p equal stages, m microbatches, v chunks and equal passes"
     )
@@ -116,7 +116,7 @@ def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> Schedu
         schedule=schedule,
         engine_has_it=has_it,
         missing=None,
-        layout=format_layout(found.layout),
+        layout=found.layout,
         textbook=textbook,
         step_seconds=found.step_seconds,
         bubble_seconds=found.bubble_seconds,

@@ -12,9 +12,8 @@ from planner.errors import InputError
 from planner.explain.difference import PlanFigures, figures_of, not_compared
 from planner.explain.outcome import Outcome, outcome_of_layout, outcome_of_search, plan_again
 from planner.explain.plan_inputs import constraints_of, job_of
-from planner.layout import format_layout
 from planner.plan import Plan
-from planner.plan_parts import ObjectiveName
+from planner.plan_parts import ObjectiveName, WrittenLayout
 from planner.search.objectives import Objective
 from planner.search.search import fastest_layout, plan_for_layout
 from planner.specs.change import change_job
@@ -61,7 +60,7 @@ class Gain(Document):
     same_layout_gain: float | None = Field(description="gain with the plan's own layout; null if the layout is illegal")
     gain: float = Field(description="gain after planning again, compared with the best plan for the present resources")
     step_seconds: float
-    layout: str = Field(description="the best layout with the change")
+    layout: WrittenLayout = Field(description="the best layout with the change")
     other_layout: bool
 
 
@@ -153,7 +152,7 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None, *, 
                 same_layout_gain=None if same is None else 1 - same / plan.step_seconds,
                 gain=next((1 - then / now for now, then in ranks if then != now), 0.0),
                 step_seconds=best[1],
-                layout=format_layout(best[0]),
+                layout=best[0],
                 other_layout=best[0] != layout,
             )
         )

@@ -13,7 +13,7 @@ from planner.cost.segments import with_segment
 from planner.errors import EnvironmentProblem, InputError
 from planner.explain.outcome import Outcome, Shortfall, outcome_of_layout, outcome_of_search, rules_of, shortfall_of
 from planner.explain.plan_inputs import constraints_of, job_of
-from planner.layout import format_layout, parse_layout, stage_of_chunk
+from planner.layout import format_layout, stage_of_chunk
 from planner.plan import layout_from_dict
 from planner.search.questions.given import plan_for_text
 from planner.search.space.constraints import Constraints
@@ -66,24 +66,21 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
     constraints, wanted = _forced(plan, asked), Constraints.parse([asked], option=_OPTION)
     pins, outcome = tuple(map(str, constraints.pins)), outcome_of_search(plan, job, constraints, reporter)
     forced = {pin.key for pin in wanted.pins}
-    also = _also(plan, outcome.difference, forced) if outcome.difference else ()
+    also = _also(outcome.difference, forced) if outcome.difference else ()
     return WhyNot(asked=asked, pins=pins, outcome=outcome, also=also, **_alone(plan, job, wanted))
 
 
-def _also(plan: Plan, found: Difference, forced: set[str]) -> tuple[str, ...]:
+def _also(found: Difference, forced: set[str]) -> tuple[str, ...]:
     """Keys other than the forced ones in which the alternative differs from the plan.
 
     The list leaves out dp, which follows from the other degrees.
     """
-    pools = {pool.name: pool.num_devices for pool in plan.cluster.pools}
-    devices = pools if len(pools) > 1 else plan.cluster.num_devices
-    after = parse_layout(found.after.layout, num_layers=plan.model.num_layers, num_devices=devices)
     words = []
     for changed in found.layout:
         if changed.path in forced or changed.path in ("dp", "layers_per_stage", "sp", "hsdp", "etp"):
             continue
         if changed.path == "recompute":
-            words.append(_recomputed(after))
+            words.append(_recomputed(found.after.layout))
         else:
             words.append(f"{changed.path}={changed.after}")
     return tuple(words)

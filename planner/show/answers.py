@@ -11,7 +11,7 @@ from planner.search.near_ties import slower_by
 from planner.show.columns import Columns, assignments
 from planner.show.difference import outcome_body
 from planner.show.screen import clean, indented, section, stack
-from planner.show.words import saved_words, terse_layout
+from planner.show.words import saved_words, short_layout
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def sensitivity_section(found: Sensitivity) -> Group:
             clean(each.after),
             "" if each.same_layout_gain is None else _gain(each.same_layout_gain),
             Text(_gain(each.gain), style="bold"),
-            assignments(terse_layout(each.layout)) if each.other_layout else Text("the same", style="dim"),
+            assignments(short_layout(each.layout)) if each.other_layout else Text("the same", style="dim"),
         )
         for each in found.gains
     ]

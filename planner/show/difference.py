@@ -12,7 +12,7 @@ from planner.layout import shortened_list
 from planner.show.columns import Columns, assignments
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.screen import clean, indented, section, stack
-from planner.show.words import change, line_label, stage_range, terse_layout
+from planner.show.words import change, line_label, short_layout, stage_range
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 
@@ -70,7 +70,7 @@ def _reasons(found: Difference) -> list[RenderableType]:
 
 def _shortfall(found: Shortfall) -> Group:
     rows: list[tuple[str, RenderableType]] = [
-        ("nearest", assignments(terse_layout(found.layout))),
+        ("nearest", assignments(short_layout(found.layout))),
         ("needs", f"{format_bytes(found.needed_bytes)} on {stage_range([found.stage])}"),
         ("chance", chance_words(found.chance_of_fitting)),
         ("limit", format_bytes(found.limit_bytes)),

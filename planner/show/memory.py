@@ -13,7 +13,7 @@ from planner.fit import chance_words
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, bytes_scale, fill_of
 from planner.show.screen import clean, section
-from planner.show.words import change, fold_runs, line_label, percent, stage_range, terse_layout
+from planner.show.words import change, fold_runs, line_label, percent, short_layout, stage_range
 from planner.sums import sum_of
 from planner.units import format_bytes, format_seconds
 
@@ -205,7 +205,7 @@ def fitting_section(plan: Plan, changes: Sequence[FittingChange]) -> Group | Non
             format_seconds(each.step_seconds),
             change(each.step_seconds / plan.step_seconds - 1),
             chance_words(each.chance_of_fitting),
-            assignments(terse_layout(each.layout)),
+            assignments(short_layout(each.layout)),
         )
         for each in changes
     ]

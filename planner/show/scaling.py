@@ -8,7 +8,7 @@ from rich.text import Text
 
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section
-from planner.show.words import line_label, terse_layout
+from planner.show.words import line_label, short_layout
 from planner.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def scaling_section(found: Scaling) -> Group:
             rows.append([f"{each.num_devices:,}", "", "", "", "", Text(clean(each.missing or ""), style="dim")])
             continue
         grown = f"{line_label(each.grown_line)} {each.grown_share:.1%}" if each.grown_line else ""
-        layout = assignments(terse_layout(each.layout or ""))
+        layout = assignments(short_layout(each.layout) if each.layout else "")
         speed = format_count(each.tokens_per_second)
         time = format_seconds(each.step_seconds)
         rows.append([f"{each.num_devices:,}", time, speed, f"{each.efficiency:.0%}", grown, layout])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.run import devices_in_use
 from planner.cost.segments import num_domains
-from planner.layout import even_split, format_layout, parse_layout, shortened_list
+from planner.layout import even_split, format_layout, shortened_list
 from planner.units import format_bytes, format_count, format_seconds, format_usd
 
 if TYPE_CHECKING:
@@ -66,14 +66,7 @@ def short_layout(layout: Layout) -> str:
     if num_layers % layout.num_chunks == 0:
         assumed["layers_per_stage"] = "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave)))
     shown = {key: text for key, text in parts.items() if text != assumed.get(key)}
-    return ",".join(f"{key}={shortened_list(text)}" for key, text in shown.items())
-
-
-def terse_layout(text: str) -> str:
-    """Return `short_layout` for a layout that is given as text."""
-    parts = dict(part.split("=", 1) for part in text.split(","))
-    layers = sum(map(int, parts["layers_per_stage"].split("/")))
-    return short_layout(parse_layout(text, num_layers=layers, num_devices=1)) or "tp=1"
+    return ",".join(f"{key}={shortened_list(text)}" for key, text in shown.items()) or "tp=1"
 
 
 def layout_words(layout: Layout) -> str:

@@ -26,7 +26,7 @@ from planner.explain.schedules import schedules_of, sketch
 from planner.explain.waterfall import waterfall_of
 from planner.explain.what_if import layout_gains, sensitivity_of, what_if
 from planner.explain.why_not import why_not
-from planner.layout import format_layout, parse_layout
+from planner.layout import parse_layout
 from planner.plan import Plan, plan_to_json
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
@@ -67,7 +67,7 @@ def test_why_not_is_what_planning_with_that_pin_finds(asked: str, plan) -> None:
     answer = why_not(plan, asked)
     found = answer.outcome
     assert (found.rules, found.shortfall) == ((), None)
-    assert found.difference.after.layout == format_layout(alone.layout)
+    assert found.difference.after.layout == alone.layout
     assert found.difference.after.step_seconds == alone.step_seconds >= plan.step_seconds * (1 - WITHIN)
     assert {each.name: each.after for each in found.difference.time} == {
         line.name.value: line.exposed_seconds for line in alone.time
@@ -129,9 +129,9 @@ def test_why_not_keeps_the_plan_s_own_pins_on_other_keys() -> None:
     found = why_not(pinned, "tp=4")
     assert found.pins == ("pp=2", "tp=4")
     alone = planned(job_of(pinned), Constraints.parse(["pp=2,tp=4"], ["mbs=1"]))
-    assert found.outcome.difference.after.layout == format_layout(alone.layout)
+    assert found.outcome.difference.after.layout == alone.layout
     allowed = why_not(pinned, "mbs=1").outcome.difference.after
-    assert parse_layout(allowed.layout, num_layers=16, num_devices=8).mbs == 1
+    assert allowed.layout.mbs == 1
 
 
 @pytest.mark.parametrize("asked", ["tp=3", "tp=16", "zero=1,hsdp=3,dp=8", "schedule=zb-h1", "dp=5"])
@@ -155,7 +155,7 @@ def test_why_not_names_the_stage_and_the_bytes_by_which_it_does_not_fit(plan) ->
     assert (found.rules, found.difference) == ((), None)
     over = {stage.stage: stage.total_bytes - stage.limit_bytes for stage in nearest.memory}
     assert found.shortfall.missing_bytes == max(over.values()) == over[found.shortfall.stage] > 0
-    assert found.shortfall.layout == format_layout(nearest.layout)
+    assert found.shortfall.layout == nearest.layout
     lines = {line.name.value: line.num_bytes for line in nearest.memory[found.shortfall.stage].lines}
     assert found.shortfall.largest_line_bytes == max(lines.values()) == lines[found.shortfall.largest_line]
 
@@ -405,9 +405,7 @@ def test_scaling_breaks_where_a_step_has_no_work_left(plan) -> None:
     parts = []
     for size in (found.most_efficient, found.breaks_at):
         job = change_job(job_of(plan), f"gpus={size}")
-        layout = parse_layout(
-            next(each.layout for each in found.sizes if each.num_devices == size), num_layers=16, num_devices=size
-        )
+        layout = next(each.layout for each in found.sizes if each.num_devices == size)
         waterfall = waterfall_of(job, layout, estimate(job, layout))
         parts.append({part.name: size * part.seconds for part in waterfall.parts})
     growth = {name: seconds - parts[0].get(name, 0.0) for name, seconds in parts[1].items()}

@@ -19,7 +19,7 @@ from planner.explain.schedules import ScheduleRow, Schedules, sketch
 from planner.explain.waterfall import Rate, TimePart, Waterfall
 from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
-from planner.layout import Layout, format_layout, parse_layout
+from planner.layout import Layout, parse_layout
 from planner.measured import Deviation
 from planner.search.least_memory import LeastPeak
 from planner.search.questions.remedies import LiftedPin, Remedy
@@ -102,7 +102,7 @@ def explained(plan) -> Explanation:
     alternatives = [
         Alternative(
             change=change,
-            layout=change,
+            layout=plan.layout,
             broken_rules=rules,
             peak_bytes=size,
             fits=size == 4e10,
@@ -135,7 +135,7 @@ def slower(make_plan, **changes):
 
 def answered(plan, make_plan) -> Explanation:
     """Every question with an answer of each kind, written by hand."""
-    layout = format_layout(plan.layout)
+    layout = plan.layout
     other = slower(make_plan, layout=replace(plan.layout, mbs=1), mfu=0.4)
     difference = difference_of(plan, other)
     nothing, found = {"rules": (), "shortfall": None, "difference": None}, difference

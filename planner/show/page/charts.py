@@ -6,7 +6,6 @@ import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from planner.layout import parse_layout
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
 from planner.units import UNITS, format_bytes, format_count, format_seconds, format_usd
@@ -166,9 +165,8 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
         _Row("runner-up", short_layout(r.layout), r.step_seconds, r.peak_bytes, r.reason, r.peak_bytes <= limit)
         for r in plan.runners_up
     ]
-    layers = plan.model.num_layers
     rows += [
-        _Row("neighbour", short_layout(parse_layout(each.layout, num_layers=layers, num_devices=1)), each.step_seconds,
+        _Row("neighbour", short_layout(each.layout), each.step_seconds,
              each.peak_bytes, f"the plan with {each.change}", each.fits)
         for each in alternatives if each.step_seconds is not None and each.peak_bytes is not None
     ]  # fmt: skip

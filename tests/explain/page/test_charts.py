@@ -15,7 +15,6 @@ from planner.explain.plan_inputs import job_of
 from planner.explain.replicas import replicas_of
 from planner.explain.waterfall import TimePart, Waterfall, waterfall_of
 from planner.explain.what_if import LayoutGain, layout_gains
-from planner.layout import format_layout
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
 from planner.show.page.facts import ledger_rows, sensitivity_rows, stage_rows
 from planner.show.page.render import _anchor
@@ -100,7 +99,7 @@ def test_the_line_joins_what_nothing_beats(plan_of_kind) -> None:
 def test_what_fits_the_device_and_not_the_host_is_not_on_the_line(plan_of_kind) -> None:
     plan = plan_of_kind("zero-2")
     plan = replace(plan, memory=tuple(replace(stage, limit_bytes=1e15) for stage in plan.memory))
-    layout, fast, small = format_layout(plan.layout), plan.step_seconds / 2, plan.memory[0].total_bytes / 2
+    layout, fast, small = plan.layout, plan.step_seconds / 2, plan.memory[0].total_bytes / 2
     for fits in (True, False):
         other = Alternative(
             change="offload=both", layout=layout, broken_rules=(), peak_bytes=small, fits=fits, step_seconds=fast
