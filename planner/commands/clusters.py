@@ -17,10 +17,8 @@ def run(name: str | None = None, *, console: Console, detect: bool = False, as_j
     Raises:
         PlannerError: an unknown name, or a document with mistakes.
     """
-    import json
-
     from planner import shipped
-    from planner.show.library import cluster_table, entry_text
+    from planner.show.library import cluster_table, entries
 
     if name and detect:
         message = f"--detect describes this machine; leave out {name}, or --detect"
@@ -29,10 +27,7 @@ def run(name: str | None = None, *, console: Console, detect: bool = False, as_j
         found: Any = shipped.this_machine()
     else:
         found = shipped.one_cluster(name) if name else shipped.clusters()
-    if as_json:
-        console.print(json.dumps(found, indent=1) + "\n")
-    else:
-        console.render(entry_text(found) if isinstance(found, dict) else cluster_table(found))
+    console.render(entries(found, cluster_table, as_json=as_json))
     return ExitCode.OK
 
 

@@ -17,16 +17,11 @@ def run(name: str | None = None, *, console: Console, as_json: bool = False) -> 
     Raises:
         PlannerError: an unknown name, or a document with mistakes.
     """
-    import json
-
     from planner import shipped
-    from planner.show.library import engine_table, entry_text
+    from planner.show.library import engine_table, entries
 
     found = shipped.one_engine(name) if name else shipped.engine_profiles()
-    if as_json:
-        console.print(json.dumps(found, indent=1) + "\n")
-    else:
-        console.render(entry_text(found) if isinstance(found, dict) else engine_table(found))
+    console.render(entries(found, engine_table, as_json=as_json))
     return ExitCode.OK
 
 

@@ -28,8 +28,6 @@ def run(
     Raises:
         PlannerError: an unknown name, a document with mistakes, or an output file that exists while `force` is false.
     """
-    import json
-
     if source is not None:
         if name or as_json:
             left_out = name or "--json"
@@ -39,16 +37,13 @@ def run(
         raise InputError("-o and --force are of --from, which names the Hugging Face file to read", hint=_HELP)
 
     from planner import shipped
-    from planner.show.library import entry_text, model_table
+    from planner.show.library import entries, model_table
     from planner.specs.by_name import model_notes
 
     for note in model_notes(name) if name else ():
         console.note(note)
     found = shipped.one_model(name) if name else shipped.models()
-    if as_json:
-        console.print(json.dumps(found, indent=1) + "\n")
-    else:
-        console.render(entry_text(found) if isinstance(found, dict) else model_table(found))
+    console.render(entries(found, model_table, as_json=as_json))
     return ExitCode.OK
 
 

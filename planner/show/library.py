@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -12,12 +13,19 @@ from planner.show.screen import clean
 from planner.units import format_bytes, format_count, format_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
 
 _DERIVED: Final = ("num_params", "num_active_params", "source", "price_source")
 """Keys of an entry that are derived, that is, not in its document."""
+
+
+def entries(found: Any, table: Callable[[Any], RenderableType], *, as_json: bool) -> RenderableType:
+    """Return one entry (a dict) or the table of several, or either as JSON."""
+    if as_json:
+        return json.dumps(found, indent=1) + "\n"
+    return entry_text(found) if isinstance(found, dict) else table(found)
 
 
 def model_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
