@@ -311,3 +311,23 @@ def test_samples_that_the_file_does_not_pack_are_named(line, told, tmp_path):
     """The emitted run packs samples into whole sequences."""
     (tmp_path / "run.yaml").write_text(TRAINER + line)
     assert ("packing=false" in read_foreign(tmp_path / "run.yaml").left_behind) is told
+
+
+SHARDED = """
+fsdp_version: 2
+fsdp_config:
+  reshard_after_forward: true
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  transformer_layer_cls_to_wrap: Qwen2DecoderLayer
+  state_dict_type: FULL_STATE_DICT
+"""
+"""Keys by which Axolotl fills Accelerate's file, which `planner emit` writes anew."""
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_a_kernel_that_files_do_not_carry_is_named_and_keys_that_they_write_anew_are_not(tmp_path, flash):
+    text = "base_model: Qwen/Qwen2.5-7B\nsequence_len: 4096\nmicro_batch_size: 1\n"
+    (tmp_path / "run.yaml").write_text(f"{text}flash_attention: {str(flash).lower()}\n{SHARDED}", encoding="utf-8")
+    left = read_foreign(tmp_path / "run.yaml").left_behind
+    assert any("attn_implementation=flash_attention_2" in each for each in left) is flash
+    assert not [each for each in left for key in ("fsdp", "auto_wrap", "state_dict", "accelerate.") if key in each]
