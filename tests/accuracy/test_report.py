@@ -35,7 +35,7 @@ ROW_KEYS = {
     "id", "supported", "reason", "measured_step_s", "predicted_step_s", "low_step_s", "high_step_s",
     "measured_mem_bytes", "predicted_mem_bytes", "predicted_fits",
 }  # fmt: skip
-SMALL = 110  # rows
+SMALL = 30  # rows
 WHOLE = pytest.mark.parametrize("table", [pytest.param("all", marks=pytest.mark.slow)], indirect=True)
 GROUP_KEYS = {"by", "value", "num_rows", "median", "mean", "p90"}
 
