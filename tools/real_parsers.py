@@ -88,7 +88,10 @@ def environment(name: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     own = next((folder / "lib").glob("python*")) / "site-packages" / "planner-environment.pth"
     own.write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-    install = [str(python), "-m", "pip", "install", "-q", *parser.options, *parser.packages]
+    pip = [str(python), "-m", "pip", "install", "-q"]
+    # Python 3.11 brings a setuptools that makes no wheels on its own; a build without isolation uses it
+    subprocess.run([*pip, "--upgrade", "setuptools", "wheel"], check=True)
+    install = [*pip, *parser.options, *parser.packages]
     subprocess.run(install, check=True, env={**os.environ, "DS_BUILD_OPS": "0"})  # do not build DeepSpeed's kernels
     done.write_text(wanted, encoding="utf-8")
     return python

@@ -112,7 +112,7 @@ def test_the_trainer_reads_the_training(case, tmp_path):
     of_train_py = {
         *("dtype", "attn_implementation", "weights", "data", "tokenizer", "max_length", "packing", "use_peft"),
         *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "mlp_tiles"),
-        *("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"),
+        *("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "recompute"),
     }
     assert settings.keys() - {"pipeline"} <= own | of_train_py
     assert ("pipeline" in settings) == (layout.pp > 1)
