@@ -78,8 +78,7 @@ def run(
     if target_of(plan, to).name == "torch" and on in (None, "torchrun"):
         if str(plan_path) == "-":
             raise _needs_a_file()
-        lines = torchrun_commands(plan, plan_path, output=run_folder(plan_path), arguments=arguments)
-        console.print("".join(f"{line}\n" for line in lines))
+        console.print(torchrun_commands(plan, plan_path, output=run_folder(plan_path), arguments=arguments))
     elif len(made.texts) == 1:
         console.print(made.texts[made.script])
     else:

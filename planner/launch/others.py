@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.emit.bundle import bundle_of, not_carried, target_of, write_bundle
 from planner.emit.hosts import num_hosts
-from planner.emit.programs.torch import lines_of_hosts
+from planner.emit.programs.torch import commands_of_hosts
 from planner.emit.target import How
 from planner.errors import EnvironmentProblem, ExitCode
 from planner.launch.hosts import find_host
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from planner.emit.bundle import Bundle
     from planner.emit.programs.torch import Host
+    from planner.emit.target import Place
     from planner.plan import Plan
     from planner.run_arguments import RunArguments
 
@@ -57,10 +59,10 @@ def launch_other(
     if dry_run:
         is_placed = any(each is not None for each in place.values())
         own = find_host(plan, os.environ, **place) if is_placed else None
-        lines = lines_of_hosts(
-            1 if is_placed else num_hosts(plan), lambda host: _words(output, made, own or host, further)
+        hosts = [0] if is_placed else [0, *[1] * (num_hosts(plan) - 1)]  # host 0 has another folder
+        sys.stdout.write(
+            commands_of_hosts(hosts, lambda place: shlex.join(_words(output, made, own or place, further)))
         )
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
         return ExitCode.OK
     host = find_host(plan, os.environ, **place)
     words = _words(output, made, host, further)
@@ -73,11 +75,11 @@ def launch_other(
     return subprocess.run(words, check=False).returncode  # noqa: S603 - the script that was just written
 
 
-def _folder(output: Path, host: Host | None) -> Path:
-    return output / f"host-{host.number}" if host and host.number else output
+def _folder(output: Path, host: Host | Place | None) -> Path:
+    return output if host is None or str(host.number) == "0" else output / f"host-{host.number}"
 
 
-def _words(output: Path, made: Bundle, host: Host | None, further: Sequence[str]) -> list[str]:
+def _words(output: Path, made: Bundle, host: Host | Place | None, further: Sequence[str]) -> list[str]:
     """Return the command of one host; `host` is None if the run has a single host."""
     place = [] if host is None else [str(host.number), host.address, str(host.port)]
     return ["bash", str(_folder(output, host) / made.script), *place, *further]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from planner.data_files import RECORD, confirmed, write_record
 from planner.emit.bundle import not_carried
 from planner.emit.hosts import num_hosts
-from planner.emit.programs.torch import PLACEHOLDERS, Host, torchrun_command, torchrun_commands
 from planner.emit.programs.torch import TARGET as TORCH
+from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
 from planner.emit.target import How
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.fit import check_fits
@@ -47,7 +47,7 @@ def launch(
     further: Sequence[str] = (),
     **place: Any,
 ) -> int:
-    """Train by the plan and return the exit code; `dry_run` only prints the commands, one line for each host.
+    """Train by the plan and return the exit code; `dry_run` only prints the commands of the hosts.
 
     A plan for another program is started with the files that `planner emit` writes. `smoke` and `further` apply to such
     plans only.
@@ -65,8 +65,6 @@ def launch(
     """
     arguments = arguments or RunArguments()
     plan = read_plan(plan_path, tell=_note)
-    if dry_run and num_hosts(plan) > 1:
-        _note(PLACEHOLDERS)
     if plan.engine.name != "torch" and plan.engine.emits:
         how: dict[str, Any] = {
             "smoke": smoke,
@@ -84,8 +82,7 @@ def launch(
     for each in not_carried(TORCH, plan, How(arguments=arguments)):
         _note(f"still yours: {each}")
     if dry_run:
-        lines = torchrun_commands(plan, plan_path, output=output, arguments=arguments)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.write(torchrun_commands(plan, plan_path, output=output, arguments=arguments))
         return ExitCode.OK
     if arguments.async_tp and (plan.layout.tp == 1 or plan.cluster.kind == "cpu"):
         raise InputError("--async-tp is for tensor parallelism on GPUs, and this plan has none", hint="leave it out")

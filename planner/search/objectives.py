@@ -133,8 +133,9 @@ class Incumbents(Protocol):
 
 
 class BestKinds:
-    """The best layouts of the `places` best kinds (`kind_of`) by an objective, and layouts near the best.
+    """The best layouts of kinds (`kind_of`) by an objective, and layouts near the best.
 
+    places: of kinds as good as the best of this many ways (`way_of`), the best layouts are wanted.
     within: layouts of any kind that are worse than the best by at most this share are also wanted. Layouts that are
     worse by more than `WORTH_READING` get no place.
     """
@@ -142,7 +143,8 @@ class BestKinds:
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
         self.objective, self._places, self._within = objective, places, within
         self.first: Rank = _NEVER  # the best rank
-        self._ranks: dict[tuple[int, ...], Rank] = {}
+        self._ranks: dict[tuple[int, ...], Rank] = {}  # of each kind
+        self._ways: dict[tuple[int, ...], Rank] = {}  # of the best kind of each way
         self._last: Rank = _NEVER  # the rank of the last place
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:
@@ -190,8 +192,9 @@ class BestKinds:
         kind, rank = kind_of(degrees), self.objective.rank(seconds, num_devices)
         if rank < self._ranks.get(kind, _NEVER):
             self._ranks[kind], self.first = rank, min(rank, self.first)
-            if len(self._ranks) >= self._places:
-                self._last = sorted(self._ranks.values())[self._places - 1]
+            self._ways[way_of(kind)] = min(rank, self._ways.get(way_of(kind), _NEVER))
+            if len(self._ways) >= self._places:
+                self._last = sorted(self._ways.values())[self._places - 1]
 
 
 class AnyLayout:
@@ -265,8 +268,13 @@ def partition_of(degrees: Degrees) -> tuple[int, ...]:
 
 
 def kind_of(degrees: Degrees) -> tuple[int, ...]:
-    """The kind of a layout: its tp, pp and ep, and whether the weights are sharded; the batch does not matter."""
-    return degrees.tp, degrees.pp, degrees.ep, np.equal(degrees.zero, 3) * 1
+    """The kind of a layout: its way (tp, ep, whether the weights are sharded), then pp; the batch does not matter."""
+    return degrees.tp, degrees.ep, np.equal(degrees.zero, 3) * 1, degrees.pp
+
+
+def way_of(kind: tuple[int, ...]) -> tuple[int, ...]:
+    """The kind without pp: depths of a pipeline are many and nearly equal, so rows of other ways come first."""
+    return kind[:-1]
 
 
 def objective_of(job: Job, name: ObjectiveName) -> Objective:

@@ -21,7 +21,7 @@ from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import minimum, runner_up
-from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of
+from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of, way_of
 from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.reporter import Reporter
 from planner.search.simplest import Recommendation, Window, simplest_within
@@ -295,17 +295,21 @@ def fits(job: Job, constraints: Constraints) -> bool:
 
 
 def _runners_up(found: Found, winner: Assigned, top: int, objective: Objective) -> list[Assigned]:
-    """The best layout of each of the `top` next best kinds, unless it is much worse than the best layout."""
-    best = min(rank_of(found, objective, each) for each in found.layouts)
-    seen = {kind_of(winner.degrees)}
-    losers: list[Assigned] = []
-    for assigned in sorted(found.layouts, key=lambda each: rank_of(found, objective, each)):
-        kind = kind_of(assigned.degrees)
-        is_near = objective.is_near(rank_of(found, objective, assigned), best, WORTH_READING)
-        if kind not in seen and is_near and len(losers) < top:
-            seen.add(kind)
-            losers.append(assigned)
-    return losers
+    """The best layouts of `top` other kinds, unless they are much worse than the best layout.
+
+    The best layout of all comes first, then the best of each other way. Kinds that differ from the winner or from a
+    better runner-up in pp alone get the places that are left.
+    """
+    ranks = {assigned: rank_of(found, objective, assigned) for assigned in found.layouts}
+    best, *_ = ranked = sorted(ranks, key=ranks.__getitem__)
+    kinds = {kind_of(winner.degrees): winner}
+    for assigned in ranked:
+        if objective.is_near(ranks[assigned], ranks[best], WORTH_READING):
+            kinds.setdefault(kind_of(assigned.degrees), assigned)
+    ways = {way_of(kind): kind for kind in reversed(kinds)}  # the first kind of each way, the winner's among them
+    others = [kind for kind in kinds if kinds[kind] is not winner]
+    others.sort(key=lambda kind: kinds[kind] is not best and ways[way_of(kind)] != kind)
+    return sorted((kinds[kind] for kind in others[:top]), key=ranks.__getitem__)
 
 
 def _certificate(

@@ -38,8 +38,8 @@ def check_training(
     assert isinstance(tree.data, dict)
     if "global_batch_size" not in tree.data:
         hint = (
-            "--global-batch 1024 gives the sequences of an optimizer step, '4M tokens' its tokens,\n"
-            "and from a range, 512..2048, the planner chooses;\n"
+            "--global-batch 1024 gives the sequences of an optimizer step, '4M tokens' its tokens, "
+            "and from a range, 512..2048, the planner chooses; "
             "in TRAINING.yaml it is `global_batch_size: 1024`"
         )
         mistakes.found.append(tree.mistake("the global batch size is not given", hint))

@@ -71,8 +71,9 @@ def test_a_dry_run_of_several_hosts_shows_a_line_for_each(tmp_path, capsys, monk
     folder = tmp_path / "run"
     assert main(["launch", str(path), "--output", str(folder), "--smoke", "--dry-run"]) == ExitCode.OK
     told = capsys.readouterr()
-    first, second = told.out.splitlines()
+    *what, one, first, other, second = told.out.splitlines()
+    assert "HOST an address of host 0" in what[0]
+    assert (one, other) == ("# host 0:", "# host 1:")
     assert first.split() == ["bash", str(folder / "run.sh"), "0", "HOST", "PORT"]
     assert second.split() == ["bash", str(folder / "host-1" / "run.sh"), "1", "HOST", "PORT"]
-    assert "HOST and PORT stand for an address of host 0" in told.err
     assert not folder.exists()

@@ -103,6 +103,36 @@ def test_runners_up_are_other_ways_to_divide_the_model(within):
         assert runner.step_seconds == pytest.approx(best.step_seconds, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("model", "cluster", "hosts", "length", "engine"),
+    [("llama3-70b", "dgx-a100", 16, 4096, "torch"), ("llama3-8b", "dgx-h100", 1, 8192, "megatron")],
+)
+def test_rows_go_to_other_ways_before_other_depths_of_the_pipeline(model, cluster, hosts, length, engine):
+    """Of all kinds within reach, the best of each other way stand in the rows before a kind with another pp alone.
+
+    The best layout of all has a row even if its way is the plan's.
+    """
+    asked = load_job(
+        model=model, cluster=cluster, nodes=hosts, global_batch_size=512, sequence_length=length, engine=engine
+    )
+    every = search(asked, FREE, top=100, within=0.02)
+    rows, repeated, ways = [], [], {way(every.layout)}
+    for layout in (runner.layout for runner in every.runners_up):  # by time
+        (repeated if way(layout) in ways and layout != every.minimum.layout else rows).append(layout)
+        ways.add(way(layout))
+    assert repeated
+    for top in (1, 2, 3):
+        expected = [*rows, *repeated][:top]
+        found = search(asked, FREE, top=top, within=0.02)
+        assert found.layout == every.layout
+        assert found.runners_up == tuple(each for each in every.runners_up if each.layout in expected)
+
+
+def way(layout):
+    """The kind of a layout without the depth of its pipeline."""
+    return layout.tp, layout.ep, layout.zero == 3
+
+
 def kind(layout):
     """The way in which a layout divides the model."""
     return layout.tp, layout.pp, layout.ep, layout.zero == 3

@@ -8,6 +8,8 @@ import importlib.util
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -122,51 +124,60 @@ def on_two_hosts(plan):
     return replace(plan, cluster=plan.cluster.model_copy(update={"devices_per_host": 2, "hosts": 2}))
 
 
-def test_several_hosts_get_a_line_each(make_plan, tmp_path, capsys):
+def filled(text: str, number: int, address: str = "127.0.0.1", port: str = "29400") -> str:
+    """The command that somebody types on a host: the one below the comment that has its number, filled in."""
+    found = re.findall(r"^# hosts? (\d+)(?: to (\d+))?:\n((?:[^#].*\n)+)", text, re.MULTILINE)
+    (command,) = (each for first, last, each in found if int(first) <= number <= int(last or first))
+    command = command.replace("\\\n", " ").replace("NUMBER", str(number))
+    return command.replace("=HOST", f"={address}").replace("=PORT", f"={port}")
+
+
+def test_several_hosts_share_a_command(make_plan, tmp_path, capsys):
     plan = on_two_hosts(make_plan("tp=2,dp=2,mbs=2"))
-    first, second = torchrun_commands(plan, Path("p.json"), output=Path("out"), arguments=RunArguments())
-    assert first.startswith(
-        "torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=HOST --master-port=PORT"
-    )
-    assert second.replace("--node-rank=1", "--node-rank=0") == first
+    text = torchrun_commands(plan, Path("p.json"), output=Path("out"), arguments=RunArguments())
+    assert text.count("torchrun") == 1
+    for number in (0, 1):
+        assert shlex.split(filled(text, number))[:7] == [
+            "torchrun", "--nnodes=2", "--nproc-per-node=2", f"--node-rank={number}", "--master-addr=127.0.0.1",
+            "--master-port=29400", "--max-restarts=0",
+        ]  # fmt: skip
     write_plan(plan, tmp_path / "plan.json")
     with pytest.raises(InputError, match="--node-rank and --master-addr are missing"):
         launch(tmp_path / "plan.json", output=tmp_path / "out")
     assert launch(tmp_path / "plan.json", output=tmp_path / "out", dry_run=True) == ExitCode.OK
-    assert capsys.readouterr().out.count("--node-rank=") == 2
+    assert "# hosts 0 to 1:\n" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-
-
-def test_a_hundred_lines_stand_for_any_number_of_hosts(make_plan):
-    """The last host is also shown, because it may have fewer ranks than the others."""
-    plan = on_two_hosts(make_plan("dp=1,mbs=1"))
-    for ranks, lines in ((200, 100), (201, 101), (1_000_001, 101)):
-        large = replace(plan, layout=replace(plan.layout, dp=ranks))
-        shown = torchrun_commands(large, Path("p.json"), output=Path("out"), arguments=RunArguments())
-        assert len(shown) == lines
-    assert "--node-rank=98 " in shown[98]
-    assert shown[99] == "# and 499,901 more hosts, with --node-rank=99 to 499999"
-    assert "--nproc-per-node=1 --node-rank=500000 " in shown[100]
 
 
 @pytest.mark.parametrize(("layout", "ranks"), [("dp=3,mbs=2", [2, 1]), ("pp=5,mbs=1", [2, 2, 1]), ("dp=4", [2, 2])])
 def test_hosts_are_filled_one_after_the_other(layout, ranks, make_plan):
-    plan = make_plan("dp=1,mbs=1")
     shape = parse_layout(layout, num_layers=8, num_devices=1)
-    lines = torchrun_commands(
-        replace(on_two_hosts(plan), layout=shape), Path("p.json"), output=Path("out"), arguments=RunArguments()
-    )
-    assert [int(line.split("--nproc-per-node=")[1].split()[0]) for line in lines] == ranks
+    assert ranks_typed(replace(on_two_hosts(make_plan("dp=1,mbs=1")), layout=shape)) == ranks
+
+
+def test_a_screen_has_the_commands_of_any_number_of_hosts(make_plan):
+    plan = on_two_hosts(make_plan("dp=1,mbs=1"))
+    large = replace(plan, layout=replace(plan.layout, dp=100_001))
+    text = torchrun_commands(large, Path("p.json"), output=Path("out"), arguments=RunArguments())
+    assert len(text.splitlines()) <= 10
+    assert [f"--nproc-per-node={ranks}" in filled(text, n) for n, ranks in ((0, 2), (49_999, 2), (50_000, 1))] == [
+        True
+    ] * 3
+
+
+def ranks_typed(plan):
+    text = torchrun_commands(plan, Path("p.json"), output=Path("out"), arguments=RunArguments())
+    hosts = range(int(text.split("--nnodes=")[1].split()[0]))
+    return [int(filled(text, number).split("--nproc-per-node=")[1].split()[0]) for number in hosts]
 
 
 def test_torchrun_numbers_the_ranks_by_host(make_plan):
     """With any rendezvous but the static one, torchrun ignores --node-rank."""
     run = pytest.importorskip("torch.distributed.run")
-    line = torchrun_commands(
+    text = torchrun_commands(
         on_two_hosts(make_plan("dp=4")), Path("p.json"), output=Path("out"), arguments=RunArguments()
-    )[1]
-    line = line.replace("HOST", "10.0.0.1").replace("PORT", "29400")
-    arguments = run.get_args_parser().parse_args(line.split()[1:])
+    )
+    arguments = run.get_args_parser().parse_args(shlex.split(filled(text, 1, "10.0.0.1"))[1:])
     config, _, _ = run.config_from_args(arguments)
     assert config.rdzv_backend == "static"
     assert config.rdzv_configs["rank"] == 1
@@ -530,15 +541,15 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_the_lines_of_several_hosts_train_together(make_plan, tmp_path):
-    """Both hosts are this machine; the printed lines are run unchanged, with the address filled in."""
+def test_the_command_of_several_hosts_trains_on_them(make_plan, tmp_path):
+    """Both hosts are this machine; the printed command is run unchanged, with number and address filled in."""
     pytest.importorskip("torch")
     plan = on_two_hosts(make_plan("pp=2,dp=2,zero=1,mbs=2"))
     write_plan(plan, tmp_path / "plan.json")
-    lines = torchrun_commands(plan, tmp_path / "plan.json", output=tmp_path / "out", arguments=RunArguments(steps=3))
+    text = torchrun_commands(plan, tmp_path / "plan.json", output=tmp_path / "out", arguments=RunArguments(steps=3))
     port, path = str(free_port()), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    filled = [line.replace("=HOST", "=127.0.0.1").replace("=PORT", f"={port}") for line in lines]
-    hosts = [subprocess.Popen(["bash", "-c", line], env={**os.environ, "PATH": path}) for line in filled]
+    typed = [filled(text, number, port=port) for number in (0, 1)]
+    hosts = [subprocess.Popen(["bash", "-c", line], env={**os.environ, "PATH": path}) for line in typed]
     assert [host.wait(timeout=120) for host in hosts] == [0, 0]
     assert steps_done(tmp_path / "out") == 3
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.hosts import ranks_of_hosts
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Setting, Target, not_carried
+from planner.emit.target import Place, Setting, Target, not_carried
 from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from planner.emit.hosts import HostRanks
-    from planner.emit.target import How, Place, Values
+    from planner.emit.target import How, Values
     from planner.plan import Plan
 
-LINES_SHOWN: Final = 100
+NUMBER: Final = "NUMBER"
 ADDRESS: Final = "HOST"
 PORT: Final = "PORT"
 PLACEHOLDERS: Final = (
-    "HOST and PORT stand for an address of host 0 that the others reach, and for a port that is free there"
+    "On all hosts at once; NUMBER is the host's own, HOST an address of host 0 that the others reach,\n"
+    "# and PORT a port that is free there."
 )
 
 
@@ -50,38 +52,32 @@ def torchrun_command(
     return ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}", *program)
 
 
-def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments) -> tuple[str, ...]:
-    """One shell line for each host, to be run on all hosts at once; with many hosts, a comment replaces most lines.
+def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments) -> str:
+    """The shell text that starts the plan on its hosts (`commands_of_hosts`).
 
-    HOST and PORT are placeholders for an address and port of host 0 that the other hosts can reach. Plan, data and
-    output must be on storage that all hosts share.
+    Plan, data and output must be on storage that all hosts share.
     """
-    hosts, program = ranks_of_hosts(plan), _program(plan_path, output, arguments)
-
-    def words(host: Host | None) -> Sequence[str]:
-        if host is None:
-            return torchrun_command(plan, plan_path, output=output, arguments=arguments)
-        return ("torchrun", *_rendezvous(hosts, host), *program)
-
-    return lines_of_hosts(len(hosts), words, number="--node-rank=")
+    program = shlex.join(_program(plan_path, output, arguments))
+    ranks = [host.num_ranks for host in ranks_of_hosts(plan)]
+    return commands_of_hosts(ranks, lambda place: f"{torchrun_start(plan, place)} {program}")
 
 
-def lines_of_hosts(
-    hosts: int, words: Callable[[Host | None], Sequence[str]], *, number: str = "host "
-) -> tuple[str, ...]:
-    """One shell line for each host; with many hosts, a comment replaces most lines.
+def commands_of_hosts(ranks: Sequence[int], command: Callable[[Place | None], str]) -> str:
+    """A command for each run of hosts with as many ranks, below a comment that numbers the hosts.
 
-    words: returns the command for a host, or for None if there is only one host.
-    number: text before the numbers of hosts in the comment.
+    ranks: of each host, [hosts].
+    command: returns the shell text for such hosts; `place` is None for an only host.
     """
-    if hosts == 1:
-        return (shlex.join(words(None)),)
-    last = hosts - 1
-    shown = range(hosts) if hosts <= LINES_SHOWN else (*range(LINES_SHOWN - 1), last)
-    lines = [shlex.join(words(Host(number=each, address=ADDRESS, port=PORT))) for each in shown]
-    if left_out := hosts - len(lines):
-        lines.insert(-1, f"# and {left_out:,} more hosts, with {number}{LINES_SHOWN - 1} to {last - 1}")
-    return tuple(lines)
+    if len(ranks) == 1:
+        return f"{command(None)}\n"
+    text, first = f"# {PLACEHOLDERS}\n", 0
+    for here, group in groupby(ranks):
+        last = first + sum(1 for _ in group) - 1
+        hosts, number = (f"hosts {first} to {last}", NUMBER) if last > first else (f"host {first}", str(first))
+        place = Place(hosts=len(ranks), ranks=str(here), number=number, address=ADDRESS, port=PORT)
+        text += f"# {hosts}:\n{command(place)}\n"
+        first = last + 1
+    return text
 
 
 def _rendezvous(hosts: tuple[HostRanks, ...], host: Host) -> tuple[str, ...]:
