@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from planner.specs.cluster import ClusterSpec
-    from planner.specs.job import PoolJob
+    from planner.specs.job import Job, PoolJob
 
 T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]
@@ -227,6 +227,12 @@ class Plan:
     def to_json(self) -> str:
         """The plan document as text, as `planner plan --json` prints it."""
         return plan_to_json(self)
+
+
+def length_assumed(of: Plan | Job) -> list[Assumed]:
+    """The sequence length, if nobody gave it and it is therefore the model's own; else nothing."""
+    value = str(of.training.sequence_length)
+    return [Assumed(key=LENGTH, value=value, rule="the model's own; --seq-len sets it")] if of.own_length else []
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

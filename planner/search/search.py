@@ -11,9 +11,8 @@ from planner.cost.chance import UNLIKELY, spread_for
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.flops import flops_convention
 from planner.errors import InputError, Mistake, SolverTrouble
-from planner.layout import LENGTH, Assumed
 from planner.made_by import made_by, with_corrections_of_any_engine
-from planner.plan import Plan
+from planner.plan import Plan, length_assumed
 from planner.plan_parts import Certificate, EngineLabel, Keys, SearchOptions, SimplestProof
 from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
@@ -33,7 +32,7 @@ from planner.specs.job import each_pool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.layout import Layout
+    from planner.layout import Assumed, Layout
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
@@ -81,7 +80,7 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         mfu=priced.mfu,
         hfu=priced.hfu,
         flops_convention=flops_convention(job.training),
-        assumed=(*_own_length(job), *extra.pop("assumed", ())),
+        assumed=(*length_assumed(job), *extra.pop("assumed", ())),
         made_by=made_by(job),
         options=SearchOptions(
             headroom=None if job.headroom is None else float(job.headroom),
@@ -92,11 +91,6 @@ def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
         ),
         **extra,
     )
-
-
-def _own_length(job: Job) -> list[Assumed]:
-    value = str(job.training.sequence_length)
-    return [Assumed(key=LENGTH, value=value, rule="the model's own; --seq-len sets it")] if job.own_length else []
 
 
 LABEL: Final = 0.05

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
 from planner.cost.run import REFERENCE_TOKENS, devices_in_use
-from planner.plan import layout_to_dict
+from planner.plan import layout_to_dict, length_assumed
 from planner.show.comparison_rows import Row, marks, price_words, requirements_missed, run_to_dict, table
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, length_words, work_words
@@ -120,6 +121,7 @@ def side_by_side_to_dict(found: SideBySide) -> dict[str, Any]:
     return {
         "format": 1,
         "model": first and first.model.name,
+        "assumed": [asdict(each) for each in (length_assumed(first) if first else ())],
         "tokens": (first and first.training.tokens) or REFERENCE_TOKENS,
         "objective": found.objective,
         "front_by": ["run_seconds", found.measure],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from planner.plan import layout_to_dict
+from planner.plan import layout_to_dict, length_assumed
 from planner.show.comparison_rows import Row, marks, price_words, requirements_missed, run_to_dict, table
 from planner.show.screen import clean, section, stack
 from planner.show.words import length_words, work_words
@@ -113,6 +113,7 @@ def sweep_to_dict(found: Sweep) -> dict[str, Any]:
         "model": job.model.model_dump(mode="json"),
         "cluster": job.cluster.model_dump(mode="json"),
         "training": job.training.model_dump(mode="json"),
+        "assumed": [asdict(each) for each in length_assumed(job)],
         "batch": job.batch and {"least": job.batch.least, "most": job.batch.most, "target": job.batch.target},
         "engine": job.engine.name,
         "fits": bool(found.front),

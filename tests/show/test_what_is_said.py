@@ -69,6 +69,17 @@ def test_a_length_that_nobody_gave_is_in_the_document(tmp_path, capsys) -> None:
     assert given.assumed == ()
 
 
+@pytest.mark.parametrize(
+    "what", [["dgx-a100:1,dgx-h100:1"], ["dgx-a100", "--nodes", "1..2"]], ids=["clusters", "sizes"]
+)
+def test_a_length_that_nobody_gave_is_in_the_document_of_a_comparison(what, capsys) -> None:
+    own = yaml.safe_load(Path("models/tiny-llama.yaml").read_text())["max_sequence_length"]
+    argv = ["plan", "tiny-llama", *what, "--global-batch", "16", "--json"]
+    (length,) = json.loads(said(capsys, *argv))["assumed"]
+    assert (length["key"], length["value"]) == ("sequence_length", str(own))
+    assert json.loads(said(capsys, *argv, "--seq-len", str(own)))["assumed"] == []
+
+
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
