@@ -2,7 +2,7 @@
 
 Each option of the command line is a keyword of the same name, with `_` instead of `-`; `--set` is the keyword
 `settings`, because `set` is a builtin. Input that the command line refuses raises a `PlannerError`. Its text gives
-each fault, its place and a correction; its `mistakes` are the same with the names of the command line's options.
+each fault, its place and a correction, with the command line's names: `--seq-len` is the keyword `seq_len`.
 
 Modules that only some of the functions need are imported in those functions, because their import takes as long as a
 small plan.

@@ -242,10 +242,10 @@ def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) ->
         in_time = math.isfinite(objective.longest_step_seconds)
         return "fewer devices meet the deadline" if in_time else "fewer devices are enough"
     if objective.name == "throughput" and math.isfinite(objective.most_device_seconds):
-        return f"layouts on more devices, up to {found.most_devices:,}, do not fit, are slower or exceed the budget"
+        return f"no layout on up to {found.most_devices:,} fits, is faster and keeps to the budget"
     if objective.name == "memory":
         return "layouts on more devices need more memory, or are slower at the same"
-    return f"layouts on more devices, up to {found.most_devices:,}, do not fit or are slower"
+    return f"no layout on up to {found.most_devices:,} fits and is faster"
 
 
 def fastest_layout(

@@ -186,7 +186,7 @@ def _band(plan: Plan) -> Words:
     """State the error band of the step time, and in a few words what it rests on."""
     band, low, high = plan.band, plan.low_step_seconds, plan.high_step_seconds
     if band is None or not low or not high:
-        return ""
+        return "none: no published run is on such devices"
     kinds = _kinds(plan)
     new = ", ".join(kinds.get(key, key) for key in band.unseen)
     if _is_calibrated(plan):

@@ -28,6 +28,8 @@ _USUAL: Final = 3
 """Runners-up of a plan without --top."""
 _MOST_KEYS: Final = 5
 """Keys of a runner-up that the short answer names: those that tell its kind are among the first."""
+_LONGEST_KEY: Final = 40
+"""Characters of a key with its values that the short answer spells out, as lists of recomputed parts may be longer."""
 _FOLLOW: Final = ("dp ", "sp ", "schedule ")
 """Keys that follow from others; the short answer leaves them out."""
 
@@ -111,4 +113,5 @@ def _keys(runner: RunnerUp) -> str:
     """Return the first keys in which a runner-up differs, without those that follow from others."""
     every = runner.differs.split(", ")
     keys = [each for each in every if not each.startswith(_FOLLOW)] or every
+    keys = [each if len(each) <= _LONGEST_KEY else f"other {each.split()[0]}" for each in keys]
     return ", ".join(keys[:_MOST_KEYS]) + ", ..." * (len(keys) > _MOST_KEYS)

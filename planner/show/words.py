@@ -78,7 +78,7 @@ def layout_words(layout: Layout) -> str:
     if layout.zero:
         replicas = f" in {layout.hsdp} replicas" if layout.hsdp > 1 else ""
         parts.append(f"ZeRO-{layout.zero}{replicas}")
-    return ", ".join(parts) or "one device"
+    return ", ".join(["one device"] * (layout.world_size == 1) + parts)
 
 
 def schedule_words(plan: Plan) -> str:

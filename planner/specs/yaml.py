@@ -232,7 +232,9 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line, column = (mark.line, mark.column) if mark else (0, 0)
-            self._stop(line, column, f"this is not valid YAML: {error.problem or error.context}")
+            problem = error.problem or error.context or ""
+            hint = "indent with blanks: YAML takes no tab" if "'\\t'" in problem else ""
+            self._stop(line, column, f"this is not valid YAML: {problem}", hint)
         except (yaml.YAMLError, ValueError, OverflowError):  # PyYAML lets some bad escapes through as ValueError
             self._stop(0, 0, "this is not valid YAML: a bad escape or directive")
 
@@ -348,8 +350,8 @@ class _Reader:
         if len(self._mistakes) >= MAX_MISTAKES:
             raise InputError(*self._mistakes)
 
-    def _stop(self, line: int, column: int, message: str) -> NoReturn:
-        self._append(line, column, message, "")
+    def _stop(self, line: int, column: int, message: str, hint: str = "") -> NoReturn:
+        self._append(line, column, message, hint)
         raise InputError(*self._mistakes)
 
     def _append(self, line: int, column: int, message: str, hint: str) -> None:

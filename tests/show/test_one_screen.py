@@ -49,6 +49,16 @@ def test_a_plan_is_answered_in_thirty_lines(job, code, capsys) -> None:
     assert ("What would fit on" in text) == (code == 3)
 
 
+@pytest.mark.slow
+def test_a_long_answer_with_an_idle_host_and_assumed_rates_has_thirty_lines(capsys) -> None:
+    """The list of recomputed parts of a runner-up is longer than a line; the whole answer still fits."""
+    step = ["--nodes", "256", "--seq-len", "4096", "--global-batch", "15360", "--engine", "megatron"]
+    text = said(capsys, "plan", "deepseek-v3", "hgx-h800", *step)
+    assert len(text.splitlines()) <= 30
+    assert "idle " in text
+    assert "narrower " in text
+
+
 def plan_of(layout: str = "tp=2,pp=2,zero=1", **keywords) -> planner.Plan:
     given = {"seq_len": 4096, "global_batch": 64, "gpus": 8} | keywords
     return planner.estimate_layout("llama3-8b", "dgx-h100", layout=layout, **given)

@@ -572,7 +572,7 @@ def test_lines_that_took_no_time_are_left_out(make_plan) -> None:
             "no published run has engine torch, axes tp+pp; one family of publishers, a-firm",
             "the corrections rest on one family of publishers, a-firm",
         ),
-        (None, "", "No published run is on such devices."),
+        (None, "none: no published run is on such devices", "none: no published run is on such devices"),
     ],
 )
 def test_a_band_says_what_it_rests_on(band, short, whole, make_plan) -> None:

@@ -14,10 +14,11 @@ import planner
 from planner.api import estimate_file, plan_file
 from planner.cli import main
 from planner.errors import InputError
-from planner.layout import Assumed
+from planner.layout import Assumed, Layout
 from planner.plan import plan_from_json
 from planner.show.screen import Screen, to_text
 from planner.show.summary import summary
+from planner.show.words import layout_words
 
 GIB = 2**30
 EIGHT = {"gpus": 8, "seq_len": 4096, "global_batch": 64}
@@ -227,3 +228,23 @@ def test_one_pin_that_breaks_several_rules_is_one_error(capsys) -> None:
     assert err.count("error:") == err.count("help:") == 1
     assert "divide the heads" in err
     assert "scale-up domain" in err
+
+
+def test_a_long_value_of_a_runner_up_is_named_and_not_spelt_out(six) -> None:
+    """`explain PLAN others` has the whole layout."""
+    parts = "layernorm+mla_up_proj+moe_act"
+    runner = replace(six.runners_up[0], differs=f"tp 1 -> 2, recompute {parts} -> {parts}+mlp, zero 1 -> 3")
+    text = " ".join(to_text(summary(replace(six, runners_up=(runner,)), ()), Screen(width=200)).split())
+    assert "tp 1 -> 2, other recompute, zero 1 -> 3" in text
+    assert parts not in text
+
+
+def test_a_layout_on_one_device_says_so_whatever_its_zero_stage() -> None:
+    assert layout_words(Layout(layers_per_stage=(8,), recompute=("none",), zero=3)) == "one device, ZeRO-3"
+
+
+def test_the_hint_for_a_missing_batch_is_read_in_a_pipe(capsys) -> None:
+    assert main(["plan", "tiny-llama", "dgx-a100"]) == 2
+    told = capsys.readouterr().err
+    assert "--global-batch 1024" in told
+    assert "\\n" not in told

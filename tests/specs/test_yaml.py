@@ -245,3 +245,14 @@ def test_random_yaml_punctuation_never_escapes() -> None:
             parse_yaml(text, "x")
         except InputError:
             continue
+
+
+def test_a_tab_has_a_way_out(tmp_path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("fsdp_config:\n\tfsdp_version: 2\n")
+    with pytest.raises(InputError, match="indent with blanks"):
+        read_yaml(path)
+    path.write_text("a: {b\n")
+    with pytest.raises(InputError) as other:
+        read_yaml(path)
+    assert "blanks" not in str(other.value)
