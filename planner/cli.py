@@ -130,7 +130,11 @@ def _invoke(argv: Sequence[str]) -> int:
         return int(cli.main(list(argv), prog_name="planner", standalone_mode=False, obj=command) or ExitCode.OK)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "planner"
-        return _report(InputError(error.format_message(), hint=f"see `{path} --help`"))
+        hint = f"see `{path} --help`"
+        if isinstance(error, click.MissingParameter) and error.ctx and error.ctx.command.epilog:
+            examples = (line.strip() for line in error.ctx.command.epilog.splitlines()[2:])
+            hint = "\n".join((f"{hint}, as in", *examples))
+        return _report(InputError(error.format_message(), hint=hint))
     except PlannerError as error:
         return _report(error)
     except MemoryError:

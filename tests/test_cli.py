@@ -679,7 +679,11 @@ def test_launch_shows_the_command_of_each_host_for_another_program(capsys) -> No
     assert main(["plan", *job, "--pin", "dp=16", "-o", "m.json"]) == 0
     capsys.readouterr()
     assert main(["launch", "m.json", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "bash runs/m/run.sh 0 HOST PORT\nbash runs/m/host-1/run.sh 1 HOST PORT\n"
+    told = capsys.readouterr().out
+    assert told.startswith("# On all hosts at once; NUMBER is the host's own")
+    assert told.endswith(
+        "# host 0:\nbash runs/m/run.sh 0 HOST PORT\n# host 1:\nbash runs/m/host-1/run.sh 1 HOST PORT\n"
+    )
     assert main(["launch", "m.json", "--dry-run", "--node-rank", "1", "--master-addr", "head"]) == 0
     assert capsys.readouterr().out == "bash runs/m/host-1/run.sh 1 head 29500\n"
 
@@ -816,3 +820,11 @@ def test_a_plan_that_was_interrupted_is_written_and_exits_with_130(own_folder, m
     monkeypatch.undo()
     monkeypatch.chdir(own_folder)
     assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["certificate"]["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("argv", [["plan"], ["explain", "--from", "train.sh"], ["emit"]])
+def test_a_missing_argument_is_answered_with_examples(argv, capsys) -> None:
+    assert main(argv) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "Missing argument" in told
+    assert f"\n  planner {argv[0]} " in told

@@ -274,7 +274,7 @@ def _name_documents(ctx: click.Context, given: dict[str, Any]) -> None:
             raise click.UsageError("--from FILE goes with CLUSTER and TRAINING.yaml alone; --model names the model")
         named = [own_model, *named[:2]]
     elif named[0] is None:
-        raise click.UsageError("Missing argument 'MODEL'.")
+        raise click.MissingParameter(ctx=ctx, param_hint="'MODEL'", param_type="argument")
     elif own_model or any(name in given for name in ("define", "args", "ignore")):
         raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")
     if named[1] is None and not (len(paths) == 1 and is_plan(paths[0])):

@@ -79,7 +79,7 @@ def ways_out(remedies: Sequence[Remedy], pins: Sequence[LiftedPin], title: str, 
 
 def _remedies_section(remedies: Sequence[Remedy], title: str, *, layouts: bool) -> Group:
     if not remedies:
-        return section(title, Text("no single change that was tried; a smaller model or more devices"))
+        return section(title, Text("no single change tried; a smaller model, more devices or another --engine"))
     rows = [(Text(clean(each.change), style="bold"), *_figures(each, layouts=layouts)) for each in remedies]
     header = ("change", "step", "tokens/s", "fits", "layout" * layouts)
     table = Columns(rows, right=(1, 2, 3), wrap=(0, 4), optional=(2,), header=header)
