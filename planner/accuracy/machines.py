@@ -78,7 +78,8 @@ def cluster_of(run: Run, num_devices: int) -> ClusterSpec:
 
 def _slot(run: Run) -> float | None:
     """Bytes per second and direction of a device's PCIe slot, as in `3.0 x4`; sixteen lanes unless it says less."""
-    stated = re.fullmatch(r"\D*([3-6])(?:\.0)?\s*(?:x\s*(\d{1,2}))?", run.pcie.lower())
+    in_words = first_match(run.interconnect.lower(), knowledge("gpus")["slots"]) or {"pcie": ""}
+    stated = re.fullmatch(r"\D*([3-6])(?:\.0)?\s*(?:x\s*(\d{1,2}))?", (run.pcie or in_words["pcie"]).lower())
     return stated and _quantity(knowledge("gpus")["pcie"], stated[1]) * int(stated[2] or 16)  # type: ignore[operator]
 
 

@@ -388,7 +388,12 @@ def _reached(instances: Number, copies: int, groups: tuple[int, int] | None) -> 
 
 
 def all_to_all_seconds(
-    where: Group, num_bytes: Number, *, copies: int = 1, groups: tuple[int, int] | None = None
+    where: Group,
+    num_bytes: Number,
+    *,
+    copies: int = 1,
+    groups: tuple[int, int] | None = None,
+    message_bytes: float = 0.0,
 ) -> Number:
     """Seconds of an all-to-all: every rank sends 1/n of its `num_bytes` to every rank, on all levels at once.
 
@@ -400,6 +405,8 @@ def all_to_all_seconds(
     groups: number of groups of consecutive ranks into which the ranks are divided, and number of these groups that
         receive the copies of one token. Each chosen group receives the same number of copies. If each instance holds
         one group, the copies reach as many instances as there are chosen groups.
+    message_bytes: size of the messages, if the bytes travel as one message for each token and copy; on a link where the
+        host's processor passes messages on, each of them takes at least the link's `message`.
 
     Source: NCCL, grouped sends and receives; derived here, checked by a count over real ranks. Copies: DeepSeek-V3
     (2024), section 3.2.2; expected number of distinct hosts.
@@ -409,7 +416,10 @@ def all_to_all_seconds(
         peers = level.members - level.inside
         instances = where.size / level.inside
         distinct = _reached(instances, copies, groups) / copies
-        level_seconds = distinct * peers / where.size * num_bytes / level.bandwidth + level.link.latency
+        per_byte = 1.0 / level.bandwidth
+        if message_bytes:
+            per_byte = np.maximum(per_byte, level.link.message / message_bytes)
+        level_seconds = distinct * peers / where.size * num_bytes * per_byte + level.link.latency
         seconds = np.maximum(seconds, (peers > 0) * level_seconds)
     return seconds + where.startup
 

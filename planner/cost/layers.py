@@ -202,7 +202,8 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
     kernel, and the kernel's start and end take time. A rank holds an early and a late part of the sequence, so a hop
     computes half a square for each part. On the slowest rank, all queries attend to half of the keys. The unfused
     kernels of 2021 execute the whole square and move the scores through memory: 9 a s^2 b bytes forward, 11 backward
-    (softmax, mask and dropout in 16 bits).
+    (softmax, mask and dropout in 16 bits). A fused kernel computes one exponential for each score in each pass, which
+    bounds small heads.
 
     Source: Dao (2023), section 3.1; Transformer Engine, attention/dot_product_attention/context_parallel.py; byte
     counts derived here from the operators' inputs and outputs.
@@ -217,11 +218,16 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         width = head_widths(model)
         hops = _num_hops(job, layout)
         started = 1.0 + np.minimum(1, hops) * _KERNEL_KEYS / (rows / 2)
-        flops = 2.0 * rows * attention_span(model, s, causal=True, local=local) * width * heads * started
-        flops = flops + layout.mbs * rows * indexer_flops_per_token(model, s)
-        rate = device.peak[job.core_precision] * job.attention_share
-        launch = (1.0 + hops) * job.launch_seconds
-        one = PassSeconds(forward=flops / rate + launch, backward_input=FLASH_BACKWARD * flops / rate + launch)
+        scores = rows * attention_span(model, s, causal=True, local=local) * heads * started
+        indexer = layout.mbs * rows * indexer_flops_per_token(model, s)
+        # matrix units and exponentials work at the same time, so the slower of the two sets the kernel's time
+        peak = device.peak[job.attention_precision]
+        exponential = device.efficiency.flops_per_exponential * peak / device.peak[job.core_precision]
+        forward, backward = (
+            scores * max(times * 2.0 * width, exponential) + times * indexer for times in (1.0, FLASH_BACKWARD)
+        )
+        rate, launch = peak * job.attention_share, (1.0 + hops) * job.launch_seconds
+        one = PassSeconds(forward=forward / rate + launch, backward_input=backward / rate + launch)
         return one + _merge_seconds(job, layout) + _mixer_core_seconds(job, layout)
     scores = matmul_seconds(job, rows, s, model.head_size, heads, precision=job.core_precision)
     weighted = matmul_seconds(job, rows, value_size(model), s, heads, precision=job.core_precision)
@@ -290,7 +296,7 @@ def _light_operators(
     - norms of queries and keys: 4 and 10
     - transposes of unfused attention: 8 and 11 for each head's queries and values
     - GELU: 4 and 8; fused SwiGLU 6 and 10; SwiGLU as separate operators 10 and 16
-    - permuting tokens to their experts and back: 8 for each choice in each pass (read and write, twice)
+    - beside experts, `_beside_experts`
 
     Source: derived here from the operators' inputs and outputs, checked in sum against SC'21 and Korthikanti.
     """
@@ -322,8 +328,26 @@ def _light_operators(
         (rows, batch), (inner, outputs) = rows_of(job, layout, product), product.sides(layout)
         tiles, modules = num_tiles(job, product), product.modules | {ACTIVATION}
         yield rows * batch * inner / tiles, *gate, modules | {"moe_act"} if product.count else modules, tiles
-        if product.count:
-            yield rows * batch * outputs, 8.0, 8.0, product.modules, 1.0
+        yield from _beside_experts(product, rows * batch * outputs, 2.0 * rows * batch * inner)
+
+
+def _beside_experts(
+    product: Product, outputs: Number, halves: Number
+) -> Iterator[tuple[Number, float, float, frozenset[str], float]]:
+    """The operators around the last product of routed experts, as in `_light_operators`; none for other products.
+
+    Permuting tokens to their experts and back moves 8 bytes for each choice in each pass (read and write, twice).
+    Biases are separate operators: 28 and 36 bytes for each output, and 8 and 14 for the clamps of both halves of the
+    gate.
+    outputs, halves: elements of the experts' outputs, and of both halves of the gate.
+
+    Source: Megatron-LM d98e8a64, moe/experts.py (_apply_bias), fusions/fused_bias_geglu.py.
+    """
+    if product.count:
+        yield outputs, 8.0, 8.0, product.modules, 1.0
+    if product.count and product.biased:
+        yield outputs, 28.0, 36.0, product.modules, 1.0
+        yield halves, 8.0, 14.0, product.modules | {ACTIVATION, "moe_act"}, 1.0
 
 
 def _operators(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> Iterator[tuple[PassSeconds, frozenset[str]]]:
@@ -364,7 +388,23 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
     return PassSeconds(forward=seconds, backward_input=seconds)
 
 
-def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[float, Number]:
+def runs_in_loop(job: PoolJob) -> bool:
+    """Whether the experts of a layer run one after the other, not as one grouped product.
+
+    Source: engine profile, loops_over_experts; the device's generation, grouped_products.
+    """
+    return job.engine.compute.loops_over_experts or not job.cluster.device.efficiency.grouped_products
+
+
+_LOOP_FACTOR: Final = 0.4
+"""Host time of one expert's forward pass in a loop over experts, in units of the device's `layer_floor`: 0.12 ms.
+
+These are about 12 operators of 10 us. Source: transformers 4.57, models/qwen3_moe/modeling_qwen3_moe.py
+(Qwen3MoeSparseMoeBlock); the time of an operator is assumed.
+"""
+
+
+def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[Number, Number]:
     """Host time of a layer and of its ring's hops, in units of the device's `layer_floor`; 0 inside CUDA graphs.
 
     In a layer with experts, a CUDA graph does not contain the operators after the router. The graph is assumed to
@@ -378,7 +418,10 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
     if graphs == "layers":
         return max(0.0, compute.expert_host_factor - compute.host_factor), 0.0
     hops = _num_hops(job, layout) * (_HOP_SHARE * compute.host_factor)
-    return compute.expert_host_factor if experts else compute.host_factor, hops
+    if not experts or job.model.moe is None:
+        return compute.host_factor, hops
+    looped = runs_in_loop(job) * job.model.moe.num_experts / layout.ep
+    return compute.expert_host_factor + _LOOP_FACTOR * looped, hops
 
 
 def layer_seconds(

@@ -83,9 +83,15 @@ def priced(job: PoolJob, transfers: Sequence[Transfer]) -> Iterator[tuple[Transf
             yield each, send_seconds(network, each.where.stride, num_bytes, segment=each.where.segment)
         elif each.kind == "all-to-all":
             where = groups[each.where]
-            yield each, all_to_all_seconds(where, each.num_bytes, copies=each.copies, groups=each.groups)
+            yield (
+                each,
+                all_to_all_seconds(
+                    where, each.num_bytes, copies=each.copies, groups=each.groups, message_bytes=each.message_bytes
+                ),
+            )
         else:
-            yield each, _SECONDS[each.kind](groups[each.where], each.num_bytes)
+            where = groups[each.where]
+            yield each, _SECONDS[each.kind](where, each.num_bytes) + each.host_seconds * np.greater(where.size, 1)
 
 
 def busy_seconds(job: PoolJob, transfers: Sequence[Transfer]) -> dict[Moment, Number]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.layers import choices_per_microbatch, tokens_per_microbatch
+from planner.cost.layers import choices_per_microbatch, runs_in_loop, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, num_blocks, output_width, value_size
@@ -79,7 +79,8 @@ class Transfer:
     num_bytes: size of one rank's vector, as in collectives.py.
     times: how often the transfer happens in each `Moment`.
     experts: whether the transfer moves parameters of routed experts.
-    copies, groups: arguments of `all_to_all_seconds`, for an all-to-all.
+    copies, groups, message_bytes: arguments of `all_to_all_seconds`, for an all-to-all.
+    host_seconds: host time of each transfer, during which the device waits.
     """
 
     line: LineName
@@ -90,6 +91,8 @@ class Transfer:
     experts: bool = False
     copies: int = 1
     groups: tuple[int, int] | None = None
+    message_bytes: float = 0.0
+    host_seconds: float = 0.0
 
     def times_per_step(self, num_microbatches: Number, num_updates: Number) -> Number:
         """How often the transfer runs in a step; 0 in a group of one rank."""
@@ -261,8 +264,9 @@ def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
 MEASURED_DISPATCH: Final = ("switch", "fat-tree")
 """Kinds of links on which published runs sent a token to each host once: NVLink, and InfiniBand.
 
-There the devices start transfers themselves. Elsewhere (EFA, other Ethernet) a proxy on the host starts them, and no
-published run tells whether this is faster than an all-to-all.
+There the devices start transfers themselves. On other links a proxy on the host starts them. Where the link's document
+tells the time of a message (`message`), this time is priced; elsewhere no published run tells whether this is faster
+than an all-to-all.
 """
 
 
@@ -275,7 +279,7 @@ def unmeasured_dispatch(model: ModelSpec, engine: EngineSpec, cluster: ClusterSp
     if model.moe is None or layout.ep == 1 or not engine.communication.dispatches_once_per_host:
         return ""
     spanned = next(each for each in cluster.links if (each.num_devices or cluster.num_devices) >= size)
-    return "" if spanned.kind in MEASURED_DISPATCH else spanned.name
+    return "" if spanned.kind in MEASURED_DISPATCH or spanned.message else spanned.name
 
 
 def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
@@ -298,11 +302,13 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     groups = (moe.num_groups, moe.groups_per_token) if moe.groups_per_token < moe.num_groups else None
     where, shared = _span(layout, layout.ep, layout.etp), _span(layout, layout.etp, 1)
     of = partial(Transfer, line=LineName.EP_COMM, times=_both_ways(1.0))
+    token = width * job.compute_bytes * float(job.engine.communication.dispatches_once_per_host)
     exchange = partial(of, kind="all-to-all", where=where, copies=copies, groups=groups)
     low = job.engine.communication.fp8_dispatch and job.training.precision in ("fp8", "fp4")
-    exchanges = [exchange(num_bytes=num_bytes, times=_both_ways(1.0 if low else 2.0))]
+    exchanges = [exchange(num_bytes=num_bytes, message_bytes=token, times=_both_ways(1.0 if low else 2.0))]
     if low:
-        exchanges.insert(0, exchange(num_bytes=num_bytes * ((1.0 + 4.0 / 128) / 2)))
+        share = (1.0 + 4.0 / 128) / 2
+        exchanges.insert(0, exchange(num_bytes=num_bytes * share, message_bytes=token * share))
     gathered = num_bytes * layout.etp
     return (
         *exchanges,
@@ -376,7 +382,9 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
             scatter, parts = _span(layout, 1, stride), 1.0
         replicas = _span(layout, ranks / parts, stride * parts)
         updated = np.minimum(shards, _num_tensors(job, stage)) if job.engine.communication.broadcasts_weights else 1
-        gatherings = np.where(zero == 3, layers, updated)
+        alone = job.engine.communication.lone_gather if experts and runs_in_loop(job) else 0.0
+        calls = sum(p.count * len(p.outputs) for p in layer_of(job.model, experts=True).products) if alone else 1
+        gatherings = np.where(zero == 3, layers * calls, updated)
         gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each)}
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
@@ -384,7 +392,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         return (
             of(kind="reduce-scatter", where=scatter, num_bytes=reduced, times=reduces),
             of(kind="all-reduce", where=replicas, num_bytes=reduced / parts, times=reduces),
-            of(kind="all-gather", where=shard, num_bytes=gathered, times=gathers),
+            of(kind="all-gather", where=shard, num_bytes=gathered, times=gathers, host_seconds=alone),
         )
 
     ranks, stride = layout.dp * layout.cp, layout.ep * layout.etp

@@ -46,7 +46,13 @@ class Efficiency(InputDocument):
     matmul_half_depth: float = Field(ge=0, le=1e9)
     attention: float = Field(gt=0, le=1)
     attention_flash_2: float | None = Field(default=None, gt=0, le=1)
+    flops_per_exponential: float = Field(
+        default=0.0, ge=0, description="16-bit FLOPs of the matrix units in the time of one exponential of a score"
+    )
     memory: float = Field(gt=0, le=1)
+    grouped_products: bool = Field(
+        default=True, description="whether one kernel computes the products of several experts"
+    )
     launch: Seconds
     layer_floor: Seconds = Field(description="least host time of one layer's forward pass in eager mode")
     step_floor: Seconds = Field(
@@ -116,6 +122,8 @@ class LinkSpec(InputDocument):
     half_peers).
     in_network: share of the bandwidth that reductions inside the switch reach (NVLS, SHARP); without a value the switch
     cannot reduce.
+    message: time that a proxy on the host takes to pass one message of a device on, for networks without transfers that
+    devices start themselves; exchanges that send each token as a message of its own wait for it.
     devices_per_adapter: devices that share one network adapter or one PCIe root port; `bandwidth` is the share of one
         device.
     kind: topology of the level; `pcie` joins cards without a common switch, which exchange data through the host's
@@ -139,6 +147,7 @@ class LinkSpec(InputDocument):
     kind: Literal["switch", "mesh", "fat-tree", "ethernet", "shared-memory", "pcie"]
     efficiency: float = Field(default=0.8, gt=0, le=1)
     startup: Seconds = Field(default=0.0, ge=0)
+    message: Seconds = Field(default=0.0, ge=0)
     half_peers: float = Field(default=0.0, ge=0)
     in_network: float | None = Field(default=None, gt=0, le=1)
     devices_per_adapter: int = Field(default=1, ge=1, le=10_000)

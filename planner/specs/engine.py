@@ -293,6 +293,9 @@ class EngineCompute(InputDocument):
         description="`latest`: fused attention written for the device's generation (cuDNN in Transformer Engine, "
         "FlashAttention-3 and 4); `flash-2`: FlashAttention-2",
     )
+    fp8_attention: bool = Field(
+        default=False, description="in fp8 or fp4 training, the products of fused attention run in 8 bits"
+    )
     fp8_experts: bool = Field(
         default=True, description="in fp8 training, products of routed experts also run in 8 bits"
     )
@@ -311,6 +314,9 @@ class EngineCompute(InputDocument):
         default=1, ge=0, le=1e6, description="further factor on the host time of a layer with tensor parallelism"
     )
     expert_host_factor: float = Field(ge=0, le=1e6, description="host_factor of a layer with experts")
+    loops_over_experts: bool = Field(
+        default=False, description="experts run one after the other, not as one grouped product"
+    )
 
 
 _Messages = Annotated[int, Field(ge=1, le=1000)]
@@ -327,6 +333,12 @@ class EngineCommunication(InputDocument):
     )
     dispatches_once_per_host: bool = Field(
         default=False, description="a token goes to each host once, even if several of its experts are there"
+    )
+    lone_gather: Seconds = Field(
+        default=0.0,
+        ge=0,
+        description="host time of a ZeRO-3 gather of one matrix; if experts run in a loop, each of their matrices is "
+        "gathered alone; 0: a layer is gathered as a whole",
     )
     fp8_dispatch: bool = Field(
         default=False, description="in fp8 training, tokens travel to their experts in 8 bits and back in 16 bits"

@@ -94,6 +94,12 @@ class Job:
         return "bf16" if self.training.precision in ("fp8", "fp4") else self.training.precision
 
     @property
+    def attention_precision(self) -> Precision:
+        """Precision of the two products of fused attention."""
+        in_8_bits = self.training.precision in ("fp8", "fp4") and self.engine.compute.fp8_attention
+        return "fp8" if in_8_bits else self.core_precision
+
+    @property
     def expert_precision(self) -> Precision:
         """Precision of the routed experts' products."""
         return self.training.precision if self.engine.compute.fp8_experts else self.core_precision

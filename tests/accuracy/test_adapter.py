@@ -25,6 +25,7 @@ from planner.cost.flops import model_flops_per_step
 from planner.errors import InputError
 from planner.specs.by_name import engine_names, load_engine, load_model, model_names
 from planner.specs.cluster_documents import cluster_names
+from planner.specs.engine import EngineSpec
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
 CELLS = list(csv.DictReader(io.StringIO(PUBLISHED.read_text(encoding="utf-8"), newline="")))
@@ -454,6 +455,29 @@ def test_kernels_are_read_from_words_and_from_the_age_of_a_program() -> None:
     assert [job.engine.compute.attention_kernel for job in (old, new)] == ["flash-2", "latest"]
 
 
+def test_fused_kernels_and_attention_in_8_bits_are_read_from_words() -> None:
+    def engine_of(flags: str, **cells: str) -> EngineSpec:
+        return setup_of(framework="HF Trainer + FSDP", tp="1", pp="1", flags=flags, **cells).job.engine
+
+    plain, liger, foak = (
+        engine_of(flags).memory for flags in ("", "liger kernel", "foak-fast-kernels; fused rope, RMS norm")
+    )
+    assert [each.norm_kernel for each in (plain, liger, foak)] == [False, True, True]
+    assert [each.fused_swiglu for each in (plain, liger, foak)] == [False, True, False]
+    assert setup_of(flags="FP8_DPA", precision="fp8").job.attention_precision == "fp8"
+    assert setup_of(flags="", precision="fp8").job.attention_precision == "bf16"
+    guessed = {"precision": "bf16?", "precision_class": "16"}
+    assert [setup_of(flags=flags, **guessed).job.training.precision for flags in ("FP8_DPA", "")] == ["fp8", "bf16"]
+
+
+def test_a_loop_over_experts_is_read_from_words() -> None:
+    cells = {"framework": "DeepSpeed (HF Trainer)", "tp": "1", "pp": "1", "zero_stage": "3"}
+    loops = [
+        setup_of(**cells, flags=flags).job.engine.compute.loops_over_experts for flags in ("", "HF loop over experts")
+    ]
+    assert loops == [False, True]
+
+
 def test_tokens_of_deepseek_reach_few_groups_of_experts() -> None:
     """n_group and topk_group of the models' config.json on the Hub."""
     latent = {"layers": "61", "hidden": "7168", "heads": "128", "ffn": "18432", "vocab": "129280", "arch": "moe-mla"}
@@ -735,6 +759,8 @@ def test_a_slot_of_pcie_gives_the_rate_between_cards_and_to_the_host(slot: str, 
     assert (cluster.links[0].bandwidth, cluster.host.bandwidth) == pytest.approx((rate, rate), rel=1e-3)
     fast = setup_of(gpus="8", pcie=slot).job.cluster
     assert fast.links[0].bandwidth == 450e9  # NVLink joins the GPUs of this host
+    words = setup_of(gpu="RTX 3090", gpu_mem_gb="24", gpus="2", pp="1", interconnect="PCIe, slow lanes").job.cluster
+    assert words.links[0].bandwidth == pytest.approx(3.94e9)  # 3.0 x4
 
 
 def test_a_glm_has_heads_of_128() -> None:

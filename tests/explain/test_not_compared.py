@@ -113,7 +113,7 @@ def test_dispatchers_were_measured_on_the_links_that_the_rule_names():
     assert kinds == set(MEASURED_DISPATCH)
 
 
-@pytest.mark.parametrize(("cluster", "measured"), [("dgx-h100", True), ("p5", False), ("a3-mega", False)])
+@pytest.mark.parametrize(("cluster", "measured"), [("dgx-h100", True), ("p5", True), ("a3-mega", False)])
 def test_the_gain_of_a_dispatcher_is_told_only_where_it_was_measured(cluster, measured):
     plan = plan_of("megatron", LAYOUT, cluster=cluster, **EXPERTS)
     asked = what_if(plan, ONCE)
