@@ -296,8 +296,8 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 _EAGER_OVERLAP: Final = 0.65
 """Share of the seconds that pairs of passes could hide, and do hide while the host launches each operator.
 
-The value is chosen on a published comparison. Source: NVIDIA, Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap: steps of one job with and without
-the overlap, by an all-to-all (42.0 and 31.3 s) and by HybridEP (24.7 and 21.0 s).
+The value is chosen on published steps of one job with and without the overlap, by an all-to-all (42.0 and 31.3 s) and
+by HybridEP (24.7 and 21.0 s). Source: NVIDIA, Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap.
 """
 
 
