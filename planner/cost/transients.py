@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer
+from planner.cost.activations import (
+    activation_terms,
+    inner_gradient_bytes,
+    kept_bytes_of_layer,
+    layer_activation_bytes,
+)
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import whole_gradients
@@ -22,14 +27,17 @@ from planner.cost.parameters import (
     vision_params,
 )
 from planner.cost.stage import (
+    by_policy,
     expert_padding,
     expert_shard_divisor,
     held_params,
     holds_head,
     largest_of_layers,
+    policies_of,
     shard_degree,
 )
 from planner.layout import offloads_optimizer
+from planner.specs.recompute import FULL
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -89,6 +97,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
+    layer = layer + np.maximum(_held_input_bytes(job, layout, stage) - stored, 0.0)
     if engine.memory.bucket_buffers:
         reduced = 0.0 * reduced  # the head's gradient goes into a buffer, which exists from then on
         loss = loss + _buffers_between_passes(job, layout)
@@ -267,6 +276,22 @@ def lasting_buffer_bytes(job: PoolJob, layout: Degrees) -> Number:
 def _shards_gradients(layout: Degrees) -> Flag:
     """Whether gradients are reduced in buckets: with ZeRO-1 and ZeRO-2, and no pipeline."""
     return np.equal(layout.pp, 1) & np.greater_equal(layout.zero, 1) & np.less(layout.zero, 3)
+
+
+def _held_input_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the inputs of recomputed layers, and of their gradients, that live until the backward pass ends.
+
+    A hook that frees a frozen unit's weights refers to the unit's inputs. Reentrant checkpoints detach the inputs, so
+    the hook keeps them and their gradients.
+
+    Source: torch FSDP1, torch/distributed/fsdp/_runtime_utils.py (_register_post_backward_reshard_only_hook);
+    torch/utils/checkpoint.py (CheckpointFunction); counted by tests/trainer/test_frozen_units.py.
+    """
+    if not job.engine.memory.holds_frozen_inputs or not job.training.lora_rank:
+        return 0.0
+    (one,) = layer_activation_bytes(job, layout, policies=(FULL,))
+    share = by_policy(layout, stage, {policy: float(policy == FULL) for policy in policies_of(stage)})
+    return np.greater_equal(layout.zero, 2) * 2 * one * share * stage.num_layers
 
 
 def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -197,6 +197,17 @@ class EngineMemory(InputDocument):
         description="in fp8 training without ZeRO, bytes per weight of a layer for an 8-bit copy and its transpose, "
         "beside the 16-bit weight; with ZeRO the 8-bit copies replace the 16-bit weight",
     )
+    fp8_frozen_bytes: float = Field(
+        default=0,
+        ge=0,
+        description="in fp8 training, bytes per frozen weight of a layer beside adapters, half of them in fp4; 0 if "
+        "frozen weights keep their 16 bits",
+    )
+    holds_frozen_inputs: bool = Field(
+        default=False,
+        description="units with frozen weights hold the inputs of recomputed layers, and the gradients of these "
+        "inputs, until the backward pass ends",
+    )
     gradient_placeholders: bool = Field(
         default=False,
         description="if products add to the gradient sums themselves, autograd gets an empty 16-bit tensor instead; "

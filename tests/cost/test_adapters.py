@@ -183,3 +183,33 @@ def test_frozen_weights_compute_in_8_bits_and_adapters_in_16(make_job):
     assert passes["bf16", 0] == pytest.approx(2 * passes["fp8", 0], rel=0.01)
     adapters = [passes[precision, 4096] - passes[precision, 0] for precision in ("bf16", "fp8")]
     assert adapters[0] == pytest.approx(adapters[1], rel=0.01)
+
+
+def test_frozen_weights_in_8_bits_have_no_copy_in_16(make_job):
+    """Megatron-Bridge's fp8 recipes gather weights in 8 bits, and those of adapters keep no transpose."""
+    recipe = lora(16, "[query, key, value, output]")
+    sizes = {"gpus": 8, "sequence": 8192, "batch": 8, "engine": "megatron-bridge"}
+    wide, narrow = (
+        make_job("llama3-70b", "dgx-b200", precision=each, settings=recipe, **sizes) for each in (None, "fp8")
+    )
+    for text in ("dp=8,zero=1", "dp=8,zero=0"):
+        held = [float(estimate(job, layout_of(job, text)).memory[0].lines[0].num_bytes) for job in (wide, narrow)]
+        ends = 2 * 2 * 128256 * 8192
+        assert held[1] - ends == pytest.approx((held[0] - ends) / 2, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mbs", "gib"),
+    [(1, 8, 30.2), (1, 16, 46.7), (2, 8, 31.8), (2, 16, 55.8), (4, 8, 28.3), (4, 16, 52.4)],
+)
+def test_frozen_units_of_fsdp1_hold_inputs_until_the_backward_pass_ends(make_job, gpus, mbs, gib):
+    """Published peaks of Mistral-7B, rank 16 (fms-acceleration, a100_80gb_liger.csv): more GPUs do not need less.
+
+    Its adapters have dropout, which is not priced.
+    """
+    more = ("engine.memory.norm_kernel=true", "engine.memory.holds_frozen_inputs=true", "training.loss=fused-linear")
+    settings = lora(16, "[query, key, value, output]", *more)
+    job = make_job("mistral-7b", gpus=gpus, batch=gpus * mbs, sequence=4096, engine="fsdp", settings=settings)
+    stage = estimate(job, layout_of(job, f"dp={gpus},zero={3 if gpus > 1 else 0},mbs={mbs},recompute=full")).memory[0]
+    lines = {each.name: float(each.num_bytes) for each in stage.lines}
+    assert (stage.total_bytes - lines[LineName.RUNTIME]) / 2**30 == pytest.approx(gib, rel=0.14)
