@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.adapters import adapted_matrices
+from planner.cost.adapters import adapted_matrices, widens_stream
 from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.once import once
@@ -89,10 +89,11 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
     gathered = sharded if job.engine.memory.regathers_inputs else np.ones_like(sharded)
     h = model.hidden_size
+    stream = element * (2 if widens_stream(job) else 1)
     before_attention, before_block = norm_modules(job, experts=experts)
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
-        ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
+        ActivationTerm(name="layer input", num_bytes=stream * h / sharded, is_input=True),
         ActivationTerm(
             name="attention input",
             num_bytes=narrow * h / gathered * _is_read_again(job, "attention input", experts=experts),
@@ -103,7 +104,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         ActivationTerm(name="feed-forward dropout mask", num_bytes=mask * h / sharded),
     ]
     if not model.parallel_attention:
-        terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
+        terms.append(ActivationTerm(name="residual", num_bytes=stream * h / sharded))
     if model.norms_per_layer > 1:
         read = element if experts and model.moe is not None else narrow  # the router reads 16 bits
         kept = read * h / gathered * _is_read_again(job, "feed-forward input", experts=experts)
@@ -111,7 +112,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, dropped=dropped))
     terms += _adapter_terms(job, layout, experts=experts)
     if not norm_is_one_kernel(job):
-        kept = (_norm_tensors(job) - 1) * element * h / sharded
+        kept = (_norm_tensors(job) * element - stream) * h / sharded
         for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
             repeated = dict.fromkeys(parts, 1.0)
             terms.append(ActivationTerm(name=f"{name} norm in fp32", num_bytes=kept, dropped=repeated))

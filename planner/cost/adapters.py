@@ -139,6 +139,17 @@ def frozen_bytes_per_param(job: PoolJob) -> float:
     return low or _FROZEN_BYTES[job.training.frozen_weights]
 
 
+def widens_stream(job: PoolJob) -> bool:
+    """Whether the sum to which quantised layers add is fp32, because embeddings and norms are.
+
+    Sharded units compute in one precision, and DeepSpeed casts every module to 16 bits.
+
+    Source: peft, utils/other.py (prepare_model_for_kbit_training); engine profile, widens_stream.
+    """
+    quantised = job.training.lora_rank > 0 and job.training.frozen_weights != "16-bit"
+    return quantised and job.engine.memory.widens_stream and job.cluster.num_devices == 1
+
+
 @once
 def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Bytes of the frozen weights on one device of a stage, before ZeRO; 0 if all weights are trained.

@@ -15,7 +15,7 @@ from planner.cost.activations import (
 )
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
-from planner.cost.model_states import whole_gradients
+from planner.cost.model_states import model_state_bytes, whole_gradients
 from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
@@ -86,7 +86,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 
     Embedding and head are one unit, which ZeRO-3 keeps gathered, with its gradient, until the backward pass ends. If
     the update of the weights needs more memory, the update's bytes count instead, less the `stored` activations, which
-    are freed before the update.
+    are freed before the update. In a step of one microbatch, gradients take the place of activations as the backward
+    pass goes on.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
@@ -101,14 +102,16 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     if engine.memory.bucket_buffers:
         reduced = 0.0 * reduced  # the head's gradient goes into a buffer, which exists from then on
         loss = loss + _buffers_between_passes(job, layout)
+    later = _gradients_to_come(job, layout, stage)
     if engine.memory.gathers_head_apart:
-        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
+        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends, later=later)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
         bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
         live = _live_bytes(job, layout, stage)
         layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
+        largest = largest - np.minimum(later, np.minimum(largest, largest - layer - bucket + stored))
     largest = largest + _placeholder_bytes(job, layout, stage)
     if not offloads_optimizer(layout):  # else the update is made on the host
         largest = np.maximum(largest, update_bytes(job, layout, stage) - stored)
@@ -116,7 +119,15 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 
 
 def _peak_with_separate_ends(
-    job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
+    job: PoolJob,
+    layout: Degrees,
+    stage: Stage,
+    stored: Number,
+    *,
+    loss: Number,
+    layer: Number,
+    ends: Number,
+    later: Number,
 ) -> Number:
     """Peak of an FSDP2 step in which embedding and head are separate units: the largest of the sums at several moments.
 
@@ -143,7 +154,6 @@ def _peak_with_separate_ends(
             loss + gathered * ends,
             forward + gathered * ends + gathered_layer,
             layer,
-            last - stored,
         )
     else:
         head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
@@ -153,9 +163,20 @@ def _peak_with_separate_ends(
             reduced = (gathered + 2 * copied + shard) * head
         last = (waits + copied + shard) * (ends - head)
         layer = layer + np.maximum(copied * head - copied_layer, 0.0)
-        moments = (loss + gathered * head, forward + 2 * gathered * head, reduced, layer, last - stored)
+        moments = (loss + gathered * head, forward + 2 * gathered * head, reduced, layer)
     kept = np.greater(layout.hsdp, 1) * _reduced_shards(job, layout, stage)
-    return reduce(np.maximum, (*moments, layer + kept - stored))
+    at_end = np.maximum(last, layer + kept) - stored
+    return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)
+
+
+def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the ledger's gradients that do not exist when the backward pass of a step's only microbatch begins.
+
+    Source: torch.optim.Optimizer.zero_grad, which frees gradients (set_to_none).
+    """
+    alone = np.equal(layout.pp, 1) & np.equal(job.training.global_batch_size, layout.dp * layout.mbs)
+    frees = job.engine.memory.whole_gradients != "lasting"
+    return model_state_bytes(job, layout, stage)[1] * (alone & frees)
 
 
 def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

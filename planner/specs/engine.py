@@ -203,6 +203,10 @@ class EngineMemory(InputDocument):
         description="in fp8 training, bytes per frozen weight of a layer beside adapters, half of them in fp4; 0 if "
         "frozen weights keep their 16 bits",
     )
+    widens_stream: bool = Field(
+        default=False,
+        description="on one device, the inputs of quantised layers are fp32, as the weights outside these layers",
+    )
     holds_frozen_inputs: bool = Field(
         default=False,
         description="units with frozen weights hold the inputs of recomputed layers, and the gradients of these "
@@ -260,6 +264,11 @@ class EngineMemory(InputDocument):
         default=1e12,
         gt=0,
         description="largest number of parameters whose gradients the update of ZeRO-3 copies at a time",
+    )
+    update_copies: float = Field(
+        default=0,
+        ge=0,
+        description="copies of a moment that an update of AdamW makes: 1 if its operators run one by one (foreach)",
     )
     fragmentation: float = Field(
         ge=0,

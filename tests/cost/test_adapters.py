@@ -213,3 +213,14 @@ def test_frozen_units_of_fsdp1_hold_inputs_until_the_backward_pass_ends(make_job
     stage = estimate(job, layout_of(job, f"dp={gpus},zero={3 if gpus > 1 else 0},mbs={mbs},recompute=full")).memory[0]
     lines = {each.name: float(each.num_bytes) for each in stage.lines}
     assert (stage.total_bytes - lines[LineName.RUNTIME]) / 2**30 == pytest.approx(gib, rel=0.14)
+
+
+@pytest.mark.parametrize(("mbs", "gib"), [(4, 19.2), (8, 34.5)])
+def test_inputs_of_quantised_layers_are_fp32_on_one_device(make_job, mbs, gib):
+    """Published peaks of Mistral-7B in nf4, rank 16 (fms-acceleration, a100_80gb.csv, baseline-peft-bnb); dropout."""
+    settings = lora(16, "[query, key, value, output]", "training.frozen_weights=nf4")
+    job = make_job("mistral-7b", gpus=1, batch=mbs, sequence=4096, engine="fsdp", settings=settings)
+    stage = estimate(job, layout_of(job, f"dp=1,zero=2,mbs={mbs},recompute=full")).memory[0]
+    lines = {each.name: float(each.num_bytes) for each in stage.lines}
+    assert lines[LineName.ACTIVATIONS] == 32 * mbs * 4096 * 4096 * 4
+    assert (stage.total_bytes - lines[LineName.RUNTIME]) / 2**30 == pytest.approx(gib, rel=0.08)
