@@ -157,6 +157,9 @@ class EngineMemory(InputDocument):
         ge=2,
         description="bytes per logit of a fused loss: 2 if the gradient overwrites the logits, otherwise 4",
     )
+    loss_chunk_tokens: int = Field(
+        default=0, ge=0, description="tokens of a part of a chunked loss; 0 if training.loss_chunks says their number"
+    )
     whole_logits: bool = Field(
         default=False, description="every tp rank has all logits at the loss, not only its own part"
     )
