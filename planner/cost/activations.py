@@ -147,29 +147,37 @@ def _is_read_again(job: PoolJob, tensor: str, *, experts: bool) -> float:
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
     adapted = adapted_matrices(job.model, job.training, experts=experts)
-    return float(not job.training.lora_rank or any(product.reads == tensor for product, _ in adapted))
+    reads = {product.reads for product, _ in adapted if product.count or not job.training.lora_dropout}
+    return float(not job.training.lora_rank or tensor in reads)
 
 
 def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[ActivationTerm]:
     """Outputs of the adapters' first matrices, and the inputs that only products with frozen weights read.
 
-    The products of ZeRO-3 keep such inputs, too.
+    The products of ZeRO-3, or of quantised weights, may keep such inputs, too. With dropout each adapter has an input
+    and a mask of its own.
 
-    Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3).
+    Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3); peft,
+    tuners/lora/layer.py (Linear); engine profile.
     """
     adapters = adapted_matrices(job.model, job.training, experts=experts)
     for product, _ in adapters:
         rows, batch = rows_of(job, layout, product)
-        num_bytes = job.compute_bytes * job.training.lora_rank * product.share * rows * batch
+        width = 1.0 * job.training.lora_rank
+        if job.training.lora_dropout and not product.count:  # PEFT has none beside routed experts
+            width = width + (1 + 1 / job.compute_bytes) * product.sides(layout)[0]
+        num_bytes = job.compute_bytes * width * product.share * rows * batch
         yield ActivationTerm(name="adapters", num_bytes=num_bytes, dropped=dict.fromkeys(product.modules, 1.0))
-    if not adapters or not job.engine.memory.zero3_keeps_inputs:
+    memory, quantised = job.engine.memory, job.training.frozen_weights != "16-bit"
+    if not adapters or not (memory.zero3_keeps_inputs or (memory.quantised_keep_inputs and quantised)):
         return
     frozen: Number = 0.0
     for product in {each.reads: each for each in layer_of(job.model, experts=experts).products}.values():
         if product.reads.endswith((" input", " inner")):  # the core of attention keeps the others
             (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
             frozen = frozen + rows * batch * width * (1.0 - _is_read_again(job, product.reads, experts=experts))
-    num_bytes = np.equal(layout.zero, 3) * job.compute_bytes * frozen
+    keeps = np.equal(layout.zero, 3) & memory.zero3_keeps_inputs | (memory.quantised_keep_inputs and quantised)
+    num_bytes = keeps * job.compute_bytes * frozen
     yield ActivationTerm(name="inputs of frozen weights", num_bytes=num_bytes)
 
 

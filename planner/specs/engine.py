@@ -263,6 +263,9 @@ class EngineMemory(InputDocument):
         default=False,
         description="whether products with frozen weights keep their inputs for the backward pass under ZeRO-3",
     )
+    quantised_keep_inputs: bool = Field(
+        default=False, description="whether products with quantised frozen weights keep their inputs"
+    )
     updated_params: float = Field(
         default=1e12,
         gt=0,

@@ -224,3 +224,35 @@ def test_inputs_of_quantised_layers_are_fp32_on_one_device(make_job, mbs, gib):
     lines = {each.name: float(each.num_bytes) for each in stage.lines}
     assert lines[LineName.ACTIVATIONS] == 32 * mbs * 4096 * 4096 * 4
     assert (stage.total_bytes - lines[LineName.RUNTIME]) / 2**30 == pytest.approx(gib, rel=0.08)
+
+
+def kept_by_layers(job, text="dp=1,zero=2"):
+    lines = estimate(job, layout_of(job, text)).memory[0].lines
+    return next(float(line.num_bytes) for line in lines if line.name == LineName.ACTIVATIONS)
+
+
+def test_dropout_gives_each_adapter_an_input_and_a_mask_of_its_own(make_job):
+    """peft, tuners/lora/layer.py: lora_A(dropout(x)); 2 bytes and a mask of 1 byte, and nothing reads x itself again."""
+    sizes = {"gpus": 1, "batch": 1, "sequence": 2048, "engine": "fsdp"}
+    plain, dropped = (
+        make_job("mistral-7b", settings=lora(16, EVERY, f"training.lora_dropout={each}"), **sizes) for each in (0, 0.1)
+    )
+    h, f, tokens, layers = 4096, 14336, 2048, 32
+    shared = 2 * (h + h + f)  # inputs of attention, of gate and up, and of down; the core keeps that of the output
+    own = 3 * (3 * h + h + 2 * h + f)
+    assert kept_by_layers(dropped) - kept_by_layers(plain) == layers * tokens * (own - shared)
+    queries = (
+        make_job("mistral-7b", settings=lora(16, "[query]", f"training.lora_dropout={p}"), **sizes) for p in (0, 0.1)
+    )
+    few, dropped_few = map(kept_by_layers, queries)
+    assert dropped_few - few == layers * tokens * (3 - 2) * h
+
+
+def test_products_of_quantised_weights_may_keep_their_inputs(make_job):
+    """bitsandbytes 0.42, autograd/_functions.py (MatMul4Bit): ctx.tensors = (A, B); 0.43 has (None, B)."""
+    sizes = {"gpus": 1, "batch": 1, "sequence": 2048, "engine": "fsdp"}
+    settings = lora(16, "[query, value]", "training.frozen_weights=nf4", "engine.memory.widens_stream=false")
+    new = make_job("mistral-7b", settings=settings, **sizes)
+    old = make_job("mistral-7b", settings=(*settings, "engine.memory.quantised_keep_inputs=true"), **sizes)
+    h, f, tokens, layers = 4096, 14336, 2048, 32
+    assert kept_by_layers(old) - kept_by_layers(new) == layers * tokens * 2 * (h + f)  # of gate and up, and of down
