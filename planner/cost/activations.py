@@ -136,9 +136,12 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
 def _narrow(job: PoolJob) -> float:
     """Bytes kept for the input of a product, divided by the bytes of a 16-bit input.
 
-    Source: DeepSeek-V3 (2024), section 3.3.3.
+    NVFP4 has 4 bits and an 8-bit scale for each 16 values.
+
+    Source: DeepSeek-V3 (2024), section 3.3.3; Transformer Engine, pytorch/tensor/nvfp4_tensor.py.
     """
-    return 0.5 if job.engine.memory.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
+    low = {"fp8": 1 / 2, "fp4": (4 + 8 / 16) / 16}
+    return low.get(job.training.precision, 1.0) if job.engine.memory.fp8_activations else 1.0
 
 
 def _is_read_again(job: PoolJob, tensor: str, *, experts: bool) -> float:

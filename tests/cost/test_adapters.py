@@ -232,7 +232,7 @@ def kept_by_layers(job, text="dp=1,zero=2"):
 
 
 def test_dropout_gives_each_adapter_an_input_and_a_mask_of_its_own(make_job):
-    """peft, tuners/lora/layer.py: lora_A(dropout(x)); 2 bytes and a mask of 1 byte, and nothing reads x itself again."""
+    """peft, tuners/lora/layer.py: lora_A(dropout(x)); 2 bytes and a mask of 1 byte; nothing reads x itself again."""
     sizes = {"gpus": 1, "batch": 1, "sequence": 2048, "engine": "fsdp"}
     plain, dropped = (
         make_job("mistral-7b", settings=lora(16, EVERY, f"training.lora_dropout={each}"), **sizes) for each in (0, 0.1)
