@@ -290,6 +290,9 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     if dispatcher and model.moe is not None:
         found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
     found.setdefault("training.loss", "whole")
+    if "tiled mlp" in words and model.moe is None and run.seq:  # as many as DeepSpeed makes (ulysses_sp.py, TiledMLP)
+        tiles = -(-run.seq // ((run.cp or 1) * model.hidden_size))
+        found |= {"training.mlp_tiles": str(tiles), "engine.can.mlp_tiles": "true"}
     found["training.cuda_graphs"] = _graphs(run)
     overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
     if overlaps and model.moe is not None and (run.ep or 1) > 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.adapters import adapted_matrices
+from planner.cost.adapters import adapted_matrices, widens_stream
 from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.once import once
@@ -89,10 +89,11 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
     sharded = np.where(np.equal(layout.sp, 1), layout.tp, 1)
     gathered = sharded if job.engine.memory.regathers_inputs else np.ones_like(sharded)
     h = model.hidden_size
+    stream = element * (2 if widens_stream(job) else 1)
     before_attention, before_block = norm_modules(job, experts=experts)
     mask = tokens * (1.0 if training.dropout else 0.0)
     terms = [
-        ActivationTerm(name="layer input", num_bytes=element * h / sharded, is_input=True),
+        ActivationTerm(name="layer input", num_bytes=stream * h / sharded, is_input=True),
         ActivationTerm(
             name="attention input",
             num_bytes=narrow * h / gathered * _is_read_again(job, "attention input", experts=experts),
@@ -103,7 +104,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         ActivationTerm(name="feed-forward dropout mask", num_bytes=mask * h / sharded),
     ]
     if not model.parallel_attention:
-        terms.append(ActivationTerm(name="residual", num_bytes=element * h / sharded))
+        terms.append(ActivationTerm(name="residual", num_bytes=stream * h / sharded))
     if model.norms_per_layer > 1:
         read = element if experts and model.moe is not None else narrow  # the router reads 16 bits
         kept = read * h / gathered * _is_read_again(job, "feed-forward input", experts=experts)
@@ -111,7 +112,7 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
         terms.append(ActivationTerm(name="feed-forward input", num_bytes=kept, dropped=dropped))
     terms += _adapter_terms(job, layout, experts=experts)
     if not norm_is_one_kernel(job):
-        kept = (_norm_tensors(job) - 1) * element * h / sharded
+        kept = (_norm_tensors(job) * element - stream) * h / sharded
         for name, parts in (("attention", before_attention), ("feed-forward", before_block))[: model.norms_per_layer]:
             repeated = dict.fromkeys(parts, 1.0)
             terms.append(ActivationTerm(name=f"{name} norm in fp32", num_bytes=kept, dropped=repeated))
@@ -135,9 +136,12 @@ def activation_terms(job: PoolJob, layout: Degrees, *, experts: bool = False) ->
 def _narrow(job: PoolJob) -> float:
     """Bytes kept for the input of a product, divided by the bytes of a 16-bit input.
 
-    Source: DeepSeek-V3 (2024), section 3.3.3.
+    NVFP4 has 4 bits and an 8-bit scale for each 16 values.
+
+    Source: DeepSeek-V3 (2024), section 3.3.3; Transformer Engine, pytorch/tensor/nvfp4_tensor.py.
     """
-    return 0.5 if job.engine.memory.fp8_activations and job.training.precision in ("fp8", "fp4") else 1.0
+    low = {"fp8": 1 / 2, "fp4": (4 + 8 / 16) / 16}
+    return low.get(job.training.precision, 1.0) if job.engine.memory.fp8_activations else 1.0
 
 
 def _is_read_again(job: PoolJob, tensor: str, *, experts: bool) -> float:
@@ -146,29 +150,37 @@ def _is_read_again(job: PoolJob, tensor: str, *, experts: bool) -> float:
     Source: Hu et al., LoRA (2021), section 4.2; a frozen matrix passes gradients on without its input.
     """
     adapted = adapted_matrices(job.model, job.training, experts=experts)
-    return float(not job.training.lora_rank or any(product.reads == tensor for product, _ in adapted))
+    reads = {product.reads for product, _ in adapted if product.count or not job.training.lora_dropout}
+    return float(not job.training.lora_rank or tensor in reads)
 
 
 def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[ActivationTerm]:
     """Outputs of the adapters' first matrices, and the inputs that only products with frozen weights read.
 
-    The products of ZeRO-3 keep such inputs, too.
+    The products of ZeRO-3, or of quantised weights, may keep such inputs, too. With dropout each adapter has an input
+    and a mask of its own.
 
-    Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3).
+    Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3); peft,
+    tuners/lora/layer.py (Linear); engine profile.
     """
     adapters = adapted_matrices(job.model, job.training, experts=experts)
     for product, _ in adapters:
         rows, batch = rows_of(job, layout, product)
-        num_bytes = job.compute_bytes * job.training.lora_rank * product.share * rows * batch
+        width = 1.0 * job.training.lora_rank
+        if job.training.lora_dropout and not product.count:  # PEFT has none beside routed experts
+            width = width + (1 + 1 / job.compute_bytes) * product.sides(layout)[0]
+        num_bytes = job.compute_bytes * width * product.share * rows * batch
         yield ActivationTerm(name="adapters", num_bytes=num_bytes, dropped=dict.fromkeys(product.modules, 1.0))
-    if not adapters or not job.engine.memory.zero3_keeps_inputs:
+    memory, quantised = job.engine.memory, job.training.frozen_weights != "16-bit"
+    if not adapters or not (memory.zero3_keeps_inputs or (memory.quantised_keep_inputs and quantised)):
         return
     frozen: Number = 0.0
     for product in {each.reads: each for each in layer_of(job.model, experts=experts).products}.values():
         if product.reads.endswith((" input", " inner")):  # the core of attention keeps the others
             (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
             frozen = frozen + rows * batch * width * (1.0 - _is_read_again(job, product.reads, experts=experts))
-    num_bytes = np.equal(layout.zero, 3) * job.compute_bytes * frozen
+    keeps = np.equal(layout.zero, 3) & memory.zero3_keeps_inputs | (memory.quantised_keep_inputs and quantised)
+    num_bytes = keeps * job.compute_bytes * frozen
     yield ActivationTerm(name="inputs of frozen weights", num_bytes=num_bytes)
 
 

@@ -131,9 +131,23 @@ def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
 def frozen_bytes_per_param(job: PoolJob) -> float:
     """Bytes of a frozen weight of a layer, with its quantisation constants.
 
-    Source: Dettmers et al., QLoRA (2023), section 3.
+    Frozen weights have no master weights, so engines that train in 8 or 4 bits can keep them in these bits alone.
+
+    Source: Dettmers et al., QLoRA (2023), section 3; engine profile, fp8_frozen_bytes.
     """
-    return _FROZEN_BYTES[job.training.frozen_weights]
+    low = job.engine.memory.fp8_frozen_bytes * {"fp8": 1.0, "fp4": 0.5}.get(job.training.precision, 0.0)
+    return low or _FROZEN_BYTES[job.training.frozen_weights]
+
+
+def widens_stream(job: PoolJob) -> bool:
+    """Whether the sum to which quantised layers add is fp32, because embeddings and norms are.
+
+    Sharded units compute in one precision, and DeepSpeed casts every module to 16 bits.
+
+    Source: peft, utils/other.py (prepare_model_for_kbit_training); engine profile, widens_stream.
+    """
+    quantised = job.training.lora_rank > 0 and job.training.frozen_weights != "16-bit"
+    return quantised and job.engine.memory.widens_stream and job.cluster.num_devices == 1
 
 
 @once

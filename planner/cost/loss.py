@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
     """Number of tokens of a microbatch that go through the output head and the loss at a time.
 
-    These are usually all tokens; a chunked loss processes 1 / loss_chunks of the tokens at a time. A fused linear loss
-    uses T h / V tokens, rounded up to a power of two, so that the logits are about as large as the hidden states.
+    These are usually all tokens; a chunked loss processes 1 / loss_chunks of the tokens at a time, or a fixed number. A
+    fused linear loss uses T h / V tokens, rounded up to a power of two, so that the logits are about as large as the
+    hidden states.
 
-    Source: torchtitan, components/loss.py (ChunkedLossWrapper); Liger-Kernel, ops/fused_linear_cross_entropy.py.
+    Source: torchtitan, components/loss.py (ChunkedLossWrapper); Liger-Kernel, ops/fused_linear_cross_entropy.py; engine
+    profile, loss_chunk_tokens.
     """
     tokens = job.training.sequence_length * layout.mbs / layout.cp
     if job.loss == "chunked":
-        return np.ceil(tokens / job.training.loss_chunks)
+        fixed = job.engine.memory.loss_chunk_tokens
+        return np.minimum(tokens, fixed) if fixed else np.ceil(tokens / job.training.loss_chunks)
     if job.loss == "fused-linear":
         wider = np.ceil(job.model.vocab_size / job.model.hidden_size)
         return np.minimum(tokens, 2.0 ** np.ceil(np.log2(np.ceil(tokens / wider))))

@@ -105,7 +105,7 @@ def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     of_precision = {"fp8": 1.0, "fp4": 0.5}.get(job.training.precision, 0.0)
     each = job.engine.memory.fp8_weight_bytes * of_precision
-    if not each:
+    if not each or (job.training.lora_rank and job.engine.memory.fp8_frozen_bytes):  # no 16-bit weights beside them
         return 0.0
     on_layers = sum_over_layers(
         job, layout, stage, lambda kind: layer_params_on_device(job.model, layout, experts=kind).total

@@ -77,17 +77,19 @@ def sums_last(job: PoolJob, layout: Degrees) -> Flag:
 
 
 def update_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of copies that an update makes: of low-precision moments, and of the gradients of a device's shard.
+    """Bytes of copies that an update makes: of moments, and of the gradients of a device's shard.
 
     The copies are freed before the next forward pass. Dense parameters and routed experts have separate optimizers,
     which run one after the other. ZeRO-3 updates its shard in groups of parameters.
 
     Source: Transformer Engine, pytorch/optimizers/fused_adam.py (get_unscaled_state, for all parameters of a group);
     Megatron-LM, core/optimizer (ChainedOptimizer); DeepSpeed, runtime/zero/stage_1_and_2.py (step) and stage3.py
-    (_prepare_fp32_grad_for_sub_group), which `planner verify` counts.
+    (_prepare_fp32_grad_for_sub_group), which `planner verify` counts; torch/optim/adam.py (_multi_tensor_adam).
     """
     states = job.state_bytes
     moments = states.moment_copy * _NUM_MOMENTS.get(job.training.optimizer, 0)
+    if job.training.optimizer == "adamw":
+        moments += states.moment * job.engine.memory.update_copies
     gradients = np.where(sums_last(job, layout), 0.0, states.step_grads)
     if not moments and not states.step_grads:
         return 0.0

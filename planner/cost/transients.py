@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer
+from planner.cost.activations import (
+    activation_terms,
+    inner_gradient_bytes,
+    kept_bytes_of_layer,
+    layer_activation_bytes,
+)
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
-from planner.cost.model_states import whole_gradients
+from planner.cost.model_states import model_state_bytes, whole_gradients
 from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
@@ -22,14 +27,17 @@ from planner.cost.parameters import (
     vision_params,
 )
 from planner.cost.stage import (
+    by_policy,
     expert_padding,
     expert_shard_divisor,
     held_params,
     holds_head,
     largest_of_layers,
+    policies_of,
     shard_degree,
 )
 from planner.layout import offloads_optimizer
+from planner.specs.recompute import FULL
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -78,7 +86,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 
     Embedding and head are one unit, which ZeRO-3 keeps gathered, with its gradient, until the backward pass ends. If
     the update of the weights needs more memory, the update's bytes count instead, less the `stored` activations, which
-    are freed before the update.
+    are freed before the update. In a step of one microbatch, gradients take the place of activations as the backward
+    pass goes on.
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
@@ -89,17 +98,20 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
+    layer = layer + np.maximum(_held_input_bytes(job, layout, stage) - stored, 0.0)
     if engine.memory.bucket_buffers:
         reduced = 0.0 * reduced  # the head's gradient goes into a buffer, which exists from then on
         loss = loss + _buffers_between_passes(job, layout)
+    later = _gradients_to_come(job, layout, stage)
     if engine.memory.gathers_head_apart:
-        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
+        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends, later=later)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
         bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
         live = _live_bytes(job, layout, stage)
         layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
+        largest = largest - np.minimum(later, np.minimum(largest, largest - layer - bucket + stored))
     largest = largest + _placeholder_bytes(job, layout, stage)
     if not offloads_optimizer(layout):  # else the update is made on the host
         largest = np.maximum(largest, update_bytes(job, layout, stage) - stored)
@@ -107,7 +119,15 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
 
 
 def _peak_with_separate_ends(
-    job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
+    job: PoolJob,
+    layout: Degrees,
+    stage: Stage,
+    stored: Number,
+    *,
+    loss: Number,
+    layer: Number,
+    ends: Number,
+    later: Number,
 ) -> Number:
     """Peak of an FSDP2 step in which embedding and head are separate units: the largest of the sums at several moments.
 
@@ -134,7 +154,6 @@ def _peak_with_separate_ends(
             loss + gathered * ends,
             forward + gathered * ends + gathered_layer,
             layer,
-            last - stored,
         )
     else:
         head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
@@ -144,9 +163,20 @@ def _peak_with_separate_ends(
             reduced = (gathered + 2 * copied + shard) * head
         last = (waits + copied + shard) * (ends - head)
         layer = layer + np.maximum(copied * head - copied_layer, 0.0)
-        moments = (loss + gathered * head, forward + 2 * gathered * head, reduced, layer, last - stored)
+        moments = (loss + gathered * head, forward + 2 * gathered * head, reduced, layer)
     kept = np.greater(layout.hsdp, 1) * _reduced_shards(job, layout, stage)
-    return reduce(np.maximum, (*moments, layer + kept - stored))
+    at_end = np.maximum(last, layer + kept) - stored
+    return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)
+
+
+def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the ledger's gradients that do not exist when the backward pass of a step's only microbatch begins.
+
+    Source: torch.optim.Optimizer.zero_grad, which frees gradients (set_to_none).
+    """
+    alone = np.equal(layout.pp, 1) & np.equal(job.training.global_batch_size, layout.dp * layout.mbs)
+    frees = job.engine.memory.whole_gradients != "lasting"
+    return model_state_bytes(job, layout, stage)[1] * (alone & frees)
 
 
 def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -267,6 +297,22 @@ def lasting_buffer_bytes(job: PoolJob, layout: Degrees) -> Number:
 def _shards_gradients(layout: Degrees) -> Flag:
     """Whether gradients are reduced in buckets: with ZeRO-1 and ZeRO-2, and no pipeline."""
     return np.equal(layout.pp, 1) & np.greater_equal(layout.zero, 1) & np.less(layout.zero, 3)
+
+
+def _held_input_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the inputs of recomputed layers, and of their gradients, that live until the backward pass ends.
+
+    A hook that frees a frozen unit's weights refers to the unit's inputs. Reentrant checkpoints detach the inputs, so
+    the hook keeps them and their gradients.
+
+    Source: torch FSDP1, torch/distributed/fsdp/_runtime_utils.py (_register_post_backward_reshard_only_hook);
+    torch/utils/checkpoint.py (CheckpointFunction); counted by tests/trainer/test_frozen_units.py.
+    """
+    if not job.engine.memory.holds_frozen_inputs or not job.training.lora_rank:
+        return 0.0
+    (one,) = layer_activation_bytes(job, layout, policies=(FULL,))
+    share = by_policy(layout, stage, {policy: float(policy == FULL) for policy in policies_of(stage)})
+    return np.greater_equal(layout.zero, 2) * 2 * one * share * stage.num_layers
 
 
 def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -134,7 +134,8 @@ def _transients(job: PoolJob, layout: Layout, stage: Stage, stored: float) -> di
     if layer > loss:
         rest = layer - again - gathered
         parts = {"gathered weights of layers": gathered, "one layer computed again": again, "gradients of it": rest}
-    return parts | {"embedding, head and buffers": total - max(loss, layer)}
+    rest = total - max(loss, layer)
+    return parts | {"embedding, head and buffers" if rest > 0 else "gradients that do not exist yet": rest}
 
 
 def _held_at(

@@ -157,6 +157,9 @@ class EngineMemory(InputDocument):
         ge=2,
         description="bytes per logit of a fused loss: 2 if the gradient overwrites the logits, otherwise 4",
     )
+    loss_chunk_tokens: int = Field(
+        default=0, ge=0, description="tokens of a part of a chunked loss; 0 if training.loss_chunks says their number"
+    )
     whole_logits: bool = Field(
         default=False, description="every tp rank has all logits at the loss, not only its own part"
     )
@@ -196,6 +199,21 @@ class EngineMemory(InputDocument):
         ge=0,
         description="in fp8 training without ZeRO, bytes per weight of a layer for an 8-bit copy and its transpose, "
         "beside the 16-bit weight; with ZeRO the 8-bit copies replace the 16-bit weight",
+    )
+    fp8_frozen_bytes: float = Field(
+        default=0,
+        ge=0,
+        description="in fp8 training, bytes per frozen weight of a layer beside adapters, half of them in fp4; 0 if "
+        "frozen weights keep their 16 bits",
+    )
+    widens_stream: bool = Field(
+        default=False,
+        description="on one device, the inputs of quantised layers are fp32, as the weights outside these layers",
+    )
+    holds_frozen_inputs: bool = Field(
+        default=False,
+        description="units with frozen weights hold the inputs of recomputed layers, and the gradients of these "
+        "inputs, until the backward pass ends",
     )
     gradient_placeholders: bool = Field(
         default=False,
@@ -245,10 +263,18 @@ class EngineMemory(InputDocument):
         default=False,
         description="whether products with frozen weights keep their inputs for the backward pass under ZeRO-3",
     )
+    quantised_keep_inputs: bool = Field(
+        default=False, description="whether products with quantised frozen weights keep their inputs"
+    )
     updated_params: float = Field(
         default=1e12,
         gt=0,
         description="largest number of parameters whose gradients the update of ZeRO-3 copies at a time",
+    )
+    update_copies: float = Field(
+        default=0,
+        ge=0,
+        description="copies of a moment that an update of AdamW makes: 1 if its operators run one by one (foreach)",
     )
     fragmentation: float = Field(
         ge=0,

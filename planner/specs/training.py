@@ -62,6 +62,7 @@ class TrainingSpec(InputDocument):
     dropout: probability; with 0 no masks are stored.
     lora_rank: rank of the trained adapters beside the matrices in lora_targets, with all other weights frozen; 0 trains
     every weight.
+    lora_dropout: probability of dropout at the input of each adapter; with 0 adapters share their input.
     frozen_weights: storage of frozen weights: 16 bits, or 4 bits inside the layers (nf4 with double quantisation).
     weights: the Hugging Face model that the training starts from, as a name or a folder; `megatron:FOLDER` for a
     checkpoint of Megatron-LM, `MODEL_PATH` for weights that only the user knows; without it training starts at random.
@@ -84,6 +85,7 @@ class TrainingSpec(InputDocument):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lora_rank: int = Field(default=0, ge=0, le=65_536)
     lora_targets: tuple[Projection, ...] = Field(default=("query", "value"), min_length=1)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     frozen_weights: FrozenWeights = "16-bit"
     tokens: Annotated[float, WithJsonSchema(_TOKENS_SCHEMA)] | None = Field(default=None, gt=0)
     deadline: Seconds | None = Field(

@@ -183,3 +183,76 @@ def test_frozen_weights_compute_in_8_bits_and_adapters_in_16(make_job):
     assert passes["bf16", 0] == pytest.approx(2 * passes["fp8", 0], rel=0.01)
     adapters = [passes[precision, 4096] - passes[precision, 0] for precision in ("bf16", "fp8")]
     assert adapters[0] == pytest.approx(adapters[1], rel=0.01)
+
+
+def test_frozen_weights_in_8_bits_have_no_copy_in_16(make_job):
+    """Megatron-Bridge's fp8 recipes gather weights in 8 bits, and those of adapters keep no transpose."""
+    recipe = lora(16, "[query, key, value, output]")
+    sizes = {"gpus": 8, "sequence": 8192, "batch": 8, "engine": "megatron-bridge"}
+    wide, narrow = (
+        make_job("llama3-70b", "dgx-b200", precision=each, settings=recipe, **sizes) for each in (None, "fp8")
+    )
+    for text in ("dp=8,zero=1", "dp=8,zero=0"):
+        held = [float(estimate(job, layout_of(job, text)).memory[0].lines[0].num_bytes) for job in (wide, narrow)]
+        ends = 2 * 2 * 128256 * 8192
+        assert held[1] - ends == pytest.approx((held[0] - ends) / 2, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mbs", "gib"),
+    [(1, 8, 30.2), (1, 16, 46.7), (2, 8, 31.8), (2, 16, 55.8), (4, 8, 28.3), (4, 16, 52.4)],
+)
+def test_frozen_units_of_fsdp1_hold_inputs_until_the_backward_pass_ends(make_job, gpus, mbs, gib):
+    """Published peaks of Mistral-7B, rank 16 (fms-acceleration, a100_80gb_liger.csv): more GPUs do not need less.
+
+    Its adapters have dropout, which is not priced.
+    """
+    more = ("engine.memory.norm_kernel=true", "engine.memory.holds_frozen_inputs=true", "training.loss=fused-linear")
+    settings = lora(16, "[query, key, value, output]", *more)
+    job = make_job("mistral-7b", gpus=gpus, batch=gpus * mbs, sequence=4096, engine="fsdp", settings=settings)
+    stage = estimate(job, layout_of(job, f"dp={gpus},zero={3 if gpus > 1 else 0},mbs={mbs},recompute=full")).memory[0]
+    lines = {each.name: float(each.num_bytes) for each in stage.lines}
+    assert (stage.total_bytes - lines[LineName.RUNTIME]) / 2**30 == pytest.approx(gib, rel=0.14)
+
+
+@pytest.mark.parametrize(("mbs", "gib"), [(4, 19.2), (8, 34.5)])
+def test_inputs_of_quantised_layers_are_fp32_on_one_device(make_job, mbs, gib):
+    """Published peaks of Mistral-7B in nf4, rank 16 (fms-acceleration, a100_80gb.csv, baseline-peft-bnb); dropout."""
+    settings = lora(16, "[query, key, value, output]", "training.frozen_weights=nf4")
+    job = make_job("mistral-7b", gpus=1, batch=mbs, sequence=4096, engine="fsdp", settings=settings)
+    stage = estimate(job, layout_of(job, f"dp=1,zero=2,mbs={mbs},recompute=full")).memory[0]
+    lines = {each.name: float(each.num_bytes) for each in stage.lines}
+    assert lines[LineName.ACTIVATIONS] == 32 * mbs * 4096 * 4096 * 4
+    assert (stage.total_bytes - lines[LineName.RUNTIME]) / 2**30 == pytest.approx(gib, rel=0.08)
+
+
+def kept_by_layers(job, text="dp=1,zero=2"):
+    lines = estimate(job, layout_of(job, text)).memory[0].lines
+    return next(float(line.num_bytes) for line in lines if line.name == LineName.ACTIVATIONS)
+
+
+def test_dropout_gives_each_adapter_an_input_and_a_mask_of_its_own(make_job):
+    """peft, tuners/lora/layer.py: lora_A(dropout(x)); 2 bytes and a mask of 1 byte; nothing reads x itself again."""
+    sizes = {"gpus": 1, "batch": 1, "sequence": 2048, "engine": "fsdp"}
+    plain, dropped = (
+        make_job("mistral-7b", settings=lora(16, EVERY, f"training.lora_dropout={each}"), **sizes) for each in (0, 0.1)
+    )
+    h, f, tokens, layers = 4096, 14336, 2048, 32
+    shared = 2 * (h + h + f)  # inputs of attention, of gate and up, and of down; the core keeps that of the output
+    own = 3 * (3 * h + h + 2 * h + f)
+    assert kept_by_layers(dropped) - kept_by_layers(plain) == layers * tokens * (own - shared)
+    queries = (
+        make_job("mistral-7b", settings=lora(16, "[query]", f"training.lora_dropout={p}"), **sizes) for p in (0, 0.1)
+    )
+    few, dropped_few = map(kept_by_layers, queries)
+    assert dropped_few - few == layers * tokens * (3 - 2) * h
+
+
+def test_products_of_quantised_weights_may_keep_their_inputs(make_job):
+    """bitsandbytes 0.42, autograd/_functions.py (MatMul4Bit): ctx.tensors = (A, B); 0.43 has (None, B)."""
+    sizes = {"gpus": 1, "batch": 1, "sequence": 2048, "engine": "fsdp"}
+    settings = lora(16, "[query, value]", "training.frozen_weights=nf4", "engine.memory.widens_stream=false")
+    new = make_job("mistral-7b", settings=settings, **sizes)
+    old = make_job("mistral-7b", settings=(*settings, "engine.memory.quantised_keep_inputs=true"), **sizes)
+    h, f, tokens, layers = 4096, 14336, 2048, 32
+    assert kept_by_layers(old) - kept_by_layers(new) == layers * tokens * 2 * (h + f)  # of gate and up, and of down

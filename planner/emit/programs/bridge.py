@@ -215,6 +215,7 @@ TARGET: Final = Target(
         *REFUSALS,
         only("training.loss", "engine", "whole", "fused", why="Megatron-Bridge does not have it"),
         only("training.precision", "fp16", "bf16", "fp8", "fp4", why="its recipes mix precisions", pin="bf16"),
+        only("training.lora_dropout", 0.0, why="its adapters are emitted without dropout"),
         only("training.frozen_weights", "16-bit", why="Megatron-Bridge keeps them in 16 bits"),
         Refusal(says=(), fault=_adapters_fault),
     ),

@@ -458,7 +458,7 @@ def _write_adapters(plan: Plan) -> Values:
         "use_peft": True,
         "lora_r": training.lora_rank,
         "lora_alpha": 2 * training.lora_rank,
-        "lora_dropout": 0.0,
+        "lora_dropout": training.lora_dropout,
         "lora_target_modules": tuple(PEFT.get(each, each) for each in training.lora_targets),
         "load_in_4bit": four,
         **({"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True} if four else {}),
@@ -467,11 +467,11 @@ def _write_adapters(plan: Plan) -> Values:
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     rank = given.whole("lora_r")
-    for key in ("lora_alpha", "lora_dropout", "bnb_4bit_quant_type", "use_bnb_nested_quant"):
+    for key in ("lora_alpha", "bnb_4bit_quant_type", "use_bnb_nested_quant"):
         given.get(key)
     if not rank or not given.flag("use_peft", default=True):
         return {}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"training.lora_dropout": given.number("lora_dropout")}
     named = given.get("lora_target_modules", "all-linear")
     names = (named,) if isinstance(named, str) else tuple(named)
     if isinstance(named, str) and named not in ("all-linear", "all"):
@@ -505,7 +505,7 @@ SHARED: Final = (
     Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
     Setting(says=("training.attention", "training.loss"), write=_write_kernels, read=_read_kernels),
     Setting(
-        says=("training.lora_rank", "training.lora_targets", "training.frozen_weights"),
+        says=tuple(f"training.{name}" for name in ("lora_rank", "lora_targets", "lora_dropout", "frozen_weights")),
         write=_write_adapters,
         read=_read_adapters,
     ),

@@ -91,6 +91,7 @@ TARGET: Final = Target(
         WHOLE_LOSS,
         only("training.lora_rank", 0, why="pretrain_gpt.py has no adapters", pin="--engine megatron-bridge"),
         only("training.lora_targets", ("query", "value"), why="pretrain_gpt.py has no adapters"),
+        only("training.lora_dropout", 0.0, why="pretrain_gpt.py has no adapters"),
         only("training.frozen_weights", "16-bit", why="pretrain_gpt.py has no adapters"),
     ),
     command=_command,

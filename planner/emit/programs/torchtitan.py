@@ -520,7 +520,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
         not_carried("training.weights", "training.warmup_ratio", "training.epochs"),
         follows("layout.pools", "layout.segment"),
-        follows("training.lora_targets", "training.frozen_weights"),  # unused without adapters
+        follows("training.lora_targets", "training.lora_dropout", "training.frozen_weights"),  # unused without adapters
     )
 
 
