@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from planner.cost.chance import chance_of_fitting, memory_limit_bytes, most_peak_bytes, spread_of
 from planner.cost.collectives import slowest_link
+from planner.cost.compute import PassSeconds
 from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.ledger import (
     HostMemory,
@@ -26,7 +27,6 @@ from planner.cost.memory import host_lines, memory_lines
 from planner.cost.prices import (
     StagePrices,
     chunk_parts,
-    chunk_seconds,
     exchange_parts,
     exchange_share,
     interleaving_terms,
@@ -41,7 +41,7 @@ from planner.cost.schedule import (
     steady_seconds,
 )
 from planner.cost.simulate import Timeline, simulate
-from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of
+from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of, with_numbers
 from planner.layout import balanced_chunks, offloads_optimizer
 from planner.sums import sum_of
 
@@ -103,12 +103,6 @@ class Estimate:
     def peak_bytes(self) -> float:
         """Largest peak of any stage, in bytes."""
         return max(stage.total_bytes for stage in self.memory)
-
-
-def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
-    names = [f.name for f in fields(StagePrices) if f.name not in ("passes", "whole")]
-    one: dict[str, Any] = {name: float(np.broadcast_to(getattr(prices, name), (pp,))[stage]) for name in names}
-    return replace(prices, **one)
 
 
 def memory_of_stages(job: Job, layout: Layout) -> tuple[StageMemory, ...]:
@@ -216,8 +210,9 @@ def timeline(job: Job, layout: Layout) -> Timeline:
     Source: simulate.py.
     """
     m = int(num_microbatches(job, layout))
-    seconds, share = chunk_seconds(job, layout), exchange_share(job)
-    return simulate(layout.schedule, seconds, m, interleave=layout.interleave, exchange_share=share)
+    parts, share = chunk_parts(job, layout), exchange_share(job)
+    seconds, exchange = sum(parts.values(), PassSeconds()), exchange_parts(job, parts)
+    return simulate(layout.schedule, seconds, m, interleave=layout.interleave, exchange=exchange, exchange_share=share)
 
 
 def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
@@ -246,31 +241,24 @@ def _share(part: Number, whole: Number, num_chunks: int) -> NDArray[np.float64]:
 
 
 def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices, stages: Stage) -> float:
-    passes, m = prices.passes, num_microbatches(job, layout)
+    m = num_microbatches(job, layout)
     if layout.schedule == "interleaved":
         seconds = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
         fill, slack = (np.broadcast_to(each, (layout.pp,)) for each in interleaving_terms(job, layout, stages, prices))
         return float(interleaved_bubble_seconds(seconds, fill, slack, m, layout.interleave))
-    forward, backward_input, backward_weight = (
-        np.broadcast_to(each, layout.pp) for each in (passes.forward, passes.backward_input, passes.backward_weight)
-    )
-    return float(
-        bubble_of(
-            layout.schedule,
-            forward=forward,
-            backward_input=backward_input,
-            backward_weight=backward_weight,
-            num_microbatches=m,
-            interleave=layout.interleave,
-        )
-    )
+    passes = prices.passes.each(lambda seconds: np.broadcast_to(seconds, layout.pp))
+    return float(bubble_of(layout.schedule, passes, num_microbatches=m, interleave=layout.interleave))
 
 
 def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
     """The time ledger of one layout: lines of the slowest stage, and of the stage with the longest tail."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
-    own, tail = _one_stage(prices, slow, layout.pp), _one_stage(prices, last, layout.pp)
+
+    def alone(stage: int) -> StagePrices:
+        return with_numbers([prices], lambda found: float(np.broadcast_to(found[0], layout.pp)[stage]))
+
+    own, tail = alone(slow), alone(last)
     m = float(num_microbatches(job, layout))
     pools, of_stage = job.pools, pool_indices(job, layout)
     return (
@@ -396,11 +384,11 @@ def _tail_lines(
 ) -> tuple[TimeLine, ...]:
     """Lines for the tail of the stage that ends last, and for ZeRO's traffic in every microbatch."""
     updates, of_all = (m, "m * ") if layout.schedule == "pipedream" else (1.0, "")
-    busy = m * own.dp_busy_each + updates * tail.dp_busy_once
-    exposed = m * own.dp_exposed_each + updates * tail.dp_exposed_once
-    host_busy = m * own.host_busy_each + updates * tail.host_busy_once
-    host_hidden = m * (own.host_busy_each - own.host_exposed_each)
-    host_hidden += updates * (tail.host_busy_once - tail.host_exposed_once)
+    busy = m * own.dp.busy_each + updates * tail.dp.busy_once
+    exposed = m * own.dp.exposed.total + updates * tail.dp.exposed_once
+    host_busy = m * own.host.busy_each + updates * tail.host.busy_once
+    host_hidden = m * (own.host.busy_each - own.host.exposed.total)
+    host_hidden += updates * (tail.host.busy_once - tail.host.exposed_once)
     link = slowest_link(job.cluster, layout.dp * layout.cp, layout.tp, segment=layout.segment)
     tied, ends = updates * tail.tied_embedding, _pipeline_link(job, layout)
     bound = "host memory" if offloads_optimizer(layout) else "memory"

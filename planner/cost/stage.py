@@ -297,22 +297,34 @@ def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
     """
     if len(job.pools) == 1:
         return price(job.pools[0])
-    chosen: T = _chosen(pool, [price(each) for each in job.pools])
-    return chosen
+    return with_numbers(
+        [price(each) for each in job.pools],
+        lambda of_pools: np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools]),
+    )
 
 
-def _chosen(pool: IntArray, of_pools: Sequence[Any]) -> Any:
-    first = of_pools[0]
-    if isinstance(first, str):
-        return first
-    if isinstance(first, tuple):
-        return tuple(_chosen(pool, parts) for parts in zip(*of_pools, strict=True))
-    if isinstance(first, Mapping):
-        return {key: _chosen(pool, [each[key] for each in of_pools]) for key in first}
-    if is_dataclass(first) and not isinstance(first, type):
-        parts = {f.name: _chosen(pool, [getattr(each, f.name) for each in of_pools]) for f in fields(first)}
-        return replace(first, **parts)
-    return np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools])
+def with_numbers(alike: Sequence[T], change: Callable[[Sequence[Number]], Number]) -> T:
+    """The first of some values that are built alike, with `change` applied to the numbers of all at each place.
+
+    The values consist of numbers, arrays and strings, in dataclasses, mappings and tuples.
+    """
+
+    def changed(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, str):
+            return first
+        if isinstance(first, tuple):
+            return tuple(map(changed, zip(*values, strict=True)))
+        if isinstance(first, Mapping):
+            return {key: changed([each[key] for each in values]) for key in first}
+        if is_dataclass(first) and not isinstance(first, type):
+            return replace(
+                first, **{f.name: changed([getattr(each, f.name) for each in values]) for f in fields(first)}
+            )
+        return change(values)
+
+    found: T = changed(alike)
+    return found
 
 
 @once

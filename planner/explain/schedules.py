@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from pydantic import Field
 
+from planner.cost.compute import PassSeconds
 from planner.cost.schedule import exists
 from planner.cost.schedule_comparison import compare_schedules
-from planner.cost.simulate import ChunkSeconds, simulate
+from planner.cost.simulate import simulate
 from planner.explain.plan_inputs import job_of
 from planner.plan_parts import WrittenLayout
 from planner.specs.document import Document
@@ -138,7 +139,7 @@ def sketch(schedule: Schedule, num_stages: int, interleave: int) -> SketchedSche
     while not exists(schedule, stages, microbatches, chunks):
         stages -= 1
     ones = np.ones(stages * chunks)
-    seconds = ChunkSeconds(forward=ones, backward_input=ones, backward_weight=ones)
+    seconds = PassSeconds(forward=ones, backward_input=ones, backward_weight=ones)
     run = simulate(schedule, seconds, microbatches, interleave=chunks)
     columns = (run.stage, run.kind, run.microbatch, run.chunk, run.start, run.end)
     passes = (

@@ -18,7 +18,7 @@ from planner.layout import parse_layout
 
 bench = load_tool("bench_pricing")
 
-OF_OTHERS = {"by_policy", "_one_stage"}  # their other arguments are mappings and prices, which are made anew
+OF_OTHERS = {"by_policy"}  # its other argument is a mapping, which is made anew
 
 
 def functions_of_stages():

@@ -7,13 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cost.compute import PassSeconds
 from planner.cost.ledger import LineName
-from planner.cost.prices import chunk_parts, chunk_seconds, stage_prices
+from planner.cost.prices import chunk_parts, stage_prices
 from planner.cost.stage import chunks_of, stages_of
 from planner.layout import head_stage, parse_layout
 
 MODELS = ("llama3-8b", "gpt2-xl", "deepseek-v3")
 PASSES = ("forward", "backward_input", "backward_weight")
+
+
+def chunk_seconds(job, layout):
+    return sum(chunk_parts(job, layout).values(), PassSeconds())
 
 
 @st.composite
@@ -57,8 +62,8 @@ def test_parts_of_the_chunks_are_the_causes_of_the_stage(make_job, text, model, 
         LineName.CP_COMM: prices.cp_comm - prices.cp_hidden,
         LineName.EP_COMM: prices.ep_comm,
         LineName.PP_COMM: prices.pp_comm - prices.pp_hidden,
-        LineName.HOST_COMM: prices.host_exposed_each,
-        LineName.DP_COMM: prices.dp_exposed_each,
+        LineName.HOST_COMM: prices.host.exposed.total,
+        LineName.DP_COMM: prices.dp.exposed.total,
     }
     parts, where = chunk_parts(job, layout), chunks_of(job, layout).index
     assert parts.keys() == causes.keys()

@@ -10,7 +10,7 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.parameters import vision_params
-from planner.cost.prices import chunk_seconds, stage_parts
+from planner.cost.prices import chunk_parts, stage_parts
 from planner.errors import InputError
 from planner.layout import parse_layout
 from planner.specs.load import load_job
@@ -70,7 +70,8 @@ def test_only_the_first_stage_has_it():
     assert added[0]["params"] == pytest.approx(2 * vision_params(one.model))
     assert added[0]["activations"] > 0
     assert set(added[1].values()) == {0.0}
-    forward = chunk_seconds(one, layout).forward - chunk_seconds(none, layout).forward
+    with_it, without_it = (sum(each.forward for each in chunk_parts(job, layout).values()) for job in (one, none))
+    forward = with_it - without_it
     assert forward[0] > 0
     assert forward[1] == 0
     flops = sum(np.sum(chunk_flops(one, layout)[key]) for key in ("forward", "backward_input", "backward_weight"))
