@@ -10,12 +10,12 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices
 from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
-from planner.cost.once import once
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
-from planner.cost.stage import by_policy, largest_of_layers, layer_kinds, policies_of
+from planner.cost.stage import known_values, largest_of_layers, layer_kinds, of_policies, policies_of
 from planner.layout import offloads_activations
+from planner.once import once
 from planner.specs.recompute import FULL, NONE, SELECTIVE
 from planner.sums import sum_of
 
@@ -370,7 +370,7 @@ def kept_bytes_of_layer(
         shares = tuple(kept_share(job, term, policy) for policy in policies)
         alike[shares] = alike.get(shares, 0.0) + term.num_bytes
     kept = sum_of(
-        num_bytes * by_policy(layout, stage, dict(zip(policies, shares, strict=True)), recomputing=recomputing)
+        num_bytes * of_policies(layout, stage, known_values(shares), recomputing=recomputing)
         for shares, num_bytes in alike.items()
     )
     return kept, sum_of(alike.values())

@@ -41,7 +41,7 @@ from planner.cost.schedule import (
     steady_seconds,
 )
 from planner.cost.simulate import Timeline, simulate
-from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of, with_numbers
+from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of
 from planner.layout import balanced_chunks, offloads_optimizer
 from planner.sums import sum_of
 
@@ -254,18 +254,18 @@ def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) ->
     """The time ledger of one layout: lines of the slowest stage, and of the stage with the longest tail."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
-
-    def alone(stage: int) -> StagePrices:
-        return with_numbers([prices], lambda found: float(np.broadcast_to(found[0], layout.pp)[stage]))
-
-    own, tail = alone(slow), alone(last)
     m = float(num_microbatches(job, layout))
     pools, of_stage = job.pools, pool_indices(job, layout)
     return (
-        *_microbatch_lines(pools[of_stage[slow]], layout, own, slow, m),
+        *_microbatch_lines(pools[of_stage[slow]], layout, prices, slow, m),
         _line(LineName.BUBBLE, slow, bubble, "pipeline", of=layout.schedule),
-        *_tail_lines(pools[of_stage[last]], layout, own, tail, m, last),
+        *_tail_lines(pools[of_stage[last]], layout, prices, (slow, last), m),
     )
+
+
+def _at(pp: int, index: int, of_stages: Number) -> float:
+    """The number of one of `pp` stages."""
+    return float(np.broadcast_to(of_stages, pp)[index])
 
 
 _ROOFLINE: Final = "roofline, Williams et al. (CACM 2009); device file"
@@ -350,8 +350,8 @@ def _line(
 
 
 def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
-    """Lines for the work of the slowest stage in every microbatch."""
-    link = partial(slowest_link, job.cluster, segment=layout.segment)
+    """Lines for the work of the slowest stage in every microbatch; own: the prices of all stages."""
+    link, at = partial(slowest_link, job.cluster, segment=layout.segment), partial(_at, layout.pp, stage)
     unit = job.training.precision
     seconds = {
         LineName.COMPUTE: (own.compute, 0.0, unit),
@@ -368,7 +368,8 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
         "context": _CONTEXT[job.engine.communication.context_exchange],
     }
     return tuple(
-        _line(name, stage, m * busy, bound, m * hidden, **words) for name, (busy, hidden, bound) in seconds.items()
+        _line(name, stage, m * at(busy), bound, m * at(hidden), **words)
+        for name, (busy, hidden, bound) in seconds.items()
     )
 
 
@@ -380,21 +381,22 @@ def _pipeline_link(job: PoolJob, layout: Layout) -> str:
 
 
 def _tail_lines(
-    job: PoolJob, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
+    job: PoolJob, layout: Layout, prices: StagePrices, slow_and_last: tuple[int, int], m: float
 ) -> tuple[TimeLine, ...]:
-    """Lines for the tail of the stage that ends last, and for ZeRO's traffic in every microbatch."""
+    """Lines for the tail of the stage that ends last, and for the slowest stage's traffic in every microbatch."""
+    own, tail = (partial(_at, layout.pp, stage) for stage in slow_and_last)
+    stage, dp, host = slow_and_last[1], prices.dp, prices.host
     updates, of_all = (m, "m * ") if layout.schedule == "pipedream" else (1.0, "")
-    busy = m * own.dp.busy_each + updates * tail.dp.busy_once
-    exposed = m * own.dp.exposed.total + updates * tail.dp.exposed_once
-    host_busy = m * own.host.busy_each + updates * tail.host.busy_once
-    host_hidden = m * (own.host.busy_each - own.host.exposed.total)
-    host_hidden += updates * (tail.host.busy_once - tail.host.exposed_once)
+    busy = m * own(dp.busy_each) + updates * tail(dp.busy_once)
+    exposed = m * own(dp.exposed.total) + updates * tail(dp.exposed_once)
+    host_busy = m * own(host.busy_each) + updates * tail(host.busy_once)
+    host_hidden = m * own(host.busy_each - host.exposed.total) + updates * tail(host.busy_once - host.exposed_once)
     link = slowest_link(job.cluster, layout.dp * layout.cp, layout.tp, segment=layout.segment)
-    tied, ends = updates * tail.tied_embedding, _pipeline_link(job, layout)
+    tied, ends = updates * tail(prices.tied_embedding), _pipeline_link(job, layout)
     bound = "host memory" if offloads_optimizer(layout) else "memory"
     return (
         _line(LineName.DP_COMM, stage, busy, link, busy - exposed, updates=of_all),
         _line(LineName.TIED_EMBEDDING, stage, tied, ends, updates=of_all),
         _line(LineName.HOST_COMM, stage, host_busy, "host link", host_hidden),
-        _line(LineName.OPTIMIZER, stage, updates * tail.optimizer, bound, of=bound, updates=of_all),
+        _line(LineName.OPTIMIZER, stage, updates * tail(prices.optimizer), bound, of=bound, updates=of_all),
     )

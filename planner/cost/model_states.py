@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.once import once
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.stage import expert_shard_divisor, shard_degree, sum_over_layers
 from planner.layout import offloads_optimizer
+from planner.once import once
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage

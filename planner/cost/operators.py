@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.cost.mixers import mixer_shape
-from planner.cost.once import once
+from planner.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

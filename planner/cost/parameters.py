@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.once import once
 from planner.cost.operators import layer_of, norm_params
 from planner.layout import head_stage
+from planner.once import once
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def layer_params_on_device(model: ModelSpec, layout: LayerDegrees, *, experts: b
     return HeldParams(common=cut / layout.tp + whole, experts=routed / (layout.ep * layout.etp))
 
 
+@once
 def num_moe_layers(model: ModelSpec) -> int:
     """Number of layers with experts: every layer_frequency-th layer after the leading dense layers.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,7 +28,6 @@ from planner.cost.stage import (
     expert_shard_divisor,
     holds_embedding,
     holds_head,
-    policies_of,
     pool_indices,
     shard_degree,
     stages_of,
@@ -330,12 +330,10 @@ def _hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, co
 def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerParts) -> Number:
     """Forward seconds of a layer that the backward pass repeats, without collectives."""
     operators = _OPERATORS_REPEATED if job.engine.memory.selective_recompute == "operators" else 0.0
-    policies = policies_of(stage)
-    of_whole = {policy: {FULL: 1.0, SELECTIVE: operators}.get(policy, 0.0) for policy in policies}
-    repeated = layer.passes.forward * by_policy(layout, stage, of_whole)
+    of_whole = {FULL: 1.0, SELECTIVE: operators}
+    repeated = layer.passes.forward * by_policy(layout, stage, lambda policy: of_whole.get(policy, 0.0))
     for parts, seconds in layer.parts.items():
-        of_part = {policy: repeats_part(job, policy, parts) for policy in policies}
-        repeated = repeated + seconds * by_policy(layout, stage, of_part)
+        repeated = repeated + seconds * by_policy(layout, stage, partial(repeats_part, job, parts=parts))
     return repeated
 
 

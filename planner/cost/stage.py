@@ -5,16 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from planner.cost.once import once
 from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
+from planner.once import once
 from planner.specs.recompute import NONE, is_of_some_layers, policy_code, whole_policy
 
 if TYPE_CHECKING:
@@ -104,19 +104,38 @@ def _codes(stage: Stage) -> list[int]:
     return codes
 
 
-def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, recomputing: bool = False) -> Number:
-    """For each stage, the value that its policy has in `values`; shaped like `stage.policy`.
-
-    `values` has an entry for each policy in `policies_of`. If only some layers of a stage recompute, the result is the
-    mean over its layers, with all kinds of layers spread evenly. With `recomputing` the result is the value of a
-    recomputing layer.
+def by_policy(layout: Degrees, stage: Stage, of_policy: Callable[[int], float]) -> Number:
+    """For each stage, the value of its recompute policy; shaped like `stage.policy`.
 
     Source: definition of `planner.specs.recompute`.
     """
-    if len(set(values.values())) == 1:
+    return of_policies(layout, stage, known_values(tuple(map(of_policy, policies_of(stage)))))
+
+
+@lru_cache(maxsize=512)
+def known_values(in_order: tuple[float, ...]) -> tuple[float, ...]:
+    """The values of recompute policies as the object that stands for equal values, so that they are counted once.
+
+    Source: the argument.
+    """
+    return in_order
+
+
+@once
+def of_policies(layout: Degrees, stage: Stage, in_order: tuple[float, ...], *, recomputing: bool = False) -> Number:
+    """For each stage, the value of its recompute policy; shaped like `stage.policy`.
+
+    in_order: a value for each policy of `policies_of`.
+    recomputing: whether to return the value of a recomputing layer. Else, if only some layers of a stage recompute, the
+        result is the mean over its layers, with all kinds of layers spread evenly.
+
+    Source: definition of `planner.specs.recompute`.
+    """
+    values = dict(zip(policies_of(stage), in_order, strict=True))
+    if len(set(in_order)) == 1:
         return np.broadcast_to(values[NONE], np.shape(stage.policy))
     codes = _codes(stage)
-    whole = np.zeros(max(codes) + 1)
+    whole = np.zeros(max(codes) + 1)  # by the policy's code: (codes,)
     whole[codes] = [values[whole_policy(code)] for code in codes]
     found, is_partial = whole[stage.policy], np.zeros(len(whole), dtype=bool)
     is_partial[codes] = [is_of_some_layers(code) for code in codes]
@@ -297,34 +316,22 @@ def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
     """
     if len(job.pools) == 1:
         return price(job.pools[0])
-    return with_numbers(
-        [price(each) for each in job.pools],
-        lambda of_pools: np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools]),
-    )
+    chosen: T = _chosen(pool, [price(each) for each in job.pools])
+    return chosen
 
 
-def with_numbers(alike: Sequence[T], change: Callable[[Sequence[Number]], Number]) -> T:
-    """The first of some values that are built alike, with `change` applied to the numbers of all at each place.
-
-    The values consist of numbers, arrays and strings, in dataclasses, mappings and tuples.
-    """
-
-    def changed(values: Sequence[Any]) -> Any:
-        first = values[0]
-        if isinstance(first, str):
-            return first
-        if isinstance(first, tuple):
-            return tuple(map(changed, zip(*values, strict=True)))
-        if isinstance(first, Mapping):
-            return {key: changed([each[key] for each in values]) for key in first}
-        if is_dataclass(first) and not isinstance(first, type):
-            return replace(
-                first, **{f.name: changed([getattr(each, f.name) for each in values]) for f in fields(first)}
-            )
-        return change(values)
-
-    found: T = changed(alike)
-    return found
+def _chosen(pool: IntArray, of_pools: Sequence[Any]) -> Any:
+    first = of_pools[0]
+    if isinstance(first, str):
+        return first
+    if isinstance(first, tuple):
+        return tuple(_chosen(pool, parts) for parts in zip(*of_pools, strict=True))
+    if isinstance(first, Mapping):
+        return {key: _chosen(pool, [each[key] for each in of_pools]) for key in first}
+    if is_dataclass(first) and not isinstance(first, type):
+        parts = {f.name: _chosen(pool, [getattr(each, f.name) for each in of_pools]) for f in fields(first)}
+        return replace(first, **parts)
+    return np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools])
 
 
 @once

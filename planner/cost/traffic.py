@@ -18,8 +18,8 @@ from planner.cost.collectives import (
     send_seconds,
 )
 from planner.cost.compute import PassSeconds, memory_bound_seconds
-from planner.cost.once import once
 from planner.cost.transfers import state_transfers
+from planner.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

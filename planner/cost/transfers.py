@@ -29,7 +29,6 @@ from planner.cost.stage import (
     holds_embedding,
     holds_head,
     layer_kinds,
-    policies_of,
     shard_degree,
 )
 from planner.layout import head_stage
@@ -149,8 +148,7 @@ def repeated_share(job: PoolJob, layout: Degrees, stage: Stage, line: LineName, 
 
     Source: `planner.cost.recompute.repeated_transfers`.
     """
-    shares = {policy: repeated_transfers(job, policy, line, experts=experts) for policy in policies_of(stage)}
-    return by_policy(layout, stage, shares)
+    return by_policy(layout, stage, partial(repeated_transfers, job, line=line, experts=experts))
 
 
 # --- transfers of every microbatch ------------------------------------------------------------------------------

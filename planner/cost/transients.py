@@ -11,7 +11,6 @@ from planner.cost.activations import activation_terms, inner_gradient_bytes, kep
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import whole_gradients
-from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import (
@@ -30,6 +29,7 @@ from planner.cost.stage import (
     shard_degree,
 )
 from planner.layout import offloads_optimizer
+from planner.once import once
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
