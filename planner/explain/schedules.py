@@ -106,30 +106,14 @@ def schedules_of(plan: Plan) -> Schedules:
 
 
 def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> ScheduleRow:
-    has_it, textbook = schedule in plan.engine.pipeline.schedules, _TEXTBOOK[schedule]
-    if isinstance(found, str):
-        named = {"schedule", "engine_has_it", "missing", "textbook", "fits"}
-        nothing = dict.fromkeys(set(ScheduleRow.model_fields) - named)
-        return ScheduleRow(
-            schedule=schedule, engine_has_it=has_it, missing=found, textbook=textbook, fits=False, **nothing
-        )
-    return ScheduleRow(
-        schedule=schedule,
-        engine_has_it=has_it,
-        missing=None,
-        layout=found.layout,
-        textbook=textbook,
-        step_seconds=found.step_seconds,
-        bubble_seconds=found.bubble_seconds,
-        bubble_share=found.bubble_share,
-        equal_stages_bubble_share=found.equal_stages_bubble_share,
-        utilization=found.utilization,
-        activation_bytes=found.activation_bytes,
-        peak_bytes=found.peak_bytes,
-        fits=found.fits,
-        staleness_steps=found.staleness_steps,
-        weight_versions=found.weight_versions,
-    )
+    said = {
+        "schedule": schedule,
+        "engine_has_it": schedule in plan.engine.pipeline.schedules,
+        "missing": found if isinstance(found, str) else None,
+        "textbook": _TEXTBOOK[schedule],
+    }
+    figures = {name: getattr(found, name, None) for name in ScheduleRow.model_fields if name not in said}
+    return ScheduleRow.model_validate(said | figures | {"fits": bool(figures["fits"])})
 
 
 def sketch(schedule: Schedule, num_stages: int, interleave: int) -> SketchedSchedule:
