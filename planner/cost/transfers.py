@@ -30,6 +30,7 @@ from planner.cost.stage import (
     holds_head,
     layer_kinds,
     shard_degree,
+    sum_over_layers,
 )
 from planner.layout import head_stage
 from planner.sums import sum_of
@@ -373,7 +374,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         if job.engine.communication.reduces_whole:
             scatter, parts = _span(layout, 1, stride), 1.0
         replicas = _span(layout, ranks / parts, stride * parts)
-        updated = np.minimum(shards, _num_tensors(job, stage)) if job.engine.communication.broadcasts_weights else 1
+        broadcasts = job.engine.communication.broadcasts_weights
+        updated = np.minimum(shards, _num_tensors(job, layout, stage, of_experts=experts)) if broadcasts else 1
         gatherings = np.where(zero == 3, layers, updated)
         gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each)}
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
@@ -394,13 +396,20 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     return *common, *of_states(trained, rest, expert_shard_degree(layout), copies, stride, experts=True)
 
 
-def _num_tensors(job: PoolJob, stage: Stage) -> Number:
-    """Number of tensors in a stage's layers: joint projection and output of attention, feed-forward block, and norms.
+def _num_tensors(job: PoolJob, layout: Degrees, stage: Stage, *, of_experts: bool) -> Number:
+    """Tensors that one rank holds of a stage's layers: those of its routed experts, or the others with the norms.
 
-    Source: definition of the model document.
+    Queries, keys and values are one tensor.
+
+    Source: InternLM, internlm/model/modules/mha.py (Wqkv) and mlp.py (w1, w2, w3); layer_of.
     """
-    block = 3 if job.model.activation == "swiglu" else 2
-    return np.maximum(stage.num_layers * (2 + block + job.model.norms_per_layer), 1)
+
+    def of_layer(experts: bool) -> Number:
+        products = [each for each in layer_of(job.model, experts=experts).products if bool(each.count) == of_experts]
+        held = ((1 if "query" in each.outputs else len(each.outputs)) * each.num_held for each in products)
+        return sum_of(held) / layout.ep if of_experts else sum_of(held) + job.model.norms_per_layer
+
+    return np.maximum(sum_over_layers(job, layout, stage, of_layer), 1)
 
 
 def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:
