@@ -11,7 +11,7 @@ import pytest
 from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
 from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
-from planner.cost.memory import memory_lines
+from planner.cost.memory import host_lines, memory_lines
 from planner.cost.model_states import state_bytes_per_param
 from planner.cost.stage import Stage, expert_padding, expert_shard_divisor
 from planner.cost.transients import layer_backward_bytes
@@ -512,3 +512,15 @@ def test_gradients_of_a_layer_and_those_of_the_one_before_are_alive_together(mak
     kept = float(layer_activation_bytes(job, layout)[0])
     found = [float(layer_backward_bytes(job, layout, Stage(index=0, num_layers=n, policy=0))) for n in (1, 32)]
     assert found == [pytest.approx(2 * params - kept), pytest.approx((2 + 4) * params - kept)]
+
+
+@pytest.mark.parametrize("offload", ["none", "activations"])
+def test_gpipe_keeps_every_microbatch_of_a_replica_on_the_device_or_on_the_host(make_job, offload):
+    """A batch of 64 on 4 replicas is 8 microbatches of 2 sequences; a stage has 8 of 32 layers."""
+    job = make_job("llama3-8b", "dgx-h100", engine="megatron", gpus=16, batch=64)
+    layout = parse_layout(f"pp=4,dp=4,mbs=2,schedule=gpipe,offload={offload}", num_layers=32, num_devices=16)
+    stage = Stage(index=np.arange(4), num_layers=np.full(4, 8), policy=np.zeros(4, dtype=int))
+    lines = memory_lines(job, layout, stage) if offload == "none" else host_lines(job, layout, stage)
+    [stored] = [line.num_bytes for line in lines if line.name == LineName.ACTIVATIONS]
+    [of_layer] = layer_activation_bytes(job, layout, policies=(0,))
+    assert stored == pytest.approx(np.full(4, 8 * 8 * float(of_layer)))
