@@ -205,8 +205,11 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
     return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
 
 
-def _half(model: ModelSpec) -> float:
-    """Ratio of the elements of queries and values to the elements of queries, keys and values."""
+def _saved_share(model: ModelSpec) -> float:
+    """Share of queries, keys and values that operator-level recompute keeps: outputs of every second product.
+
+    These are queries and values; keys come from the second of the three products.
+    """
     query, key, value = core_widths(model, 1)
     return 1.0 if model.shares_keys else float((query + value) / (query + key + value))
 
@@ -231,7 +234,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     if model.mla is None:
         if model.shares_keys:
             key, value = 0 * key, 0 * value  # the earlier layer keeps them
-        read, saved, dropped = query + (key + value) * context, _half(model), {}
+        read, saved, dropped = query + (key + value) * context, _saved_share(model), {}
     else:
         heads = layer_of(model, experts=False).width("key_value_up")  # keys without positions, and values
         values = np.where(cut, layout.cp * value, heads) if exchange == "gather" else heads

@@ -15,9 +15,8 @@ from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import (
     end_params_on_device,
-    head_width,
+    head_params_on_device,
     layer_params_on_device,
-    padded_vocab,
     vision_params,
 )
 from planner.cost.stage import (
@@ -51,7 +50,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     one = logits_bytes(job, layout)
     if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
-    head = job.state_bytes.weights * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    head = job.state_bytes.weights * head_params_on_device(job.model, job.engine, layout)
     piped = np.greater(layout.pp, 1)
     if layout.schedule == "gpipe":
         m = job.training.global_batch_size / (layout.dp * layout.mbs)
@@ -137,7 +136,7 @@ def _peak_with_separate_ends(
             last - stored,
         )
     else:
-        head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+        head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
         # a loss in chunks sums the head's gradients in the precision of their reduction, while the head is gathered
         reduced = (waits + copied + shard) * head + gathered_layer
         if job.loss == "chunked":
@@ -225,7 +224,7 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     most = job.engine.memory.live_params
     if not most:
         return 0.0
-    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
     held = held_params(job, layout, stage).total
     each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
     return (np.greater_equal(layout.zero, 3) & np.less(2 * head, most)) * each * np.minimum(held, most)
@@ -284,7 +283,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         return held.common + held.experts * one_expert
 
     largest = largest_of_layers(job, layout, stage, shapes)
-    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
     return job.compute_bytes * (largest + head)
 
 

@@ -524,3 +524,14 @@ def test_gpipe_keeps_every_microbatch_of_a_replica_on_the_device_or_on_the_host(
     [stored] = [line.num_bytes for line in lines if line.name == LineName.ACTIVATIONS]
     [of_layer] = layer_activation_bytes(job, layout, policies=(0,))
     assert stored == pytest.approx(np.full(4, 8 * 8 * float(of_layer)))
+
+
+def test_only_quantised_weights_are_converted_for_their_products(make_job):
+    """In 16 bits, as large as the largest matrix of a layer: the down projection, 14,336 x 4,096."""
+    stage, layout = Stage(index=0, num_layers=32, policy=0), parse_layout("dp=8", num_layers=32, num_devices=8)
+    lora = ("training.lora_rank=8",)
+    plain, low = (
+        make_job("llama3-8b", engine="deepspeed", gpus=8, settings=settings)
+        for settings in (lora, (*lora, "training.frozen_weights=nf4"))
+    )
+    assert layer_backward_bytes(low, layout, stage) - layer_backward_bytes(plain, layout, stage) == 2 * 14336 * 4096

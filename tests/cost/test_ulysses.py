@@ -28,6 +28,8 @@ def test_each_rank_sends_its_tokens_of_queries_keys_values_and_outputs(make_job)
     job, layout = case(make_job, "cp=4,zero=3")
     tokens, head = 8192 // 4, 128 * 2
     assert [float(each) for each in context_bytes(job, layout)] == [tokens * heads * head for heads in (32, 8, 8, 32)]
+    cut = context_bytes(*case(make_job, "tp=2,cp=4,zero=1"))
+    assert [float(each) for each in cut] == [tokens * heads // 2 * head for heads in (32, 8, 8, 32)]
     job = replace(job, calibration=UNCALIBRATED)
     where = group(job.cluster, 4, 1)
     by_hand = sum(all_to_all_seconds(where, tokens * heads * head) for heads in (32, 8, 8, 32))

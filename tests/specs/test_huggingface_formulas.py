@@ -64,7 +64,7 @@ def scope() -> Scope:
     ],
 )
 def test_a_formula_gives(formula: Any, value: object) -> None:
-    assert scope().filled(formula) == value
+    assert scope().worked_out(formula) == value
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_a_formula_gives(formula: Any, value: object) -> None:
 )
 def test_a_wrong_value_is_refused_at_its_key(formula: str, key: str) -> None:
     with pytest.raises(InputError, match=f"`{key}` must be"):
-        scope().filled(formula)
+        scope().worked_out(formula)
 
 
 def test_a_missing_key_is_noted_and_a_list_of_different_numbers_is_not_in_the_table() -> None:
     found = scope()
-    found.filled("=absent*2 + part.absent")
+    found.worked_out("=absent*2 + part.absent")
     assert found.config.missing == ["absent", "part.absent"]
     with pytest.raises(NotInTable, match="differs from layer to layer"):
-        found.filled("=same(list)")
+        found.worked_out("=same(list)")
 
 
 def test_keys_behind_a_condition_are_read_too() -> None:
