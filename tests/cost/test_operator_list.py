@@ -295,3 +295,9 @@ def test_a_delta_net_keeps_every_output_between_its_modules():
     values = config.linear_num_value_heads * config.linear_value_head_dim
     kinds = [kind for _, kind in load_model("qwen3-next-80b-a3b").kinds() if kind.mixer]
     assert [mixer_shape(kind).kept for kind in kinds] == [sum(outputs) + module.conv1d.out_channels + 2 * values]
+
+
+def test_the_core_of_a_delta_net_computes_chunks_of_64_tokens():
+    """Yang et al. (2024), section 3.3, by hand: 32 heads of 128 x 128 states, scores of 64 tokens and sums of them."""
+    [kind] = [kind for _, kind in load_model("qwen3-next-80b-a3b").kinds() if kind.mixer]
+    assert mixer_shape(kind).core_flops == 32 * (2 * 64 * (128 + 128) + 2 * 2 * 128 * 128)
