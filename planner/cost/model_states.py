@@ -77,8 +77,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     Source: `state_bytes_per_param`, and further state of the optimizer.
     """
     held, frozen = trained_params(job, layout, stage), frozen_bytes(job, layout, stage)
-    on_device = 0.0 if offloads_optimizer(layout) else 1.0
-    more, more_routed = (on_device * each for each in extra_moment_bytes(job, layout, stage))
+    more, more_routed = extra_moment_bytes(job, layout, stage)  # of optimizers that no host runs
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)

@@ -10,6 +10,7 @@ import pytest
 
 from planner.cost.chance import chance_of_fitting, largest_peak_bytes, spread_for
 from planner.cost.estimate import memory_of_stages
+from planner.cost.ledger import verdict_of
 from planner.cost.memory_band import MemoryDistribution
 from planner.layout import parse_layout
 from planner.specs.calibration import MemorySpread, Spread
@@ -87,3 +88,7 @@ def test_a_plan_keeps_the_errors_of_its_own_engine_and_of_all_engines(make_job):
     memory = tuple(MemorySpread(counter=counter, engine=engine, location=0, scale=1) for counter, engine in kinds)
     job = replace(make_job("llama3-8b", gpus=8, engine="fsdp"), spread=Spread(memory=memory, tails=1.5))
     assert spread_for(job) == Spread(memory=memory[:3], tails=1.5)
+
+
+def test_a_plan_document_without_stages_has_a_verdict():
+    assert verdict_of(()) == "fits"

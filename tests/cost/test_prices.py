@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.compute import PassSeconds
+from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
-from planner.cost.prices import chunk_parts, stage_prices
+from planner.cost.prices import chunk_parts, interleaving_terms, stage_prices
+from planner.cost.schedule import interleaved_bubble_seconds
 from planner.cost.stage import chunks_of, stages_of
 from planner.layout import head_stage, parse_layout
 
@@ -102,3 +104,20 @@ def test_a_v_goes_there_and_back_again():
     assert [layout.chunks_of_stage(r) for r in range(3)] == [(0, 5), (1, 4), (2, 3)]
     assert layout.layers_per_stage == (2, 2, 3, 2, 2, 2)  # the first stage holds the head
     assert [layout.layers_of_stage(r) for r in range(3)] == [4, 4, 5]
+
+
+def test_the_bubble_of_unequal_chunks_is_the_closed_form_of_their_stages(make_job):
+    """30 layers in 2 x 2 chunks of 8, 8, 7 and 7: a stage fills the pipeline as if its chunks had 8 layers each."""
+    job = make_job("gpt2-xl", gpus=8, batch=64, sequence=1024, settings=("model.num_layers=30",))
+    layout = parse_layout("pp=2,interleave=2,dp=4,schedule=interleaved", num_layers=30, num_devices=8)
+    assert layout.layers_per_stage == (8, 8, 7, 7)
+    stages = stages_of(job, layout)
+    prices = stage_prices(job, layout, stages)
+    fill, slack = interleaving_terms(job, layout, stages, prices)
+    assert np.all(fill > prices.microbatch_seconds)
+    bubble = interleaved_bubble_seconds(
+        stage_seconds=prices.microbatch_seconds, fill_seconds=fill, slack_seconds=slack, num_microbatches=16,
+        interleave=2,
+    )  # fmt: skip
+    [line] = [line for line in estimate(job, layout).time if line.name == LineName.BUBBLE]
+    assert line.busy_seconds == pytest.approx(float(bubble))

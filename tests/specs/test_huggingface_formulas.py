@@ -82,6 +82,14 @@ def test_a_wrong_value_is_refused_at_its_key(formula: str, key: str) -> None:
         scope().worked_out(formula)
 
 
+def test_a_key_has_a_largest_number() -> None:
+    most = 10**9
+    config = Config(name="config.json", text="", values={"large": most, "larger": most + 1})
+    assert config.count("large") == most
+    with pytest.raises(InputError, match="`larger` must be at most 1000000000"):
+        config.count("larger")
+
+
 def test_a_missing_key_is_noted_and_a_list_of_different_numbers_is_not_in_the_table() -> None:
     found = scope()
     found.worked_out("=absent*2 + part.absent")
