@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
+from planner.specs.huggingface import config_from_text
 from planner.specs.huggingface.config import Config, NotInTable
 from planner.specs.huggingface.formulas import Scope, names_in
 from planner.specs.huggingface.rules import RULES
@@ -127,3 +128,9 @@ def test_each_row_is_compared_with_a_module_of_the_library() -> None:
     seen = {str(part.get("model_type")) for part in parts}
     rows = {*table()["types"], *table()["towers"], *table()["projectors"]}
     assert rows - seen == {"kimi_k2", "t5", "vit"}
+
+
+@pytest.mark.parametrize("key", ["text_config", "vision_config", "audio_config"])
+def test_a_part_that_holds_no_keys_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match=f"`{key}` must be keys and values, not 3"):
+        config_from_text(json.dumps({"model_type": "llama", key: 3}), "config.json")
