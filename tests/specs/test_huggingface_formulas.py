@@ -132,5 +132,5 @@ def test_each_row_is_compared_with_a_module_of_the_library() -> None:
 
 @pytest.mark.parametrize("key", ["text_config", "vision_config", "audio_config"])
 def test_a_part_that_holds_no_keys_is_refused(key: str) -> None:
-    with pytest.raises(InputError, match=f"`{key}` must be keys and values, not 3"):
+    with pytest.raises(InputError, match=f"`{key}` must be keys and values, not `3`"):
         config_from_text(json.dumps({"model_type": "llama", key: 3}), "config.json")
