@@ -121,3 +121,12 @@ def test_the_bubble_of_unequal_chunks_is_the_closed_form_of_their_stages(make_jo
     )  # fmt: skip
     [line] = [line for line in estimate(job, layout).time if line.name == LineName.BUBBLE]
     assert line.busy_seconds == pytest.approx(float(bubble))
+
+
+def test_the_slack_of_the_last_stage_is_the_last_chunk_with_its_head_and_further_layers(make_job):
+    """8 of 16 layers, the layer for a further token, and two heads; the chunk's own seconds are the oracle."""
+    job = make_job("llama3-8b", gpus=8, batch=64, settings=("model.mtp_layers=1",))
+    layout = parse_layout("pp=2,interleave=2,dp=4,schedule=interleaved", num_layers=32, num_devices=8)
+    stages = stages_of(job, layout)
+    _, slack = interleaving_terms(job, layout, stages, stage_prices(job, layout, stages))
+    assert slack[-1] == pytest.approx(chunk_seconds(job, layout).total[-1], rel=0.02)
