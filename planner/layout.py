@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, get_args
 import numpy as np
 
 from planner.errors import InputError, Mistake
+from planner.once import once
 from planner.specs.engine import Offload, Schedule
 from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import quoted
@@ -225,11 +226,13 @@ def head_stage(layout: Degrees) -> Number:
     return stage_of_chunk(layout.schedule, layout.pp, layout.pp * layout.interleave - 1)
 
 
+@once
 def offloads_optimizer(layout: Degrees) -> bool:
     """Whether the host's memory holds the optimizer states, and the host updates the weights."""
     return layout.offload in ("optimizer", "both")
 
 
+@once
 def offloads_activations(layout: Degrees) -> bool:
     """Whether the host's memory holds the activations until the backward pass."""
     return layout.offload in ("activations", "both")

@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
@@ -237,59 +237,38 @@ def length_assumed(of: Plan | Job) -> list[Assumed]:
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan document as plain data (docs/formats.md)."""
-    document = {
+    figures = {
         "format": PLAN_FORMAT,
-        "made_by": asdict(plan.made_by),
-        "model": plan.model.model_dump(mode="json"),
-        "cluster": plan.cluster.model_dump(mode="json"),
-        "training": plan.training.model_dump(mode="json"),
-        "engine": plan.engine.model_dump(mode="json"),
-        "layout": layout_to_dict(plan.layout),
-        "assumed": [asdict(each) for each in plan.assumed],
         "world_size": plan.layout.world_size,
-        "idle_devices": plan.idle_devices,
-        "idle_reason": plan.idle_reason,
-        "fits": plan.fits,
-        "verdict": plan.verdict,
-        "chance_of_fitting": plan.chance_of_fitting,
-        "unknown_because": plan.unknown_because,
-        "step_seconds": plan.step_seconds,
-        "low_step_seconds": plan.low_step_seconds,
-        "high_step_seconds": plan.high_step_seconds,
-        "band": _as_dict(plan.band),
-        "engine_label": _as_dict(plan.engine_label),
-        "deadline_chance": plan.deadline_chance,
-        "budget_chance": plan.budget_chance,
-        "calibration": [entry.model_dump(mode="json") for entry in plan.calibration],
-        "memory_spread": plan.memory_spread.model_dump(mode="json"),
-        "tokens_per_second_per_device": plan.tokens_per_second_per_device,
-        "mfu": plan.mfu,
-        "hfu": plan.hfu,
         "num_trained_params": num_trained_params(plan.model, plan.training),
-        "flops_convention": plan.flops_convention,
-        "run": _run_to_dict(plan.run),
-        "goodput": _as_dict(plan.goodput),
-        "checkpoint": asdict(plan.checkpoint),
-        "batch_choice": _as_dict(plan.batch),
+        "run": plan.run and {**asdict(plan.run), "days": plan.run.days},
+        "batch_choice": _plain(plan.batch),
         "memory": [_stage_memory_to_dict(stage, is_known=plan.fits is not None) for stage in plan.memory],
-        "time": [asdict(line) for line in plan.time],
-        "slowest_of_mean": plan.slowest_of_mean,
-        "minimum": _beside_to_dict(plan.minimum),
-        "runners_up": [_beside_to_dict(runner) for runner in plan.runners_up],
-        "own": _beside_to_dict(plan.own),
-        "certificate": _as_dict(plan.certificate),
-        "proved_by": _as_dict(plan.proved_by),
-        "options": asdict(plan.options),
     }
+    document = {key: figures[key] if key in figures else _plain(getattr(plan, key)) for key in _KEYS}
     return document | {"checksum": _checksum(document)}
 
 
-def _as_dict(part: Any) -> dict[str, Any] | None:
-    return None if part is None else asdict(part)
+_KEYS: Final = (
+    *("format", "made_by", "model", "cluster", "training", "engine", "layout", "assumed", "world_size"),
+    *("idle_devices", "idle_reason", "fits", "verdict", "chance_of_fitting", "unknown_because", "step_seconds"),
+    *("low_step_seconds", "high_step_seconds", "band", "engine_label", "deadline_chance", "budget_chance"),
+    *("calibration", "memory_spread", "tokens_per_second_per_device", "mfu", "hfu", "num_trained_params"),
+    *("flops_convention", "run", "goodput", "checkpoint", "batch_choice", "memory", "time", "slowest_of_mean"),
+    *("minimum", "runners_up", "own", "certificate", "proved_by", "options"),
+)
+"""The keys of a plan document, in their order."""
 
 
-def _beside_to_dict(other: Minimum | RunnerUp | None) -> dict[str, Any] | None:
-    return None if other is None else {**asdict(other), "layout": layout_to_dict(other.layout)}
+def _plain(value: Any) -> Any:
+    """A part of a plan as plain data."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Layout):
+        return layout_to_dict(value)
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _checksum(document: dict[str, Any]) -> str:
@@ -304,10 +283,6 @@ def layout_to_dict(layout: Layout) -> dict[str, Any]:
     """The layout as plain data, one key for each field; `pools` and `segment` are left out if empty or 0."""
     values = {f.name: list(v) if isinstance(v := getattr(layout, f.name), tuple) else v for f in fields(Layout)}
     return {key: value for key, value in values.items() if key not in ("pools", "segment") or value}
-
-
-def _run_to_dict(run: WholeRun | None) -> dict[str, Any] | None:
-    return None if run is None else {**asdict(run), "days": run.days}
 
 
 def _stage_memory_to_dict(stage: StageMemory, *, is_known: bool) -> dict[str, Any]:

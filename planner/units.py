@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -94,10 +97,7 @@ def exact_quantity(value: float, kind: str) -> str:
 
 def format_bytes(num_bytes: float) -> str:
     """A number of bytes as text for people, in binary units: "38.2 GiB"."""
-    for unit, factor in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
-        if abs(num_bytes) >= factor:
-            return f"{_three_digits(num_bytes / factor)} {unit}"
-    return f"{num_bytes:.0f} B"
+    return _in_units(num_bytes, {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10}, "B")
 
 
 def format_seconds(seconds: float) -> str:
@@ -118,10 +118,7 @@ def format_usd(usd: float) -> str:
 
 def format_rate(bytes_per_second: float) -> str:
     """A bandwidth as text for people, in decimal units: "300 GB/s"."""
-    for unit, factor in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)):
-        if abs(bytes_per_second) >= factor:
-            return f"{_three_digits(bytes_per_second / factor)} {unit}"
-    return f"{bytes_per_second:.0f} B/s"
+    return _in_units(bytes_per_second, {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}, "B/s")
 
 
 _COUNT: Final = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kKMBGT]?)\s*")
@@ -204,10 +201,16 @@ def format_count(count: float) -> str:
 
 def format_flops(flops: float) -> str:
     """A number of floating-point operations as text for people, in decimal units: "312 TFLOP"."""
-    for prefix, factor in (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if abs(flops) >= factor:
-            return f"{_three_digits(flops / factor)} {prefix}FLOP"
-    return f"{flops:.0f} FLOP"
+    steps = {"Z": 1e21, "E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6}
+    return _in_units(flops, {f"{prefix}FLOP": factor for prefix, factor in steps.items()}, "FLOP")
+
+
+def _in_units(value: float, steps: Mapping[str, float], base: str) -> str:
+    """The value in the first of the units of which it has at least one, else as a whole number of `base`."""
+    for unit, factor in steps.items():
+        if abs(value) >= factor:
+            return f"{_three_digits(value / factor)} {unit}"
+    return f"{value:.0f} {base}"
 
 
 def _three_digits(number: float) -> str:

@@ -30,7 +30,7 @@ Rule = Callable[[Sources], list[str]]
 PACKAGE = Path(planner.__file__).parent
 
 LAYERS = (
-    ("elementary", "errors", "numbers", "sums", "units", "version"),
+    ("elementary", "errors", "numbers", "once", "sums", "units", "version"),
     ("specs", "engines"),
     ("data_files", "layout", "run_arguments"),
     ("cost",),

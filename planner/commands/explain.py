@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import click
 
@@ -21,14 +22,17 @@ from planner.commands.options import (
 from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Group
 
     from planner.api import Nodes, Plan, Workload
     from planner.explain.report import Explanation
 
-_HINT = "see `planner explain --help`"
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+_QUESTIONS: Final = ("why_not", "what_if", "schedules", "collectives", "batch", "scaling")
+_OF_FILE: Final = ("model", "define", "args", "ignore")
+_HINT: Final = "see `planner explain --help`"
 
 
 def run(
@@ -39,17 +43,9 @@ def run(
     whole: bool = False,
     layout: str | None = None,
     from_file: Sequence[Path] = (),
-    from_model: str | None = None,
-    define: Sequence[str] = (),
-    args: str | None = None,
-    ignore: Sequence[str] = (),
+    of_file: Mapping[str, Any] = _NONE,
     nodes: Nodes | None = None,
-    why_not: Sequence[str] = (),
-    what_if: Sequence[str] = (),
-    schedules: bool = False,
-    collectives: bool = False,
-    batch: bool = False,
-    scaling: str | None = None,
+    questions: Mapping[str, Any] = _NONE,
     html: Path | None = None,
     trace: Path | None = None,
     ranks: bool = False,
@@ -61,6 +57,8 @@ def run(
     """Print the explanation of a plan, or of `layout` for MODEL CLUSTER [TRAINING.yaml]; return the exit code.
 
     sections: names of sections to print in place of the short answer; `whole` prints all of them.
+    of_file: keywords of `planner.api.estimate_file` for the files `from_file`.
+    questions: keywords of `planner.api.explain_layout` that ask something.
     command_line: the command as the user typed it, which the suggested next command follows.
     html, trace: files for the page and the timeline; with either, only answers to questions are printed.
 
@@ -81,17 +79,14 @@ def run(
     names = section_names(sections)
     if names and (whole or as_json):
         raise InputError("--all and --json have every section; name sections without them", hint=_HINT)
-    asked: dict[str, Any] = {"why_not": why_not, "what_if": what_if, "schedules": schedules}
-    asked |= {"collectives": collectives, "batch": batch, "scaling": scaling}
     read = console.read_plan(targets[0]) if len(targets) == 1 and not from_file else None
     with console.progress("pricing") as progress:
         if from_file:
-            own: Any = {"model": from_model, "define": define, "args": args, "ignore": ignore}
-            plan = _of_file(from_file, targets, layout, nodes=nodes, reporter=progress, **own, **workload)
+            plan = _of_file(from_file, targets, layout, nodes=nodes, reporter=progress, **of_file, **workload)
         else:
             plan = read or _estimate(targets, layout, nodes=nodes, reporter=progress, **workload)
         parts = None if as_json or html or whole else parts_of(names) | {"fitting_changes"}
-        found = explain_layout(plan, reporter=progress, parts=parts, **asked)
+        found = explain_layout(plan, reporter=progress, parts=parts, **questions)
     if html:
         console.write(html, _page(found), force=force)
     if trace:
@@ -99,7 +94,7 @@ def run(
     if as_json:
         console.print(found.to_json())
     elif not to_output:
-        is_asked = any(asked.values())
+        is_asked = any(questions.values())
         parts_shown = explanation(found, names) if names or whole else None
         if parts_shown is None and not (is_asked or html or trace):
             is_read = from_file and layout is None and plan.fits is not None
@@ -196,20 +191,19 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     these decides whether the plan fits, the verdict is unknown, and --ignore KEY prices the file without it.
     """
     is_foreign = bool(options["from_file"])
+    options["model"] = options.pop("from_model")
+    of_file, questions = ({name: options.pop(name) for name in names} for names in (_OF_FILE, _QUESTIONS))
     options["targets"], named = _split(options["targets"], options["layout"], from_file=is_foreign)
     options["sections"] += tuple(named)
     if is_foreign:
         if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
             del options["engine"]  # the foreign file decides the engine
-    elif any(options[name] for name in ("from_model", "define", "args", "ignore")):
+    elif any(of_file.values()):
         raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")
     elif len(options["targets"]) == 1:
         refuse_options(ctx, _OF_LAYOUTS, "a plan is priced already; these go with MODEL CLUSTER")
-    return run(console=Console(), command_line=ctx.obj, **options)
+    return run(console=Console(), command_line=ctx.obj, of_file=of_file, questions=questions, **options)
 
 
-_OF_PLANS = {
-    *("targets", "sections", "whole", "why_not", "what_if", "schedules", "collectives", "batch", "scaling"),
-    *("html", "trace", "ranks", "force", "as_json"),
-}
+_OF_PLANS = {"targets", "sections", "whole", *_QUESTIONS, "html", "trace", "ranks", "force", "as_json"}
 _OF_LAYOUTS = {param.name for param in command.params} - _OF_PLANS

@@ -10,12 +10,12 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices, widens_stream
 from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
-from planner.cost.once import once
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
-from planner.cost.stage import by_policy, largest_of_layers, layer_kinds, policies_of
+from planner.cost.stage import known_values, largest_of_layers, layer_kinds, of_policies, policies_of
 from planner.layout import offloads_activations
+from planner.once import once
 from planner.specs.recompute import FULL, NONE, SELECTIVE
 from planner.sums import sum_of
 
@@ -217,8 +217,11 @@ def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Num
     return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
 
 
-def _half(model: ModelSpec) -> float:
-    """Ratio of the elements of queries and values to the elements of queries, keys and values."""
+def _saved_share(model: ModelSpec) -> float:
+    """Share of queries, keys and values that operator-level recompute keeps: outputs of every second product.
+
+    These are queries and values; keys come from the second of the three products.
+    """
     query, key, value = core_widths(model, 1)
     return 1.0 if model.shares_keys else float((query + value) / (query + key + value))
 
@@ -243,7 +246,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     if model.mla is None:
         if model.shares_keys:
             key, value = 0 * key, 0 * value  # the earlier layer keeps them
-        read, saved, dropped = query + (key + value) * context, _half(model), {}
+        read, saved, dropped = query + (key + value) * context, _saved_share(model), {}
     else:
         heads = layer_of(model, experts=False).width("key_value_up")  # keys without positions, and values
         values = np.where(cut, layout.cp * value, heads) if exchange == "gather" else heads
@@ -382,7 +385,7 @@ def kept_bytes_of_layer(
         shares = tuple(kept_share(job, term, policy) for policy in policies)
         alike[shares] = alike.get(shares, 0.0) + term.num_bytes
     kept = sum_of(
-        num_bytes * by_policy(layout, stage, dict(zip(policies, shares, strict=True)), recomputing=recomputing)
+        num_bytes * of_policies(layout, stage, known_values(shares), recomputing=recomputing)
         for shares, num_bytes in alike.items()
     )
     return kept, sum_of(alike.values())

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device, num_moe_layers, num_params
 from planner.cost.stage import held_params, sum_over_layers
+from planner.once import once
 from planner.sums import sum_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from planner.cost.once import once
 from planner.cost.segments import domain_devices
+from planner.once import once
 
 if TYPE_CHECKING:
     from planner.numbers import Number

@@ -12,6 +12,8 @@ from planner.cost.loss import bytes_moved_per_logit, tokens_at_once
 from planner.cost.parameters import head_width, padded_vocab
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from planner.layout import LayerDegrees
     from planner.numbers import Flag, Number
     from planner.specs.cluster import DeviceSpec, Precision
@@ -61,6 +63,14 @@ class PassSeconds:
         """The seconds if the weights are frozen and have no gradients."""
         return PassSeconds(forward=self.forward, backward_input=self.backward_input)
 
+    def each(self, change: Callable[[Number], Number]) -> PassSeconds:
+        """The seconds with `change` applied to those of every pass."""
+        return PassSeconds(
+            forward=change(self.forward),
+            backward_input=change(self.backward_input),
+            backward_weight=change(self.backward_weight),
+        )
+
     def __add__(self, other: PassSeconds) -> PassSeconds:
         """The summed seconds of two parts that run one after the other."""
         return PassSeconds(
@@ -71,11 +81,7 @@ class PassSeconds:
 
     def __mul__(self, times: Number) -> PassSeconds:
         """The seconds multiplied by `times`, a count or a share."""
-        return PassSeconds(
-            forward=self.forward * times,
-            backward_input=self.backward_input * times,
-            backward_weight=self.backward_weight * times,
-        )
+        return self.each(lambda seconds: seconds * times)
 
 
 def _kernel_share(

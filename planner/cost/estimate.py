@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from planner.cost.chance import chance_of_fitting, memory_limit_bytes, most_peak_bytes, spread_of
 from planner.cost.collectives import slowest_link
+from planner.cost.compute import PassSeconds
 from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.ledger import (
     HostMemory,
@@ -26,7 +27,6 @@ from planner.cost.memory import host_lines, memory_lines
 from planner.cost.prices import (
     StagePrices,
     chunk_parts,
-    chunk_seconds,
     exchange_parts,
     exchange_share,
     interleaving_terms,
@@ -103,12 +103,6 @@ class Estimate:
     def peak_bytes(self) -> float:
         """Largest peak of any stage, in bytes."""
         return max(stage.total_bytes for stage in self.memory)
-
-
-def _one_stage(prices: StagePrices, stage: int, pp: int) -> StagePrices:
-    names = [f.name for f in fields(StagePrices) if f.name not in ("passes", "whole")]
-    one: dict[str, Any] = {name: float(np.broadcast_to(getattr(prices, name), (pp,))[stage]) for name in names}
-    return replace(prices, **one)
 
 
 def memory_of_stages(job: Job, layout: Layout) -> tuple[StageMemory, ...]:
@@ -216,8 +210,9 @@ def timeline(job: Job, layout: Layout) -> Timeline:
     Source: simulate.py.
     """
     m = int(num_microbatches(job, layout))
-    seconds, share = chunk_seconds(job, layout), exchange_share(job)
-    return simulate(layout.schedule, seconds, m, interleave=layout.interleave, exchange_share=share)
+    parts, share = chunk_parts(job, layout), exchange_share(job)
+    seconds, exchange = sum(parts.values(), PassSeconds()), exchange_parts(job, parts)
+    return simulate(layout.schedule, seconds, m, interleave=layout.interleave, exchange=exchange, exchange_share=share)
 
 
 def _with_hidden_exchanges(job: Job, layout: Layout, prices: StagePrices, executed: Timeline) -> StagePrices:
@@ -246,38 +241,31 @@ def _share(part: Number, whole: Number, num_chunks: int) -> NDArray[np.float64]:
 
 
 def _bubble_seconds(job: Job, layout: Layout, prices: StagePrices, stages: Stage) -> float:
-    passes, m = prices.passes, num_microbatches(job, layout)
+    m = num_microbatches(job, layout)
     if layout.schedule == "interleaved":
         seconds = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
         fill, slack = (np.broadcast_to(each, (layout.pp,)) for each in interleaving_terms(job, layout, stages, prices))
         return float(interleaved_bubble_seconds(seconds, fill, slack, m, layout.interleave))
-    forward, backward_input, backward_weight = (
-        np.broadcast_to(each, layout.pp) for each in (passes.forward, passes.backward_input, passes.backward_weight)
-    )
-    return float(
-        bubble_of(
-            layout.schedule,
-            forward=forward,
-            backward_input=backward_input,
-            backward_weight=backward_weight,
-            num_microbatches=m,
-            interleave=layout.interleave,
-        )
-    )
+    passes = prices.passes.each(lambda seconds: np.broadcast_to(seconds, layout.pp))
+    return float(bubble_of(layout.schedule, passes, num_microbatches=m, interleave=layout.interleave))
 
 
 def _time_lines(job: Job, layout: Layout, prices: StagePrices, bubble: float) -> tuple[TimeLine, ...]:
     """The time ledger of one layout: lines of the slowest stage, and of the stage with the longest tail."""
     per_stage = np.broadcast_to(prices.microbatch_seconds, (layout.pp,))
     slow, last = int(np.argmax(per_stage)), int(np.argmax(np.broadcast_to(prices.tail_seconds, (layout.pp,))))
-    own, tail = _one_stage(prices, slow, layout.pp), _one_stage(prices, last, layout.pp)
     m = float(num_microbatches(job, layout))
     pools, of_stage = job.pools, pool_indices(job, layout)
     return (
-        *_microbatch_lines(pools[of_stage[slow]], layout, own, slow, m),
+        *_microbatch_lines(pools[of_stage[slow]], layout, prices, slow, m),
         _line(LineName.BUBBLE, slow, bubble, "pipeline", of=layout.schedule),
-        *_tail_lines(pools[of_stage[last]], layout, own, tail, m, last),
+        *_tail_lines(pools[of_stage[last]], layout, prices, (slow, last), m),
     )
+
+
+def _at(pp: int, index: int, of_stages: Number) -> float:
+    """The number of one of `pp` stages."""
+    return float(np.broadcast_to(of_stages, pp)[index])
 
 
 _ROOFLINE: Final = "roofline, Williams et al. (CACM 2009); device file"
@@ -362,8 +350,8 @@ def _line(
 
 
 def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int, m: float) -> tuple[TimeLine, ...]:
-    """Lines for the work of the slowest stage in every microbatch."""
-    link = partial(slowest_link, job.cluster, segment=layout.segment)
+    """Lines for the work of the slowest stage in every microbatch; own: the prices of all stages."""
+    link, at = partial(slowest_link, job.cluster, segment=layout.segment), partial(_at, layout.pp, stage)
     unit = job.training.precision
     seconds = {
         LineName.COMPUTE: (own.compute, 0.0, unit),
@@ -380,7 +368,8 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
         "context": _CONTEXT[job.engine.communication.context_exchange],
     }
     return tuple(
-        _line(name, stage, m * busy, bound, m * hidden, **words) for name, (busy, hidden, bound) in seconds.items()
+        _line(name, stage, m * at(busy), bound, m * at(hidden), **words)
+        for name, (busy, hidden, bound) in seconds.items()
     )
 
 
@@ -392,21 +381,22 @@ def _pipeline_link(job: PoolJob, layout: Layout) -> str:
 
 
 def _tail_lines(
-    job: PoolJob, layout: Layout, own: StagePrices, tail: StagePrices, m: float, stage: int
+    job: PoolJob, layout: Layout, prices: StagePrices, slow_and_last: tuple[int, int], m: float
 ) -> tuple[TimeLine, ...]:
-    """Lines for the tail of the stage that ends last, and for ZeRO's traffic in every microbatch."""
+    """Lines for the tail of the stage that ends last, and for the slowest stage's traffic in every microbatch."""
+    own, tail = (partial(_at, layout.pp, stage) for stage in slow_and_last)
+    stage, dp, host = slow_and_last[1], prices.dp, prices.host
     updates, of_all = (m, "m * ") if layout.schedule == "pipedream" else (1.0, "")
-    busy = m * own.dp_busy_each + updates * tail.dp_busy_once
-    exposed = m * own.dp_exposed_each + updates * tail.dp_exposed_once
-    host_busy = m * own.host_busy_each + updates * tail.host_busy_once
-    host_hidden = m * (own.host_busy_each - own.host_exposed_each)
-    host_hidden += updates * (tail.host_busy_once - tail.host_exposed_once)
+    busy = m * own(dp.busy_each) + updates * tail(dp.busy_once)
+    exposed = m * own(dp.exposed.total) + updates * tail(dp.exposed_once)
+    host_busy = m * own(host.busy_each) + updates * tail(host.busy_once)
+    host_hidden = m * own(host.busy_each - host.exposed.total) + updates * tail(host.busy_once - host.exposed_once)
     link = slowest_link(job.cluster, layout.dp * layout.cp, layout.tp, segment=layout.segment)
-    tied, ends = updates * tail.tied_embedding, _pipeline_link(job, layout)
+    tied, ends = updates * tail(prices.tied_embedding), _pipeline_link(job, layout)
     bound = "host memory" if offloads_optimizer(layout) else "memory"
     return (
         _line(LineName.DP_COMM, stage, busy, link, busy - exposed, updates=of_all),
         _line(LineName.TIED_EMBEDDING, stage, tied, ends, updates=of_all),
         _line(LineName.HOST_COMM, stage, host_busy, "host link", host_hidden),
-        _line(LineName.OPTIMIZER, stage, updates * tail.optimizer, bound, of=bound, updates=of_all),
+        _line(LineName.OPTIMIZER, stage, updates * tail(prices.optimizer), bound, of=bound, updates=of_all),
     )

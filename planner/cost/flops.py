@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,7 +13,8 @@ from planner.cost.mixers import mixer_shape
 from planner.cost.operators import layer_of
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
 from planner.cost.recompute import modules_of, repeats_part
-from planner.cost.stage import by_policy, chunks_of, layer_kinds, policies_of, timed_kinds
+from planner.cost.stage import by_policy, chunks_of, layer_kinds, timed_kinds
+from planner.once import once
 from planner.specs.recompute import FULL
 from planner.sums import sum_of
 from planner.units import UNITS
@@ -41,6 +43,7 @@ def flops_convention(training: TrainingSpec) -> str:
     return _FROZEN_CONVENTION if training.lora_rank else MODEL_FLOPS_CONVENTION
 
 
+@once
 def attention_core_flops_per_token(model: ModelSpec, sequence_length: int, *, causal: bool, local: bool) -> float:
     """Forward FLOPs of one layer's attention core (scores and weighted sum) per token.
 
@@ -126,8 +129,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     params, again = np.zeros(layout.num_chunks), np.zeros(layout.num_chunks)
     for experts, count in layer_kinds(job, layout, chunks):
         params = params + count * layer_matmul_params(model, experts=experts)
-        repeated = {policy: _repeated_params(job, policy, experts=experts) for policy in policies_of(chunks)}
-        again = again + count * by_policy(layout, chunks, repeated)
+        again = again + count * by_policy(layout, chunks, partial(_repeated_params, job, experts=experts))
     ends = np.zeros(layout.num_chunks)
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
     adapters = adapter_params(model, training, of_token=True) / model.num_layers * chunks.num_layers
@@ -135,8 +137,8 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
         count * attention_core_flops_per_token(model, training.sequence_length, causal=True, local=local)
         for (_, local), count in timed_kinds(job, layout, chunks)
     )
-    whole = by_policy(layout, chunks, {policy: float(policy == FULL) for policy in policies_of(chunks)})
-    cores = {policy: float(policy == FULL or "core_attn" in modules_of(job, policy)) for policy in policies_of(chunks)}
+    whole = by_policy(layout, chunks, lambda policy: float(policy == FULL))
+    cores = by_policy(layout, chunks, lambda policy: float(policy == FULL or "core_attn" in modules_of(job, policy)))
     tokens = training.sequence_length * layout.mbs
     products = 2.0 * tokens * (params + ends + adapters)
     images = np.zeros(layout.num_chunks)
@@ -147,7 +149,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
         "backward_input": products + 2.0 * tokens * core + trained,
         "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products + trained,
         "layers": tokens * (2.0 * (params + adapters) + core),
-        "repeated": tokens * (2.0 * (again + whole * adapters) + by_policy(layout, chunks, cores) * core),
+        "repeated": tokens * (2.0 * (again + whole * adapters) + cores * core),
     }
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.mixers import mixer_shape
-from planner.cost.once import once
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width, value_size
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.recompute import ACTIVATION, norm_modules
+from planner.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

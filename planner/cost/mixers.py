@@ -32,15 +32,23 @@ class MixerShape:
     whole: products with matrices that every rank holds whole (low-rank inputs).
     vectors: parameters in vectors, convolutions and norms.
     core_flops: forward FLOPs per token outside the projections.
-    kept: elements per token that the backward pass reads in addition to the layer's input: outputs of projections, of
-        the convolution and of the core.
+    between: elements per token that the backward pass reads beside the products' outputs: outputs of the convolution,
+        of the core and of its norm.
     """
 
     maps: tuple[Map, ...] = ()
     whole: tuple[Map, ...] = ()
     vectors: int = 0
     core_flops: float = 0.0
-    kept: int = 0
+    between: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Elements per token that the backward pass reads in addition to the layer's input.
+
+        The outputs of the last product are the residual's.
+        """
+        return sum(sum(outputs.values()) for _, outputs in (*self.maps[:-1], *self.whole)) + self.between
 
 
 def _mamba(mixer: Mixer, h: int) -> MixerShape:
@@ -59,7 +67,7 @@ def _mamba(mixer: Mixer, h: int) -> MixerShape:
         ),
         vectors=_convolution(mixer, d) + d + d * n + d + norms + _biases(mixer, 2 * d, h),
         core_flops=_SCAN_FLOPS * d * n,
-        kept=2 * d + d + rank + 2 * n + d + d,
+        between=d + d,
     )
 
 
@@ -76,7 +84,7 @@ def _mamba2(mixer: Mixer, h: int) -> MixerShape:
         maps=((h, {"in_proj": into}), (d, {"out_proj": h})),
         vectors=_convolution(mixer, mixed) + 3 * heads + mixer.norm * d + _biases(mixer, into, h),
         core_flops=_SCAN_FLOPS * d * mixer.key_size,
-        kept=into + mixed + 2 * d,
+        between=mixed + 2 * d,
     )
 
 
@@ -92,7 +100,7 @@ def _gated_deltanet(mixer: Mixer, h: int) -> MixerShape:
         maps=((h, {"in_proj_qkvz": mixed + values, "in_proj_ba": 2 * heads}), (values, {"out_proj": h})),
         vectors=_convolution(mixer, mixed) + 2 * heads + mixer.norm * mixer.value_size,
         core_flops=_delta_flops(mixer),
-        kept=2 * mixed + values + 2 * values,
+        between=mixed + 2 * values,
     )
 
 
@@ -112,7 +120,7 @@ def _kda(mixer: Mixer, h: int) -> MixerShape:
         whole=((h, {"f_a_proj": mixer.rank}), (h, {"g_a_proj": mixer.rank})) if mixer.rank else (),
         vectors=_convolution(mixer, 3 * d) + d + heads + mixer.norm * mixer.value_size,
         core_flops=_delta_flops(mixer),
-        kept=6 * d + 2 * d + 2 * d,
+        between=3 * d + 2 * d,
     )
 
 
@@ -126,7 +134,7 @@ def _lightning(mixer: Mixer, h: int) -> MixerShape:
         maps=((h, {"qkv_proj": 3 * d}), (h, {"output_gate": d}), (d, {"out_proj": h})),
         vectors=mixer.norm * d,
         core_flops=_delta_flops(mixer),
-        kept=3 * d + d + 2 * d,
+        between=2 * d,
     )
 
 
@@ -140,7 +148,7 @@ def _short_convolution(mixer: Mixer, h: int) -> MixerShape:
         maps=((h, {"in_proj": 3 * d}), (d, {"out_proj": h})),
         vectors=_convolution(mixer, d) + _biases(mixer, 3 * d, h),
         core_flops=2.0 * mixer.kernel * d,
-        kept=3 * d + d + d,
+        between=d + d,
     )
 
 
@@ -155,7 +163,7 @@ def _rg_lru(mixer: Mixer, h: int) -> MixerShape:
         maps=((h, {"linear_x": d, "linear_y": d}), *gates, (d, {"linear_out": h})),
         vectors=_convolution(mixer, d) + d + 2 * d + _biases(mixer, 2 * d, h),
         core_flops=10.0 * d,
-        kept=2 * d + d + 2 * d + d,
+        between=d + d + 2 * (d - mixer.value_size),  # a gate has an output for each of its blocks
     )
 
 
@@ -169,7 +177,7 @@ def _rwkv(mixer: Mixer, h: int) -> MixerShape:
         maps=((h, {"receptance": d, "key": d, "value": d}), (d, {"output": h})),
         vectors=2 * d + 3 * h,
         core_flops=10.0 * d,
-        kept=3 * h + 3 * d + d,
+        between=3 * h + d,
     )
 
 
@@ -187,7 +195,7 @@ def _mlstm(mixer: Mixer, h: int) -> MixerShape:
         ),
         vectors=2 * heads + values + mixer.bias * (2 * keys + 2 * values + h),
         core_flops=_delta_flops(mixer),
-        kept=2 * keys + 2 * values + 2 * values,
+        between=2 * values,
     )
 
 

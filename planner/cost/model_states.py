@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.once import once
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.stage import expert_shard_divisor, shard_degree, sum_over_layers
 from planner.layout import offloads_optimizer
+from planner.once import once
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -77,8 +77,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     Source: `state_bytes_per_param`, and further state of the optimizer.
     """
     held, frozen = trained_params(job, layout, stage), frozen_bytes(job, layout, stage)
-    on_device = 0.0 if offloads_optimizer(layout) else 1.0
-    more, more_routed = (on_device * each for each in extra_moment_bytes(job, layout, stage))
+    more, more_routed = extra_moment_bytes(job, layout, stage)  # of optimizers that no host runs
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)

@@ -79,8 +79,8 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
         forward = np.maximum(0.0, forward - window.forward)
         backward = np.maximum(0.0, backward - window.backward)
     return BesideSeconds(
-        busy_per_microbatch=busy,
+        busy_each=busy,
         exposed=PassSeconds(forward=forward, backward_input=backward),
-        busy_per_step=once,
-        exposed_per_step=once,
+        busy_once=once,
+        exposed_once=once,
     )

@@ -1,8 +1,9 @@
 """What a layer is: one list of its matrix products and vectors.
 
-Parameters, a rank's share of them, FLOPs, seconds, the optimizer's matrices and adapters are sums over this list. Kept
-tensors take the products and their widths from it, but the tensors between the products are named in `activations`, and
-`transfers` counts the collectives of a layer by its blocks.
+Parameters, a rank's share of them, FLOPs, seconds, the optimizer's matrices, adapters and the number of tensors are
+sums over this list, and kept tensors take their widths from it. What lies between the products is named beside them:
+`core_widths` for attention, `between` in mixers.py for a mixer, norms and residuals in `activations`. `transfers`
+counts the collectives of a layer by its blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.cost.mixers import mixer_shape
-from planner.cost.once import once
+from planner.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -227,7 +228,7 @@ def _attention(model: ModelSpec) -> Iterator[Product | Vectors]:
     Source: Ainslie et al., GQA (2023), section 2.2; Qiu et al., Gated Attention (2025), section 2.2; Qwen3 (2025),
     section 2; OLMo 2 (arXiv 2501.00656), section 3; transformers' modules for biases and sinks.
     """
-    h, heads, keys = model.hidden_size, model.num_heads, model.num_kv_heads * model.head_size
+    h, heads = model.hidden_size, model.num_heads
     yield from _latents(model, model.mla) if model.mla else _projections(model)
     yield Product(
         inputs=output_width(model),
@@ -245,16 +246,15 @@ def _attention(model: ModelSpec) -> Iterator[Product | Vectors]:
     if model.attention_sinks:
         yield Vectors(size=heads, cut=True)
     if model.qk_norm != "none" and model.mla is None:
-        own = {"head": (model.head_size,) * 2, "width": (heads * model.head_size, keys)}[model.qk_norm]
-        yield Vectors(size=sum(own[: 1 if model.shares_keys else 2]))
+        own = (model.head_size,) * 2 if model.qk_norm == "head" else core_widths(model, 1)
+        yield Vectors(size=int(sum(own[: 1 if model.shares_keys else 2])))
 
 
 def _projections(model: ModelSpec) -> Iterator[Product]:
     """Queries, keys and values; a layer may take the values from the keys, or both from an earlier layer."""
-    outputs = {"query": model.num_heads * model.head_size}
-    if not model.shares_keys:
-        outputs["key"] = model.num_kv_heads * model.head_size
-        outputs |= {} if model.keys_are_values else {"value": model.num_kv_heads * value_size(model)}
+    outputs = dict(zip(("query", "key", "value"), map(int, core_widths(model, 1)), strict=True))
+    for name in ("key", "value") if model.shares_keys else ("value",) if model.keys_are_values else ():
+        del outputs[name]
     yield Product(inputs=model.hidden_size, outputs=outputs, biased=model.attention_bias or model.qkv_bias)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from planner.cost.adapters import trained_params
 from planner.cost.compute import memory_bound_seconds
-from planner.cost.once import once
 from planner.cost.operators import layer_of, norm_params
 from planner.cost.parameters import end_params_on_device, layer_params_on_device
 from planner.cost.shapes import alone
@@ -20,6 +19,7 @@ from planner.cost.stage import (
     shard_degree,
     sum_over_layers,
 )
+from planner.once import once
 from planner.sums import sum_of
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.once import once
 from planner.cost.operators import layer_of, norm_params
 from planner.layout import head_stage
+from planner.once import once
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def layer_params_on_device(model: ModelSpec, layout: LayerDegrees, *, experts: b
     return HeldParams(common=cut / layout.tp + whole, experts=routed / (layout.ep * layout.etp))
 
 
+@once
 def num_moe_layers(model: ModelSpec) -> int:
     """Number of layers with experts: every layer_frequency-th layer after the leading dense layers.
 
@@ -268,6 +269,15 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
 
 
 @once
+def head_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
+    """Parameters of the output head on one tensor-parallel rank: its share of the (vocabulary x width) matrix.
+
+    Source: as `padded_vocab`.
+    """
+    return padded_vocab(model, engine, layout) * head_width(model)
+
+
+@once
 def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number) -> Number:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
@@ -284,7 +294,7 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     first, last = np.equal(stage, 0), np.equal(stage, head_stage(layout))
     shared = (not _has_own_head(model)) & np.equal(layout.pp, 1)  # a V starts and ends on one stage, in two chunks
     own_head = last & ~(first & shared) & model.output_head
-    matrix = padded_vocab(model, engine, layout) * head_width(model)
+    matrix = head_params_on_device(model, engine, layout)
     cut = _position_params(model) * (1 - 1 / layout.tp) if engine.memory.shards_positions else 0
     held = (
         first * (embedding + _input_params(model) + vision_params(model) - cut)

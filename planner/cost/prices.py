@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,7 +20,6 @@ from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
 from planner.cost.recompute import repeats_part
 from planner.cost.schedule import chunk_terms, steady_count
 from planner.cost.shapes import by_shape
-from planner.cost.simulate import ChunkSeconds
 from planner.cost.stage import (
     Stage,
     by_policy,
@@ -28,7 +28,6 @@ from planner.cost.stage import (
     expert_shard_divisor,
     holds_embedding,
     holds_head,
-    policies_of,
     pool_indices,
     shard_degree,
     stages_of,
@@ -56,9 +55,10 @@ from planner.layout import offloads_optimizer
 from planner.specs.recompute import FULL, SELECTIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from planner.cost.layers import LayerSeconds
+    from planner.cost.traffic import BesideSeconds
     from planner.cost.transfers import Moment
     from planner.layout import Degrees, LayerDegrees, Layout
     from planner.numbers import Flag, Number
@@ -90,6 +90,7 @@ class StagePrices:
     forward: seconds of one forward pass of the stage's layers, without collectives and waits. Full recompute repeats
         this pass.
     ends: the embedding, or head and loss, with their collectives.
+    host, dp: copies to the host, and the reduction of gradients with the gathering of weights.
     """
 
     passes: PassSeconds
@@ -108,14 +109,8 @@ class StagePrices:
     ep_hidden: Number = 0.0
     pp_comm: Number
     pp_hidden: Number
-    host_busy_each: Number
-    host_exposed_each: Number
-    host_busy_once: Number
-    host_exposed_once: Number
-    dp_busy_each: Number
-    dp_exposed_each: Number
-    dp_busy_once: Number
-    dp_exposed_once: Number
+    host: BesideSeconds
+    dp: BesideSeconds
     tied_embedding: Number
     optimizer: Number
 
@@ -126,13 +121,13 @@ class StagePrices:
         exposed_send, exposed_exchange = self.pp_comm - self.pp_hidden, self.ep_comm - self.ep_hidden
         exposed_tp = self.tp_comm - self.tp_hidden
         exposed_cp = self.cp_comm - self.cp_hidden
-        beside = exposed_send + self.host_exposed_each + self.dp_exposed_each
+        beside = exposed_send + self.host.exposed.total + self.dp.exposed.total
         return work + exposed_tp + exposed_cp + exposed_exchange + beside
 
     @property
     def tail_seconds(self) -> Number:
         """Seconds of the stage after its last microbatch: exposed reduction, copies to the host and the optimizer."""
-        return self.dp_exposed_once + self.tied_embedding + self.host_exposed_once + self.optimizer
+        return self.dp.exposed_once + self.tied_embedding + self.host.exposed_once + self.optimizer
 
 
 def num_microbatches(job: Job, layout: Degrees) -> Number:
@@ -345,12 +340,10 @@ def _hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, co
 def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerParts) -> Number:
     """Forward seconds of a layer that the backward pass repeats, without collectives."""
     operators = _OPERATORS_REPEATED if job.engine.memory.selective_recompute == "operators" else 0.0
-    policies = policies_of(stage)
-    of_whole = {policy: {FULL: 1.0, SELECTIVE: operators}.get(policy, 0.0) for policy in policies}
-    repeated = layer.passes.forward * by_policy(layout, stage, of_whole)
+    of_whole = {FULL: 1.0, SELECTIVE: operators}
+    repeated = layer.passes.forward * by_policy(layout, stage, lambda policy: of_whole.get(policy, 0.0))
     for parts, seconds in layer.parts.items():
-        of_part = {policy: repeats_part(job, policy, parts) for policy in policies}
-        repeated = repeated + seconds * by_policy(layout, stage, of_part)
+        repeated = repeated + seconds * by_policy(layout, stage, partial(repeats_part, job, parts=parts))
     return repeated
 
 
@@ -450,14 +443,8 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         ep_hidden=work.hidden[LineName.EP_COMM].total,
         pp_comm=send,
         pp_hidden=hidden_send,
-        host_busy_each=copies.busy_per_microbatch,
-        host_exposed_each=copies.exposed.total,
-        host_busy_once=copies.busy_per_step,
-        host_exposed_once=copies.exposed_per_step,
-        dp_busy_each=dp.busy_per_microbatch,
-        dp_exposed_each=dp.exposed.total,
-        dp_busy_once=dp.busy_per_step,
-        dp_exposed_once=dp.exposed_per_step,
+        host=copies,
+        dp=dp,
         tied_embedding=busy_seconds(job, tied_transfers(job, layout, stage))["last backward"],
         optimizer=_update_seconds(job, layout, stage, shard),
     )
@@ -534,31 +521,9 @@ def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
     pool = pool_indices(job, layout)[chunks.index]
     own = by_pool(job, pool, lambda each: _work(each, layout, chunks, stage_parts(each, layout)).by_line)
     whole = layout_prices(job, layout).whole
-    return {name: _each_pass(part, lambda v: np.broadcast_to(v, layout.num_chunks)) for name, part in own.items()} | {
-        name: _each_pass(part, lambda v: share * np.broadcast_to(v, layout.pp)[chunks.index])
-        for name, part in whole.items()
+    return {name: part.each(lambda v: np.broadcast_to(v, layout.num_chunks)) for name, part in own.items()} | {
+        name: part.each(lambda v: share * np.broadcast_to(v, layout.pp)[chunks.index]) for name, part in whole.items()
     }
-
-
-def _each_pass(part: PassSeconds, change: Callable[[Number], Number]) -> PassSeconds:
-    return PassSeconds(**{each.name: change(getattr(part, each.name)) for each in fields(PassSeconds)})
-
-
-def chunk_seconds(job: Job, layout: Layout) -> ChunkSeconds:
-    """Seconds of one microbatch through each chunk of one layout, pass by pass; shape (chunks,), in model order.
-
-    Source: the sum of `chunk_parts`.
-    """
-    parts = chunk_parts(job, layout)
-    total = sum(parts.values(), PassSeconds())
-    exchange = exchange_parts(job, parts)
-    return ChunkSeconds(
-        forward=total.forward,
-        backward_input=total.backward_input,
-        backward_weight=total.backward_weight,
-        forward_exchange=exchange.forward,
-        backward_exchange=exchange.backward,
-    )
 
 
 def exchange_parts(job: Job, parts: Mapping[LineName, PassSeconds]) -> PassSeconds:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.ledger import LineName
-from planner.cost.once import once
+from planner.once import once
 from planner.specs.recompute import FULL, SELECTIVE, modules_in, number_of_layers
 
 if TYPE_CHECKING:

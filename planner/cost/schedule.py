@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
+    from planner.cost.compute import PassSeconds
     from planner.numbers import Flag, Number
     from planner.specs.engine import Schedule
 
@@ -137,21 +138,13 @@ def interleaved_bubble_seconds(
     return waits + bubble_seconds(np.sum(fill_seconds, axis=-1), bottleneck, interleave)
 
 
-def bubble_of(
-    schedule: Schedule,
-    *,
-    forward: Number,
-    backward_input: Number,
-    backward_weight: Number,
-    num_microbatches: Number,
-    interleave: Number = 1,
-) -> Number:
+def bubble_of(schedule: Schedule, passes: PassSeconds, *, num_microbatches: Number, interleave: Number = 1) -> Number:
     """Seconds that the slowest stage waits, under any schedule: the time of a step beyond m t_max.
 
-    forward, backward_input, backward_weight: F, I and W, the seconds of one microbatch through all chunks of a stage,
-    with recomputed forward passes in I; shape (..., stages). A step ends with its last operation, because the norm of
-    the gradients synchronizes all stages. The ZB-V paper reports a bubble of zero, because it measures each stage from
-    the stage's own first operation.
+    passes: F, I and W, the seconds of one microbatch through all chunks of a stage, forward and for the gradients of
+    inputs and weights, with recomputed forward passes in I; shape (..., stages). A step ends with its last operation,
+    because the norm of the gradients synchronizes all stages. The ZB-V paper reports a bubble of zero, because it
+    measures each stage from the stage's own first operation.
 
     Forms for equal stages, for which they are exact:
     naive      m (p - 1) (F + I + W): a share of (p - 1) / p is idle; exact for unequal stages too
@@ -169,7 +162,8 @@ def bubble_of(
     Source: Huang et al., GPipe (2019); Narayanan et al. (SC 2021), section 2.2; Qi et al., Zero Bubble (2023), table 2,
     and DeepSeek, DualPipe (README), both generalised by execution; Narayanan et al., PipeDream (SOSP 2019).
     """
-    f, i, w = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (forward, backward_input, backward_weight)))
+    three = (passes.forward, passes.backward_input, passes.backward_weight)
+    f, i, w = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in three))
     t = f + i + w
     m, slowest = np.asarray(num_microbatches), np.max(t, axis=-1)
     if schedule == "naive":

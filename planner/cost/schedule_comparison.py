@@ -136,9 +136,6 @@ def _equal_stages_bubble_share(job: Job, layout: Layout, m: int) -> float:
     Source: `bubble_of`.
     """
     passes = layout_prices(job, layout).passes
-    mean = {
-        name: np.full(layout.pp, np.mean(np.broadcast_to(getattr(passes, name), layout.pp)))
-        for name in ("forward", "backward_input", "backward_weight")
-    }
-    bubble = bubble_of(layout.schedule, **mean, num_microbatches=m, interleave=layout.interleave)
+    mean = passes.each(lambda seconds: np.full(layout.pp, np.mean(np.broadcast_to(seconds, layout.pp))))
+    bubble = bubble_of(layout.schedule, mean, num_microbatches=m, interleave=layout.interleave)
     return float(bubble) / (m * float(np.mean(passes.total)))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.once import once
 from planner.layout import divisors
+from planner.once import once
 
 if TYPE_CHECKING:
     from planner.layout import Layout

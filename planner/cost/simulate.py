@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cost.compute import PassSeconds
 from planner.cost.pass_order import operations
 from planner.layout import stage_of_chunk
 
@@ -22,22 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from planner.specs.engine import Schedule
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkSeconds:
-    """Seconds of one microbatch through each model chunk, in model order; every field has shape (chunks,).
-
-    A whole backward pass takes backward_input + backward_weight. Recomputed forward passes are part of backward_input.
-    forward_exchange, backward_exchange: the communication in forward and in backward_input; an overlapped pair hides
-    this communication while both passes compute.
-    """
-
-    forward: NDArray[np.float64]
-    backward_input: NDArray[np.float64]
-    backward_weight: NDArray[np.float64]
-    forward_exchange: ArrayLike = 0.0
-    backward_exchange: ArrayLike = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +101,11 @@ def _peaks(changes: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np
 
 def simulate(
     schedule: Schedule,
-    seconds: ChunkSeconds,
+    seconds: PassSeconds,
     num_microbatches: int,
     *,
     interleave: int = 1,
+    exchange: PassSeconds | None = None,
     send_seconds: ArrayLike = 0.0,
     overlapped_share: float = 1.0,
     exchange_share: float = 0.0,
@@ -128,6 +114,9 @@ def simulate(
 
     The number of stages is the number of chunks divided by `interleave`.
 
+    seconds: of one microbatch through each chunk of the model, in model order; every field has shape (chunks,).
+        Recomputed forward passes are part of backward_input.
+    exchange: the part of these seconds in communication that an overlapped pair hides while both passes compute.
     send_seconds: seconds from the end of a pass to the start of the next chunk's pass, in each direction; one number,
         or one for each boundary between chunks. A send delays only the receiver; if sends keep a stage busy, its passes
         must include them.
@@ -144,7 +133,7 @@ def simulate(
     crosses = np.diff(stage_of_chunk(schedule, pp, np.arange(num_chunks))) != 0  # the turn of a V sends nothing
     flow = _flow(kind, microbatch, chunk, num_microbatches, np.broadcast_to(send_seconds, num_chunks - 1) * crosses)
     work = _work_seconds(seconds, kind, chunk) * np.where(overlapped, overlapped_share, 1.0)
-    hidden = _hidden_seconds(seconds, kind, chunk, overlapped, work, exchange_share)
+    hidden = _hidden_seconds(exchange or PassSeconds(), kind, chunk, overlapped, work, exchange_share)
     work = work - hidden
     start, end = _run(sizes, flow, work, overlapped)
     return Timeline(
@@ -162,14 +151,13 @@ def simulate(
     )
 
 
-def _work_seconds(seconds: ChunkSeconds, kind: NDArray[np.str_], chunk: NDArray[np.int64]) -> NDArray[np.float64]:
-    both = np.add(seconds.backward_input, seconds.backward_weight)
-    kinds = {"F": seconds.forward, "B": both, "I": seconds.backward_input, "W": seconds.backward_weight}
+def _work_seconds(seconds: PassSeconds, kind: NDArray[np.str_], chunk: NDArray[np.int64]) -> NDArray[np.float64]:
+    kinds = {"F": seconds.forward, "B": seconds.backward, "I": seconds.backward_input, "W": seconds.backward_weight}
     return np.select([kind == k for k in kinds], [np.asarray(each, dtype=float)[chunk] for each in kinds.values()])
 
 
 def _hidden_seconds(
-    seconds: ChunkSeconds,
+    exchange: PassSeconds,
     kind: NDArray[np.str_],
     chunk: NDArray[np.int64],
     overlapped: NDArray[np.bool_],
@@ -184,17 +172,17 @@ def _hidden_seconds(
 
     Source: DeepSeek-V3 (2024), sections 3.2.1 and 3.2.2.
     """
-    n = len(seconds.forward)
-    kinds = {"F": seconds.forward_exchange, "B": seconds.backward_exchange}
-    exchange = np.select([kind == k for k in kinds], [np.broadcast_to(each, n)[chunk] for each in kinds.values()])
+    n = int(np.max(chunk)) + 1
+    kinds = {"F": exchange.forward, "B": exchange.backward}
+    each = np.select([kind == k for k in kinds], [np.broadcast_to(part, n)[chunk] for part in kinds.values()])
     both = np.flatnonzero(overlapped)
-    first, second = both[::2], both[1::2]
-    comm = exchange[first] + exchange[second]
+    first, second = both[::2], both[1::2]  # the two passes of each pair: (pairs,)
+    comm = each[first] + each[second]
     compute = work[first] + work[second] - comm
     saved = comm + compute - np.maximum(comm, compute + exchange_share * comm)
     share = np.divide(saved, comm, out=np.zeros(len(first)), where=comm > 0)
     hidden = np.zeros(len(kind))
-    hidden[first], hidden[second] = share * exchange[first], share * exchange[second]
+    hidden[first], hidden[second] = share * each[first], share * each[second]
     return hidden
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from planner.cost.once import once
 from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
+from planner.once import once
 from planner.specs.recompute import NONE, is_of_some_layers, policy_code, whole_policy
 
 if TYPE_CHECKING:
@@ -104,19 +104,38 @@ def _codes(stage: Stage) -> list[int]:
     return codes
 
 
-def by_policy(layout: Degrees, stage: Stage, values: Mapping[int, float], *, recomputing: bool = False) -> Number:
-    """For each stage, the value that its policy has in `values`; shaped like `stage.policy`.
-
-    `values` has an entry for each policy in `policies_of`. If only some layers of a stage recompute, the result is the
-    mean over its layers, with all kinds of layers spread evenly. With `recomputing` the result is the value of a
-    recomputing layer.
+def by_policy(layout: Degrees, stage: Stage, of_policy: Callable[[int], float]) -> Number:
+    """For each stage, the value of its recompute policy; shaped like `stage.policy`.
 
     Source: definition of `planner.specs.recompute`.
     """
-    if len(set(values.values())) == 1:
+    return of_policies(layout, stage, known_values(tuple(map(of_policy, policies_of(stage)))))
+
+
+@lru_cache(maxsize=512)
+def known_values(in_order: tuple[float, ...]) -> tuple[float, ...]:
+    """The values of recompute policies as the object that stands for equal values, so that they are counted once.
+
+    Source: the argument.
+    """
+    return in_order
+
+
+@once
+def of_policies(layout: Degrees, stage: Stage, in_order: tuple[float, ...], *, recomputing: bool = False) -> Number:
+    """For each stage, the value of its recompute policy; shaped like `stage.policy`.
+
+    in_order: a value for each policy of `policies_of`.
+    recomputing: whether to return the value of a recomputing layer. Else, if only some layers of a stage recompute, the
+        result is the mean over its layers, with all kinds of layers spread evenly.
+
+    Source: definition of `planner.specs.recompute`.
+    """
+    values = dict(zip(policies_of(stage), in_order, strict=True))
+    if len(set(in_order)) == 1:
         return np.broadcast_to(values[NONE], np.shape(stage.policy))
     codes = _codes(stage)
-    whole = np.zeros(max(codes) + 1)
+    whole = np.zeros(max(codes) + 1)  # by the policy's code: (codes,)
     whole[codes] = [values[whole_policy(code)] for code in codes]
     found, is_partial = whole[stage.policy], np.zeros(len(whole), dtype=bool)
     is_partial[codes] = [is_of_some_layers(code) for code in codes]

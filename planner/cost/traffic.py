@@ -18,8 +18,8 @@ from planner.cost.collectives import (
     send_seconds,
 )
 from planner.cost.compute import PassSeconds, memory_bound_seconds
-from planner.cost.once import once
 from planner.cost.transfers import state_transfers
+from planner.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,14 +145,14 @@ def hidden_behind_weight_gradients(
 class BesideSeconds:
     """Seconds of a stage's background transfers: data-parallel reductions and gathers, and copies to the host.
 
-    A microbatch's seconds (busy_per_microbatch, exposed) occur m times in a step, and seconds named per_step once. Busy
-    seconds include hidden seconds.
+    A microbatch's seconds (busy_each, exposed) occur m times in a step, and seconds named `once` with each update of
+    the weights. Busy seconds include hidden seconds.
     """
 
-    busy_per_microbatch: Number
+    busy_each: Number
     exposed: PassSeconds
-    busy_per_step: Number
-    exposed_per_step: Number
+    busy_once: Number
+    exposed_once: Number
 
 
 def _not_hidden(seconds: Number, num_units: Number, window: Number, overlaps: Flag) -> Number:
@@ -192,10 +192,10 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: P
         copied = np.less_equal(layout.zero, 1) & np.greater(layout.dp * layout.cp, 1)
         copies = np.where(copied, memory_bound_seconds(job, num_bytes), 0.0)
     return BesideSeconds(
-        busy_per_microbatch=busy["backward"] + busy["forward"],
+        busy_each=busy["backward"] + busy["forward"],
         exposed=PassSeconds(forward=exposed["forward"], backward_input=exposed["backward"]),
-        busy_per_step=busy["last backward"] + busy["first forward"] + copies,
-        exposed_per_step=exposed["last backward"] + exposed["first forward"] + copies,
+        busy_once=busy["last backward"] + busy["first forward"] + copies,
+        exposed_once=exposed["last backward"] + exposed["first forward"] + copies,
     )
 
 

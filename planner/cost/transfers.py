@@ -29,8 +29,8 @@ from planner.cost.stage import (
     holds_embedding,
     holds_head,
     layer_kinds,
-    policies_of,
     shard_degree,
+    sum_over_layers,
 )
 from planner.layout import head_stage
 from planner.sums import sum_of
@@ -152,8 +152,7 @@ def repeated_share(job: PoolJob, layout: Degrees, stage: Stage, line: LineName, 
 
     Source: `planner.cost.recompute.repeated_transfers`.
     """
-    shares = {policy: repeated_transfers(job, policy, line, experts=experts) for policy in policies_of(stage)}
-    return by_policy(layout, stage, shares)
+    return by_policy(layout, stage, partial(repeated_transfers, job, line=line, experts=experts))
 
 
 # --- transfers of every microbatch ------------------------------------------------------------------------------
@@ -381,10 +380,11 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         if job.engine.communication.reduces_whole:
             scatter, parts = _span(layout, 1, stride), 1.0
         replicas = _span(layout, ranks / parts, stride * parts)
-        updated = np.minimum(shards, _num_tensors(job, stage)) if job.engine.communication.broadcasts_weights else 1
+        broadcasts = job.engine.communication.broadcasts_weights
+        updated = np.minimum(shards, _num_tensors(job, layout, stage, of_experts=experts)) if broadcasts else 1
         alone = job.engine.communication.lone_gather if experts and runs_in_loop(job) else 0.0
-        calls = sum(p.count * len(p.outputs) for p in layer_of(job.model, experts=True).products) if alone else 1
-        gatherings = np.where(zero == 3, layers * calls, updated)
+        matrices = sum(p.count * len(p.outputs) for p in layer_of(job.model, experts=True).products)
+        gatherings = np.where(zero == 3, layers * (matrices / layout.ep if alone else 1), updated)
         gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each)}
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
@@ -404,13 +404,20 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     return *common, *of_states(trained, rest, expert_shard_degree(layout), copies, stride, experts=True)
 
 
-def _num_tensors(job: PoolJob, stage: Stage) -> Number:
-    """Number of tensors in a stage's layers: joint projection and output of attention, feed-forward block, and norms.
+def _num_tensors(job: PoolJob, layout: Degrees, stage: Stage, *, of_experts: bool) -> Number:
+    """Tensors that one rank holds of a stage's layers: those of its routed experts, or the others with the norms.
 
-    Source: definition of the model document.
+    Queries, keys and values are one tensor.
+
+    Source: InternLM, internlm/model/modules/mha.py (Wqkv) and mlp.py (w1, w2, w3); layer_of.
     """
-    block = 3 if job.model.activation == "swiglu" else 2
-    return np.maximum(stage.num_layers * (2 + block + job.model.norms_per_layer), 1)
+
+    def of_layer(experts: bool) -> Number:
+        products = [each for each in layer_of(job.model, experts=experts).products if bool(each.count) == of_experts]
+        held = ((1 if "query" in each.outputs else len(each.outputs)) * each.num_held for each in products)
+        return sum_of(held) / layout.ep if of_experts else sum_of(held) + job.model.norms_per_layer
+
+    return np.maximum(sum_over_layers(job, layout, stage, of_layer), 1)
 
 
 def tied_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:

@@ -16,14 +16,12 @@ from planner.cost.activations import (
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import model_state_bytes, whole_gradients
-from planner.cost.once import once
 from planner.cost.operators import layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import (
     end_params_on_device,
-    head_width,
+    head_params_on_device,
     layer_params_on_device,
-    padded_vocab,
     vision_params,
 )
 from planner.cost.stage import (
@@ -33,10 +31,10 @@ from planner.cost.stage import (
     held_params,
     holds_head,
     largest_of_layers,
-    policies_of,
     shard_degree,
 )
 from planner.layout import offloads_optimizer
+from planner.once import once
 from planner.specs.recompute import FULL
 from planner.sums import sum_of
 
@@ -59,7 +57,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     one = logits_bytes(job, layout)
     if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
-    head = job.state_bytes.weights * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    head = job.state_bytes.weights * head_params_on_device(job.model, job.engine, layout)
     piped = np.greater(layout.pp, 1)
     if layout.schedule == "gpipe":
         m = job.training.global_batch_size / (layout.dp * layout.mbs)
@@ -156,7 +154,7 @@ def _peak_with_separate_ends(
             layer,
         )
     else:
-        head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+        head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
         # a loss in chunks sums the head's gradients in the precision of their reduction, while the head is gathered
         reduced = (waits + copied + shard) * head + gathered_layer
         if job.loss == "chunked":
@@ -255,7 +253,7 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     most = job.engine.memory.live_params
     if not most:
         return 0.0
-    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
     held = held_params(job, layout, stage).total
     each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
     return (np.greater_equal(layout.zero, 3) & np.less(2 * head, most)) * each * np.minimum(held, most)
@@ -311,7 +309,7 @@ def _held_input_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if not job.engine.memory.holds_frozen_inputs or not job.training.lora_rank:
         return 0.0
     (one,) = layer_activation_bytes(job, layout, policies=(FULL,))
-    share = by_policy(layout, stage, {policy: float(policy == FULL) for policy in policies_of(stage)})
+    share = by_policy(layout, stage, lambda policy: float(policy == FULL))
     return np.greater_equal(layout.zero, 2) * 2 * one * share * stage.num_layers
 
 
@@ -330,7 +328,7 @@ def _placeholder_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         return held.common + held.experts * one_expert
 
     largest = largest_of_layers(job, layout, stage, shapes)
-    head = holds_head(layout, stage) * padded_vocab(job.model, job.engine, layout) * head_width(job.model)
+    head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
     return job.compute_bytes * (largest + head)
 
 

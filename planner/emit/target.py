@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
@@ -24,6 +24,8 @@ from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
     from planner.plan import Plan
+
+T = TypeVar("T")
 
 Value: TypeAlias = "str | int | float | bool | tuple[Any, ...] | None"
 Values: TypeAlias = Mapping[str, Value]
@@ -96,6 +98,13 @@ class Given:
         if not isinstance(found, bool | int):
             raise InputError(f"{found!r} is neither true nor false", where=key)
         return bool(found)
+
+    def choice(self, key: str, known: Mapping[str, T], default: str = "") -> T:
+        """What the value of a key stands for; a value that is not known has no price."""
+        text = self.text(key, default)
+        if text not in known:
+            raise InputError(f"{text[:80]!r} has no price here", where=key, hint=f"known: {', '.join(known)}")
+        return known[text]
 
     def whole(self, key: str, default: int = 0) -> int:
         """The value of a key as a whole number of at least 0 and at most 12 digits."""
@@ -429,11 +438,7 @@ def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
     back = {str(name): value for value, name in names.items() if name is not None}
 
     def read(given: Given) -> Mapping[str, Any]:
-        if key not in given:
-            return {}
-        if given.text(key) not in back:
-            raise InputError(f"{given.text(key)[:80]!r} has no price here", where=key, hint=f"known: {', '.join(back)}")
-        return {path: back[given.text(key)]}
+        return {path: given.choice(key, back)} if key in given else {}
 
     def write(plan: Plan) -> Values:
         name = names.get(field_of(plan, path))

@@ -17,7 +17,7 @@ from planner.cost.estimate import timeline
 from planner.cost.flops import chunk_flops
 from planner.cost.ledger import LineName
 from planner.cost.prices import chunk_parts, layout_prices, num_microbatches, num_updates
-from planner.cost.simulate import ChunkSeconds, simulate
+from planner.cost.simulate import simulate
 from planner.cost.stage import pool_indices, stages_of
 from planner.cost.transfers import transfers
 from planner.sums import sum_of
@@ -98,22 +98,22 @@ def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> Execu
     prices, pp = layout_prices(job, layout), layout.pp
     parts = chunk_parts(job, layout)
     tail = {
-        LineName.DP_COMM: _of_stages(prices.dp_exposed_once, pp),
+        LineName.DP_COMM: _of_stages(prices.dp.exposed_once, pp),
         LineName.TIED_EMBEDDING: _of_stages(prices.tied_embedding, pp),
-        LineName.HOST_COMM: _of_stages(prices.host_exposed_once, pp),
+        LineName.HOST_COMM: _of_stages(prices.host.exposed_once, pp),
         LineName.OPTIMIZER: _of_stages(prices.optimizer, pp),
     }
-    hidden_each = _of_stages(prices.dp_busy_each - prices.dp_exposed_each, pp)
-    hidden_once = _of_stages(prices.dp_busy_once - prices.dp_exposed_once, pp)
+    hidden_each = _of_stages(prices.dp.busy_each - prices.dp.exposed.total, pp)
+    hidden_once = _of_stages(prices.dp.busy_once - prices.dp.exposed_once, pp)
     passes = timeline(job, layout)
     if layout.schedule == "pipedream":
         for name, seconds in tail.items():
             parts[name] = parts.get(name, PassSeconds()) + PassSeconds(backward_weight=seconds)
         tail, hidden_each, hidden_once = {}, hidden_each + hidden_once, 0.0 * hidden_once
         m = layout.num_microbatches(job.training.global_batch_size)
-        passes = simulate(layout.schedule, _chunk_seconds(parts, pp), m)
+        passes = simulate(layout.schedule, sum(parts.values(), PassSeconds()), m)
     return ExecutedStep(
-        timeline=_pairs_apart(passes, _chunk_seconds(parts, layout.num_chunks)),
+        timeline=_pairs_apart(passes, sum(parts.values(), PassSeconds())),
         kinds=_kinds(job, layout, parts),
         tail=tuple(_seconds_of(tail, stage) for stage in range(pp)),
         send=float(np.max(prices.pp_hidden)) / (2 * layout.interleave),
@@ -136,15 +136,7 @@ def _seconds_of(lines: Mapping[LineName, NDArray[np.float64]], index: int) -> tu
     return tuple((name, float(lines[name][index])) for name in _ORDER if name in lines and lines[name][index] > 0)
 
 
-def _chunk_seconds(parts: Mapping[LineName, PassSeconds], num_chunks: int) -> ChunkSeconds:
-    total = sum(parts.values(), PassSeconds())
-    forward, backward_input, backward_weight = (
-        _of_stages(each, num_chunks) for each in (total.forward, total.backward_input, total.backward_weight)
-    )
-    return ChunkSeconds(forward=forward, backward_input=backward_input, backward_weight=backward_weight)
-
-
-def _pairs_apart(passes: Timeline, seconds: ChunkSeconds) -> Timeline:
+def _pairs_apart(passes: Timeline, seconds: PassSeconds) -> Timeline:
     """The two passes of each overlapped pair, one after the other within the time of the pair."""
     both = np.flatnonzero(passes.overlapped)
     first, second = both[::2], both[1::2]
@@ -186,7 +178,7 @@ def _bytes_per_second(job: Job, layout: Layout, prices: StagePrices) -> dict[Lin
         LineName.CP_COMM: m * prices.cp_comm,
         LineName.EP_COMM: m * prices.ep_comm,
         LineName.PP_COMM: m * prices.pp_comm,
-        LineName.DP_COMM: m * prices.dp_busy_each + updates * prices.dp_busy_once,
+        LineName.DP_COMM: m * prices.dp.busy_each + updates * prices.dp.busy_once,
         LineName.TIED_EMBEDDING: updates * prices.tied_embedding,
     }
     num_bytes = {name: np.zeros(layout.pp) for name in busy}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -12,7 +13,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import Verdict, worst_stage
 from planner.cost.optimizers import update_bytes
 from planner.cost.recompute import idle_modules
-from planner.cost.stage import by_policy, layer_kinds, policies_of, pool_indices, stages_of
+from planner.cost.stage import by_policy, layer_kinds, pool_indices, stages_of
 from planner.cost.transients import (
     gathered_layers,
     lasting_buffer_bytes,
@@ -156,8 +157,7 @@ def _held_at(
     for experts, count in layer_kinds(job, layout, stage):
         for term in activation_terms(job, layout, experts=experts):
             whole = float(count) * float(term.num_bytes)
-            shares = {policy: kept_share(job, term, policy) for policy in policies_of(stage)}
-            kept = float(by_policy(layout, stage, shares)) * whole
+            kept = float(by_policy(layout, stage, partial(kept_share, job, term))) * whole
             each += kept
             parts[term.name] = parts.get(term.name, 0.0) + before * kept + waiting * whole
     return before + waiting, each + sent, parts | {"outputs sent to the next stage": before * sent}

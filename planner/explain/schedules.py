@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from pydantic import Field
 
+from planner.cost.compute import PassSeconds
 from planner.cost.schedule import exists
 from planner.cost.schedule_comparison import compare_schedules
-from planner.cost.simulate import ChunkSeconds, simulate
+from planner.cost.simulate import simulate
 from planner.explain.plan_inputs import job_of
 from planner.plan_parts import WrittenLayout
 from planner.specs.document import Document
@@ -105,30 +106,14 @@ def schedules_of(plan: Plan) -> Schedules:
 
 
 def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> ScheduleRow:
-    has_it, textbook = schedule in plan.engine.pipeline.schedules, _TEXTBOOK[schedule]
-    if isinstance(found, str):
-        named = {"schedule", "engine_has_it", "missing", "textbook", "fits"}
-        nothing = dict.fromkeys(set(ScheduleRow.model_fields) - named)
-        return ScheduleRow(
-            schedule=schedule, engine_has_it=has_it, missing=found, textbook=textbook, fits=False, **nothing
-        )
-    return ScheduleRow(
-        schedule=schedule,
-        engine_has_it=has_it,
-        missing=None,
-        layout=found.layout,
-        textbook=textbook,
-        step_seconds=found.step_seconds,
-        bubble_seconds=found.bubble_seconds,
-        bubble_share=found.bubble_share,
-        equal_stages_bubble_share=found.equal_stages_bubble_share,
-        utilization=found.utilization,
-        activation_bytes=found.activation_bytes,
-        peak_bytes=found.peak_bytes,
-        fits=found.fits,
-        staleness_steps=found.staleness_steps,
-        weight_versions=found.weight_versions,
-    )
+    said = {
+        "schedule": schedule,
+        "engine_has_it": schedule in plan.engine.pipeline.schedules,
+        "missing": found if isinstance(found, str) else None,
+        "textbook": _TEXTBOOK[schedule],
+    }
+    figures = {name: getattr(found, name, None) for name in ScheduleRow.model_fields if name not in said}
+    return ScheduleRow.model_validate(said | figures | {"fits": bool(figures["fits"])})
 
 
 def sketch(schedule: Schedule, num_stages: int, interleave: int) -> SketchedSchedule:
@@ -138,7 +123,7 @@ def sketch(schedule: Schedule, num_stages: int, interleave: int) -> SketchedSche
     while not exists(schedule, stages, microbatches, chunks):
         stages -= 1
     ones = np.ones(stages * chunks)
-    seconds = ChunkSeconds(forward=ones, backward_input=ones, backward_weight=ones)
+    seconds = PassSeconds(forward=ones, backward_input=ones, backward_weight=ones)
     run = simulate(schedule, seconds, microbatches, interleave=chunks)
     columns = (run.stage, run.kind, run.microbatch, run.chunk, run.start, run.end)
     passes = (

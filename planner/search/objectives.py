@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -197,34 +198,42 @@ class BestKinds:
                 self._last = sorted(self._ways.values())[self._places - 1]
 
 
-class AnyLayout:
-    """Incumbents of a search for any layout: after the first layout, no other is wanted."""
-
-    def __init__(self) -> None:
-        self.found = False
+class _ByTime(ABC):
+    """Incumbents that compare step times alone: a device counts as one, whatever it costs, and kinds do not matter."""
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
         """Devices in use, regardless of their price."""
         return degrees.world_size
 
+    @abstractmethod
     def cutoff_seconds(self, num_devices: Number) -> Number:
-        """Infinite until a layout is found, then minus infinity, which no layout meets; broadcasts."""
-        return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
+        """The longest step of a layout on `num_devices` devices that is still wanted; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
         """The same limit as `cutoff_seconds`; broadcasts."""
         return self.cutoff_seconds(num_devices)
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
-        """The step time; broadcasts."""
+        """The step time: the fastest layouts are searched first; broadcasts."""
         return seconds + 0 * num_devices
+
+
+class AnyLayout(_ByTime):
+    """Incumbents of a search for any layout: after the first layout, no other is wanted."""
+
+    def __init__(self) -> None:
+        self.found = False
+
+    def cutoff_seconds(self, num_devices: Number) -> Number:
+        """Infinite until a layout is found, then minus infinity, which no layout meets; broadcasts."""
+        return np.full(np.shape(num_devices), -math.inf if self.found else math.inf)
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of `Incumbents`
         """Record a layout that was found."""
         self.found = True
 
 
-class Staircase:
+class Staircase(_ByTime):
     """The fastest layout for each number of devices, kept if it is faster than all layouts on fewer devices.
 
     Layouts on up to `num_first` devices compete with each other, as if they were all on `num_first` devices.
@@ -235,22 +244,10 @@ class Staircase:
         self._devices: list[float] = [0]  # of each step of the staircase, ascending
         self._seconds: list[float] = [math.inf]  # of each step of the staircase, descending
 
-    def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
-        """Devices in use, regardless of their price."""
-        return degrees.world_size
-
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """The step time of the fastest layout with no more than `num_devices` devices; broadcasts."""
         place = np.searchsorted(self._devices, np.maximum(num_devices, self._num_first), side="right")
         return np.asarray(self._seconds)[place - 1]
-
-    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """The same limit as `cutoff_seconds`; broadcasts."""
-        return self.cutoff_seconds(num_devices)
-
-    def order(self, seconds: Number, num_devices: Number) -> Number:  # noqa: ARG002 - whatever they use
-        """The step time: the fastest layouts are searched first; broadcasts."""
-        return seconds
 
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:  # noqa: ARG002 - of any partition
         """Record a layout, and drop slower layouts on at least as many devices."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import EnvironmentProblem
@@ -13,46 +14,12 @@ from planner.specs.by_name import load_device
 from planner.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, cluster_tree, load_cluster
 from planner.specs.uniform import uniform_cluster
+from planner.specs.yaml import read_yaml
 from planner.units import exact_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DATA_SHEETS: Final = {
-    r"GB300": "gb300-288gb",
-    r"GB200": "gb200-186gb",
-    r"GH200": "gh200-96gb",
-    r"B300": "b300-288gb",
-    r"B200": "b200-180gb",
-    r"H200 NVL": "h200-nvl-141gb",
-    r"H200": "h200-141gb",
-    r"H800": "h800-80gb",
-    r"H20\b": "h20-96gb",
-    r"H100.*PCIe": "h100-pcie-80gb",
-    r"H100": "h100-80gb",
-    r"A100.*80GB.*PCIe|A100-PCIE-80GB": "a100-pcie-80gb",
-    r"A100.*80GB": "a100-80gb",
-    r"A100.*40GB": "a100-40gb",
-    r"V100.*32GB": "v100-32gb",
-    r"V100.*16GB": "v100-16gb",
-    r"RTX PRO 6000": "rtx-pro-6000-96gb",
-    r"RTX 6000 Ada": "rtx6000-ada-48gb",
-    r"RTX A6000": "a6000-48gb",
-    r"RTX A5000": "a5000-24gb",
-    r"RTX 5090\b(?! D)": "rtx5090-32gb",
-    r"RTX 4090\b(?! D)": "rtx4090-24gb",
-    r"RTX 3090\b(?! Ti)": "rtx3090-24gb",
-    r"L40S": "l40s-48gb",
-    r"L4\b": "l4-24gb",
-    r"A10G": "a10g-24gb",
-    r"A40\b": "a40-48gb",
-    r"MI355X": "mi355x-288gb",
-    r"MI350X": "mi350x-288gb",
-    r"MI325X": "mi325x-256gb",
-    r"MI300X": "mi300x-192gb",
-    r"MI250X": "mi250x-gcd",
-}
-"""Pattern for the driver's name of a GPU -> its shipped device document; the first match is used."""
 _UNMEASURED: Final[dict[str, dict[str, Any]]] = {
     "nvlink": {"latency": "3 us", "kind": "switch"},
     "infinity-fabric": {"latency": "3 us", "kind": "switch"},
@@ -89,7 +56,8 @@ def detected_cluster() -> ClusterSpec:
 
 
 def _device(name: str, memory: float) -> DeviceSpec:
-    document = next((each for pattern, each in _DATA_SHEETS.items() if re.search(pattern, name)), None)
+    patterns = read_yaml(Path(__file__).with_suffix(".yaml")).plain
+    document = next((each for pattern, each in patterns.items() if re.search(pattern, name)), None)
     if document is None:
         raise EnvironmentProblem(
             f"no data sheet of {name!r} is shipped",

@@ -161,11 +161,11 @@ class _Stage(PipelineStage):
     def _setup_forward_recv_info(self, *arguments: Any) -> None:
         super()._setup_forward_recv_info(*arguments)
         for expected in self.args_recv_info.values():
-            _free(expected)
+            _allocate(expected, "meta")
 
     def _create_grad_recv_info(self, *arguments: Any) -> tuple[_RecvInfo, ...]:
         expected = super()._create_grad_recv_info(*arguments)
-        _free(expected)
+        _allocate(expected, "meta")
         return expected
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -181,13 +181,13 @@ class _Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
         """Release the buffer after the forward pass; autograd and the schedule keep the input while they need it."""
         output = super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
-        _free(self.args_recv_info[fwd_chunk_id])
+        _allocate(self.args_recv_info[fwd_chunk_id], "meta")
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
         """Release the gradient of the output after its use, and the loss, which would keep the stage's input alive."""
         super().backward_one_chunk(bwd_chunk_id, *arguments, **options)
-        _free(self.grad_recv_info.get(bwd_chunk_id, ()))
+        _allocate(self.grad_recv_info.get(bwd_chunk_id, ()), "meta")
         if options.get("loss") is not None:
             options["loss"].detach_()
 
@@ -205,13 +205,8 @@ class _Stage(PipelineStage):
                 each.to_accumulated_grad_if_needed()
 
 
-def _free(expected: tuple[_RecvInfo, ...]) -> None:
-    for each in expected:
-        if each.buffer is not None:
-            each.buffer = torch.empty_like(each.buffer, device="meta", requires_grad=each.buffer.requires_grad)
-
-
-def _allocate(expected: tuple[_RecvInfo, ...], device: torch.device) -> None:
+def _allocate(expected: tuple[_RecvInfo, ...], device: torch.device | str) -> None:
+    """Give the expected tensors memory on a device; the device "meta" frees it."""
     for each in expected:
         if each.buffer is not None:
             each.buffer = torch.empty_like(each.buffer, device=device, requires_grad=each.buffer.requires_grad)

@@ -21,6 +21,7 @@ from planner.cost.band import (
 )
 from planner.layout import parse_layout
 from planner.specs.calibration import CalibrationEntry, Evidence, Spread
+from planner.specs.job import each_pool
 
 KEYS = {"device": "a100-80gb", "engine": "megatron", "precision": "16", "experts": False, "axes": "tp+pp"}
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=20, max_size=60)
@@ -190,3 +191,13 @@ def test_bands_of_one_family_hold_eight_of_ten_runs_of_families_that_were_held_o
         assert np.log(alone.high / alone.low) >= np.log(plain.high / plain.low)
         inside += [alone.low <= ratio <= alone.high for ratio in each.ratios]
     assert factor == 4.0 or np.mean(inside) >= 0.8
+
+
+def test_a_band_of_the_user_s_own_runs_holds_eight_of_ten_runs(make_job):
+    """A logistic distribution: its quartiles lie log(3) / log(9), that is a half, of the way to the band's ends."""
+    own = CalibrationEntry(device="h100-80gb", engine="torch", low=0.9, high=1.6, num_rows=5)
+    job = each_pool(make_job("llama3-8b", gpus=8), lambda pool: replace(pool, calibration=own))
+    found = time_distribution(job, parse_layout("dp=8", num_layers=32, num_devices=8))
+    middle, half = np.sqrt(0.9 * 1.6), np.sqrt(1.6 / 0.9)
+    ends = {0.1: 0.9, 0.5: middle, 0.9: 1.6, 0.75: middle * np.sqrt(half), 0.25: middle / np.sqrt(half)}
+    assert {level: found.quantile(level) for level in ends} == pytest.approx(ends)

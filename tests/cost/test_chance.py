@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.chance import chance_of_fitting, largest_peak_bytes
+from planner.cost.chance import chance_of_fitting, largest_peak_bytes, spread_for
 from planner.cost.estimate import memory_of_stages
+from planner.cost.ledger import verdict_of
 from planner.cost.memory_band import MemoryDistribution
 from planner.layout import parse_layout
 from planner.specs.calibration import MemorySpread, Spread
@@ -80,3 +81,14 @@ def test_headroom_replaces_the_chance_by_a_plain_limit(make_job):
     for headroom, verdict in ((1 - share * 1.001, "fits"), (1 - share * 0.999, "does not fit")):
         (found,) = memory_of_stages(replace(job, headroom=headroom), layout)
         assert (found.verdict, found.chance_of_fitting) == (verdict, stage.chance_of_fitting)
+
+
+def test_a_plan_keeps_the_errors_of_its_own_engine_and_of_all_engines(make_job):
+    kinds = [("device", "fsdp"), ("device", None), ("needed", None), ("device", "megatron"), ("allocated", "fsdp")]
+    memory = tuple(MemorySpread(counter=counter, engine=engine, location=0, scale=1) for counter, engine in kinds)
+    job = replace(make_job("llama3-8b", gpus=8, engine="fsdp"), spread=Spread(memory=memory, tails=1.5))
+    assert spread_for(job) == Spread(memory=memory[:3], tails=1.5)
+
+
+def test_a_plan_document_without_stages_has_a_verdict():
+    assert verdict_of(()) == "fits"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.cost.activations import stored_activation_bytes
 from planner.cost.estimate import estimate, timeline
 from planner.cost.ledger import LineName
-from planner.cost.prices import chunk_seconds, stage_prices
+from planner.cost.prices import chunk_parts, stage_prices
 from planner.cost.schedule_comparison import SCHEDULES, compare_schedules, with_schedule
 from planner.cost.stage import stages_of
 from planner.layout import parse_layout
@@ -182,9 +182,9 @@ def test_pipedream_stashes_weights_and_updates_after_every_microbatch(make_job):
 def test_the_timeline_uses_the_seconds_of_every_chunk(make_job):
     job = make_job("gpt2-xl", gpus=8, batch=16, sequence=1024)
     layout = parse_layout("pp=4,dp=1,schedule=zbv", num_layers=job.model.num_layers, num_devices=8)
-    run, seconds = timeline(job, layout), chunk_seconds(job, layout)
+    run, forward = timeline(job, layout), sum(each.forward for each in chunk_parts(job, layout).values())
     first = (run.kind == "F") & (run.microbatch == 0)
     spent = (run.end - run.start)[first]
-    assert spent[np.argsort(run.chunk[first])] == pytest.approx(seconds.forward)
+    assert spent[np.argsort(run.chunk[first])] == pytest.approx(forward)
     work = 16 * np.broadcast_to(stage_prices(job, layout, stages_of(job, layout)).microbatch_seconds, 4)
     assert run.busy_seconds == pytest.approx(work)

@@ -26,7 +26,7 @@ def job_and_prices(make_job, text, **options):
 
 
 def busy(prices):
-    return float(np.sum(prices.dp_busy_once) + np.sum(prices.dp_busy_each))
+    return float(np.sum(prices.dp.busy_once) + np.sum(prices.dp.busy_each))
 
 
 def test_volumes_of_the_zero_paper(make_job):
@@ -93,9 +93,9 @@ def test_engines_that_sum_gradients_whole_gather_weights_too(make_job):
     held, where = float(held_params(job, layout, stages_of(job, layout)).total[0]), group(job.cluster, 8, 8)
     by_hand = all_reduce_seconds(where, 4.0 * held) + all_gather_seconds(where, 2.0 * held)
     assert busy(prices) == pytest.approx(float(by_hand))
-    assert float(np.sum(prices.dp_exposed_once)) == busy(prices)  # it hides neither
+    assert float(np.sum(prices.dp.exposed_once)) == busy(prices)  # it hides neither
 
 
 def test_what_hides_without_zero_need_not_with_it(make_job):
     _, _, prices = nanotron_prices(make_job, 0)
-    assert float(np.sum(prices.dp_exposed_once)) < 0.5 * busy(prices)
+    assert float(np.sum(prices.dp.exposed_once)) < 0.5 * busy(prices)

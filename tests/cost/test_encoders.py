@@ -10,7 +10,7 @@ import pytest
 from planner.cost.activations import layer_activation_bytes
 from planner.cost.collectives import all_reduce_seconds, group
 from planner.cost.estimate import estimate
-from planner.cost.layers import layer_seconds
+from planner.cost.layers import _light_operators, layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import tensor_transfers
@@ -69,3 +69,14 @@ def test_a_decoder_of_t5_takes_more_time_than_its_encoder(make_job):
     assert forward[0] - forward[1] == pytest.approx(forward[1] - forward[2])
     line = next(x for x in estimate(job, layout).time if x.name == LineName.COMPUTE)
     assert line.busy_seconds == pytest.approx(8 * 48 * float(seconds[1].passes.total))
+
+
+def test_additions_to_the_stream_move_what_they_read_and_write(make_job):
+    """Two inputs and an output in 16 bits, 6 bytes; backward 8, as a gradient is added. T5 has 2 or 3 a layer."""
+    job, layout = job_and_layout(make_job, "t5-large", "dp=8")
+    found = [
+        (forward, backward, share) for _, forward, backward, _, share in _light_operators(job, layout, experts=False)
+    ]
+    added = [(backward, share) for forward, backward, share in found if forward == 6.0]
+    assert [backward for backward, _ in added] == [8.0, 8.0]
+    assert sum(share for _, share in added) == pytest.approx(2 + 0.5)  # half of the layers attend to the encoder

@@ -11,7 +11,7 @@ import pytest
 from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
 from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
-from planner.cost.memory import memory_lines
+from planner.cost.memory import host_lines, memory_lines
 from planner.cost.model_states import state_bytes_per_param
 from planner.cost.stage import Stage, expert_padding, expert_shard_divisor
 from planner.cost.transients import layer_backward_bytes
@@ -534,3 +534,26 @@ def test_gradients_take_the_place_of_activations_in_a_step_of_one_microbatch(mak
     # Megatron's buffer of gradients lasts
     one, two = (make_job("llama3-8b", gpus=8, batch=each, sequence=8192) for each in (8, 16))
     assert lines_of(one, "dp=8,zero=1") == lines_of(two, "dp=8,zero=1")
+
+
+@pytest.mark.parametrize("offload", ["none", "activations"])
+def test_gpipe_keeps_every_microbatch_of_a_replica_on_the_device_or_on_the_host(make_job, offload):
+    """A batch of 64 on 4 replicas is 8 microbatches of 2 sequences; a stage has 8 of 32 layers."""
+    job = make_job("llama3-8b", "dgx-h100", engine="megatron", gpus=16, batch=64)
+    layout = parse_layout(f"pp=4,dp=4,mbs=2,schedule=gpipe,offload={offload}", num_layers=32, num_devices=16)
+    stage = Stage(index=np.arange(4), num_layers=np.full(4, 8), policy=np.zeros(4, dtype=int))
+    lines = memory_lines(job, layout, stage) if offload == "none" else host_lines(job, layout, stage)
+    [stored] = [line.num_bytes for line in lines if line.name == LineName.ACTIVATIONS]
+    [of_layer] = layer_activation_bytes(job, layout, policies=(0,))
+    assert stored == pytest.approx(np.full(4, 8 * 8 * float(of_layer)))
+
+
+def test_only_quantised_weights_are_converted_for_their_products(make_job):
+    """In 16 bits, as large as the largest matrix of a layer: the down projection, 14,336 x 4,096."""
+    stage, layout = Stage(index=0, num_layers=32, policy=0), parse_layout("dp=8", num_layers=32, num_devices=8)
+    lora = ("training.lora_rank=8",)
+    plain, low = (
+        make_job("llama3-8b", engine="deepspeed", gpus=8, settings=settings)
+        for settings in (lora, (*lora, "training.frozen_weights=nf4"))
+    )
+    assert layer_backward_bytes(low, layout, stage) - layer_backward_bytes(plain, layout, stage) == 2 * 14336 * 4096

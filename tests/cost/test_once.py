@@ -13,12 +13,10 @@ from project_tools import load_tool
 
 import planner.cost
 from planner.cost.estimate import estimate
-from planner.cost.once import once
 from planner.layout import parse_layout
+from planner.once import once
 
 bench = load_tool("bench_pricing")
-
-OF_OTHERS = {"by_policy", "_one_stage"}  # their other arguments are mappings and prices, which are made anew
 
 
 def functions_of_stages():
@@ -38,7 +36,7 @@ def test_no_function_of_a_stage_is_computed_twice(make_job, model, text):
     calls = bench.calls_of(partial(estimate, job, layout))
     of_stage = {"held_params", "trained_params", "layer_kinds", "activation_terms", "stages_of", "kept_bytes_of_layer"}
     assert {name for name, _ in calls} >= of_stage
-    assert not {name for name, repeats in calls if repeats} & functions_of_stages() - OF_OTHERS
+    assert not {name for name, repeats in calls if repeats} & functions_of_stages()
 
 
 def test_the_same_objects_are_computed_once_and_equal_ones_again():

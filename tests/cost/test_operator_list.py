@@ -14,11 +14,13 @@ import pytest
 from planner.cost.activations import activation_terms, kept_share
 from planner.cost.adapters import adapter_params, adapter_params_on_device, matrices_of
 from planner.cost.layers import layer_seconds
+from planner.cost.mixers import mixer_shape
 from planner.cost.operators import layer_of
 from planner.cost.optimizers import layer_matrices
 from planner.cost.parameters import layer_matmul_params, layer_params, layer_params_on_device
 from planner.cost.transfers import expert_transfers
 from planner.layout import parse_layout
+from planner.specs.by_name import load_model
 from planner.specs.huggingface import config_from_text
 from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec, SparseAttention
 from planner.specs.recipe import Projection
@@ -281,3 +283,21 @@ def test_kept_tensors_of_a_feed_forward_block_are_torchs(make_job, activation, b
     module = block(64, 96).bfloat16().requires_grad_(not frozen)
     x = torch.rand(3, 32, 64, dtype=torch.bfloat16, requires_grad=True)
     assert ours == saved_bytes(module, x, checkpointed=policy == "mlp")
+
+
+def test_a_delta_net_keeps_every_output_between_its_modules():
+    """Outputs of all projections but the last, of the convolution, of the core and of its norm; those of heads too."""
+    of_library = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    config = of_library.Qwen3NextConfig()
+    with torch.device("meta"):
+        module = of_library.Qwen3NextGatedDeltaNet(config, 0)
+    outputs = [each.out_features for name, each in module.named_children() if name.startswith("in_proj")]
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    kinds = [kind for _, kind in load_model("qwen3-next-80b-a3b").kinds() if kind.mixer]
+    assert [mixer_shape(kind).kept for kind in kinds] == [sum(outputs) + module.conv1d.out_channels + 2 * values]
+
+
+def test_the_core_of_a_delta_net_computes_chunks_of_64_tokens():
+    """Yang et al. (2024), section 3.3, by hand: 32 heads of 128 x 128 states, scores of 64 tokens and sums of them."""
+    [kind] = [kind for _, kind in load_model("qwen3-next-80b-a3b").kinds() if kind.mixer]
+    assert mixer_shape(kind).core_flops == 32 * (2 * 64 * (128 + 128) + 2 * 2 * 128 * 128)

@@ -145,3 +145,14 @@ def test_no_more_is_held_than_all_microbatches_of_a_step(count):
     job = mixtral("training.expert_overlap=true", batch=32 * count)
     (held, _), *_ = held_of_stage(job, layout, stages_of(job, layout), count)
     assert float(np.max(held)) == pytest.approx(1 if count == 1 else 1 + 1 / 32)
+
+
+def test_pairs_of_a_pipeline_hide_exchanges_and_sends_but_no_more_than_there_are():
+    job = load_job(model="deepseek-v3", cluster="dgx-h100", engine="hai-llm", gpus=256, global_batch_size=2048)
+    layout = parse_layout("pp=4,ep=64,schedule=dualpipev,zero=1,mbs=1", num_layers=61, num_devices=256)
+    exchanges, sends = (line_of(job, layout, name) for name in (LineName.EP_COMM, LineName.PP_COMM))
+    assert 0 < exchanges.hidden_seconds <= exchanges.busy_seconds
+    assert 0 < sends.hidden_seconds <= sends.busy_seconds
+    # both hide the same share of each pass: pairs know only the sum of the two
+    shares = [each.hidden_seconds / each.busy_seconds for each in (exchanges, sends)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.02)

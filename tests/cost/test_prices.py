@@ -7,13 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cost.compute import PassSeconds
+from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
-from planner.cost.prices import chunk_parts, chunk_seconds, stage_prices
+from planner.cost.prices import chunk_parts, interleaving_terms, stage_prices
+from planner.cost.schedule import interleaved_bubble_seconds
 from planner.cost.stage import chunks_of, stages_of
 from planner.layout import head_stage, parse_layout
 
 MODELS = ("llama3-8b", "gpt2-xl", "deepseek-v3")
 PASSES = ("forward", "backward_input", "backward_weight")
+
+
+def chunk_seconds(job, layout):
+    return sum(chunk_parts(job, layout).values(), PassSeconds())
 
 
 @st.composite
@@ -57,8 +64,8 @@ def test_parts_of_the_chunks_are_the_causes_of_the_stage(make_job, text, model, 
         LineName.CP_COMM: prices.cp_comm - prices.cp_hidden,
         LineName.EP_COMM: prices.ep_comm,
         LineName.PP_COMM: prices.pp_comm - prices.pp_hidden,
-        LineName.HOST_COMM: prices.host_exposed_each,
-        LineName.DP_COMM: prices.dp_exposed_each,
+        LineName.HOST_COMM: prices.host.exposed.total,
+        LineName.DP_COMM: prices.dp.exposed.total,
     }
     parts, where = chunk_parts(job, layout), chunks_of(job, layout).index
     assert parts.keys() == causes.keys()
@@ -97,3 +104,29 @@ def test_a_v_goes_there_and_back_again():
     assert [layout.chunks_of_stage(r) for r in range(3)] == [(0, 5), (1, 4), (2, 3)]
     assert layout.layers_per_stage == (2, 2, 3, 2, 2, 2)  # the first stage holds the head
     assert [layout.layers_of_stage(r) for r in range(3)] == [4, 4, 5]
+
+
+def test_the_bubble_of_unequal_chunks_is_the_closed_form_of_their_stages(make_job):
+    """30 layers in 2 x 2 chunks of 8, 8, 7 and 7: a stage fills the pipeline as if its chunks had 8 layers each."""
+    job = make_job("gpt2-xl", gpus=8, batch=64, sequence=1024, settings=("model.num_layers=30",))
+    layout = parse_layout("pp=2,interleave=2,dp=4,schedule=interleaved", num_layers=30, num_devices=8)
+    assert layout.layers_per_stage == (8, 8, 7, 7)
+    stages = stages_of(job, layout)
+    prices = stage_prices(job, layout, stages)
+    fill, slack = interleaving_terms(job, layout, stages, prices)
+    assert np.all(fill > prices.microbatch_seconds)
+    bubble = interleaved_bubble_seconds(
+        stage_seconds=prices.microbatch_seconds, fill_seconds=fill, slack_seconds=slack, num_microbatches=16,
+        interleave=2,
+    )  # fmt: skip
+    [line] = [line for line in estimate(job, layout).time if line.name == LineName.BUBBLE]
+    assert line.busy_seconds == pytest.approx(float(bubble))
+
+
+def test_the_slack_of_the_last_stage_is_the_last_chunk_with_its_head_and_further_layers(make_job):
+    """8 of 16 layers, the layer for a further token, and two heads; the chunk's own seconds are the oracle."""
+    job = make_job("llama3-8b", gpus=8, batch=64, settings=("model.mtp_layers=1",))
+    layout = parse_layout("pp=2,interleave=2,dp=4,schedule=interleaved", num_layers=32, num_devices=8)
+    stages = stages_of(job, layout)
+    _, slack = interleaving_terms(job, layout, stages, stage_prices(job, layout, stages))
+    assert slack[-1] == pytest.approx(chunk_seconds(job, layout).total[-1], rel=0.02)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.activations import held_of_stage
+from planner.cost.compute import PassSeconds
 from planner.cost.pass_order import operations
 from planner.cost.schedule import (
     bubble_of,
@@ -25,7 +26,7 @@ from planner.cost.schedule import (
     staleness_steps,
     weight_versions,
 )
-from planner.cost.simulate import ChunkSeconds, simulate
+from planner.cost.simulate import simulate
 from planner.cost.stage import Stage
 from planner.layout import balanced_chunks
 
@@ -42,7 +43,7 @@ seconds = st.floats(0.1, 2.0)
 
 def chunks_of(stages, interleave):
     """The chunks of stages that are cut into equal chunks; in V-shaped schedules all stages must be equal."""
-    return ChunkSeconds(**{name: np.tile(np.asarray(each) / interleave, interleave) for name, each in stages.items()})
+    return PassSeconds(**{name: np.tile(np.asarray(each) / interleave, interleave) for name, each in stages.items()})
 
 
 def run(schedule, stages, m, interleave=1):
@@ -72,7 +73,7 @@ def exact_shapes(draw):
 @given(exact_shapes())
 def test_equal_stages_take_the_executed_time(shape):
     schedule, _, m, interleave, stages = shape
-    bubble = bubble_of(schedule, **stages, num_microbatches=m, interleave=interleave)
+    bubble = bubble_of(schedule, PassSeconds(**stages), num_microbatches=m, interleave=interleave)
     end = run(schedule, stages, m, interleave).seconds
     assert m * sum(stages.values())[0] + bubble == pytest.approx(end, rel=1e-9)
 
@@ -104,12 +105,12 @@ def some_stages(draw, pp):
 def test_naive_is_the_sum_and_gpipe_is_exact_for_stages_that_differ_by_a_factor(data, pp, m):
     stages = some_stages(data.draw, pp)
     slowest, total = np.max(sum(stages.values())), np.sum(sum(stages.values()))
-    assert m * slowest + bubble_of("naive", **stages, num_microbatches=m) == pytest.approx(m * total)
+    assert m * slowest + bubble_of("naive", PassSeconds(**stages), num_microbatches=m) == pytest.approx(m * total)
     assert run("naive", stages, m).seconds == pytest.approx(m * total)
-    closed = m * slowest + bubble_of("gpipe", **stages, num_microbatches=m)
+    closed = m * slowest + bubble_of("gpipe", PassSeconds(**stages), num_microbatches=m)
     assert closed <= run("gpipe", stages, m).seconds * (1 + 1e-9)
     alike = {name: stages["forward"] * factor for name, factor in zip(PASSES, (1.0, 0.7, 1.3), strict=True)}
-    closed = m * np.max(sum(alike.values())) + bubble_of("gpipe", **alike, num_microbatches=m)
+    closed = m * np.max(sum(alike.values())) + bubble_of("gpipe", PassSeconds(**alike), num_microbatches=m)
     assert closed == pytest.approx(run("gpipe", alike, m).seconds, rel=1e-9)
 
 
@@ -175,9 +176,9 @@ def test_stages_broadcast_over_layouts():
     many = {name: np.sort(rng.uniform(0.1, 2.0, (7, 4))) for name in PASSES}
     m = np.arange(8, 15)
     for schedule in (*SCHEDULES, "pipedream"):
-        together = bubble_of(schedule, **many, num_microbatches=m, interleave=2)
+        together = bubble_of(schedule, PassSeconds(**many), num_microbatches=m, interleave=2)
         alone = [
-            bubble_of(schedule, **{k: x[n] for k, x in many.items()}, num_microbatches=m[n], interleave=2)
+            bubble_of(schedule, PassSeconds(**{k: x[n] for k, x in many.items()}), num_microbatches=m[n], interleave=2)
             for n in range(7)
         ]
         assert together == pytest.approx(alone)
@@ -187,7 +188,8 @@ def test_stages_broadcast_over_layouts():
 def test_a_split_backward_pass_makes_the_bubble_smaller(weight_slower):
     stages = dict(zip(PASSES, (np.ones(4), np.ones(4), weight_slower * np.ones(4)), strict=True))
     one, h1, v, dual = (
-        float(bubble_of(schedule, **stages, num_microbatches=16)) for schedule in ("1f1b", "zb-h1", "zbv", "dualpipev")
+        float(bubble_of(schedule, PassSeconds(**stages), num_microbatches=16))
+        for schedule in ("1f1b", "zb-h1", "zbv", "dualpipev")
     )
     assert v < dual < one
     assert v < h1 < one
@@ -219,7 +221,7 @@ def test_naive_model_parallelism_leaves_all_but_one_stage_idle():
 def test_zero_bubble_has_a_third_of_the_bubble_where_its_passes_take_equal_times(pp, m):
     """(p - 1) / (3 m) of the work of zb-h1, against (p - 1) / m (Qi et al., 2023)."""
     equal = dict.fromkeys(PASSES, np.ones(pp))
-    assert bubble_of("zb-h1", **equal, num_microbatches=m) / (3 * m) == pytest.approx((pp - 1) / (3 * m))
+    assert bubble_of("zb-h1", PassSeconds(**equal), num_microbatches=m) / (3 * m) == pytest.approx((pp - 1) / (3 * m))
     assert run("zb-h1", equal, m).seconds == 3 * m + pp - 1
 
 
@@ -246,11 +248,11 @@ def test_staleness_of_pipedream_is_the_executed_one(pp, m):
 
 
 def test_pipedream_pays_no_bubble():
-    assert bubble_of("pipedream", **dict.fromkeys(PASSES, np.ones(4)), num_microbatches=8) == 0
+    assert bubble_of("pipedream", PassSeconds(**dict.fromkeys(PASSES, np.ones(4))), num_microbatches=8) == 0
 
 
 def test_one_number_is_enough_for_the_ledger():
-    chunk = ChunkSeconds(**dict.fromkeys(PASSES, np.ones(4)))
+    chunk = PassSeconds(**dict.fromkeys(PASSES, np.ones(4)))
     assert exact_pipeline_seconds("1f1b", chunk, 8) == 3 * (8 + 3)
 
 
@@ -258,7 +260,7 @@ def test_an_unknown_schedule_is_not_priced_silently():
     with pytest.raises(ValueError, match="not priced"):
         in_flight_microbatches("breadth-first", 4, 0, 8, 2)
     with pytest.raises(ValueError, match="not priced"):
-        bubble_of("breadth-first", **dict.fromkeys(PASSES, np.ones(4)), num_microbatches=8)
+        bubble_of("breadth-first", PassSeconds(**dict.fromkeys(PASSES, np.ones(4))), num_microbatches=8)
 
 
 # --- interleaved stages whose chunks differ -------------------------------------------------------------------
@@ -281,7 +283,7 @@ def error_of_uneven_stages(seed):
     forward, backward = chunks / 3, (chunks.reshape(v, pp) * (layer - 1 / 3)).ravel()
     forward[-1] += head / 3
     backward[-1] += head * 2 / 3
-    passes = ChunkSeconds(forward=forward, backward_input=backward / 2, backward_weight=backward / 2)
+    passes = PassSeconds(forward=forward, backward_input=backward / 2, backward_weight=backward / 2)
     is_last = np.arange(pp) == pp - 1
     stage = layers * layer + head * is_last
     fill, slack = chunk_terms(
@@ -320,9 +322,7 @@ def test_a_stage_whose_chunks_differ_holds_no_more_than_it_is_said_to(seed):
     pp, v, m, layers, _, _ = uneven_stages(seed)
     chunks = np.array(balanced_chunks(tuple(layers.tolist()), v), dtype=float)
     ones = np.ones(len(chunks))
-    run = simulate(
-        "interleaved", ChunkSeconds(forward=ones, backward_input=ones, backward_weight=ones), m, interleave=v
-    )
+    run = simulate("interleaved", PassSeconds(forward=ones, backward_input=ones, backward_weight=ones), m, interleave=v)
     degrees = SimpleNamespace(schedule="interleaved", pp=pp, interleave=v)
     job = SimpleNamespace(training=SimpleNamespace(expert_overlap=False))
     stage = Stage(index=np.arange(pp), num_layers=layers, policy=0, largest_chunk=-(-layers // v))
@@ -350,7 +350,7 @@ def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
         interleave=2,
     )
     form = m * layers[0] + interleaved_bubble_seconds(layers * 1.0, fill, slack, m, 2)
-    passes = ChunkSeconds(forward=chunks, backward_input=chunks, backward_weight=chunks)
+    passes = PassSeconds(forward=chunks, backward_input=chunks, backward_weight=chunks)
     assert form == pytest.approx(exact_pipeline_seconds("interleaved", passes, m, interleave=2), rel=0.06)
     assert form >= exact_pipeline_seconds("interleaved", passes, m, interleave=2)
 

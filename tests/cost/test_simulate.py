@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -12,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.cost.compute import PassSeconds
 from planner.cost.pass_order import Operation, operations
-from planner.cost.simulate import ChunkSeconds, _peaks, simulate
+from planner.cost.simulate import _peaks, simulate
 from planner.layout import stage_of_chunk
 
 
@@ -38,7 +38,7 @@ TORCH = {
 
 def uniform(chunks, forward=1.0, backward_input=1.0, backward_weight=1.0):
     """Chunks that all take the same time."""
-    return ChunkSeconds(
+    return PassSeconds(
         forward=np.full(chunks, forward),
         backward_input=np.full(chunks, backward_input),
         backward_weight=np.full(chunks, backward_weight),
@@ -64,7 +64,7 @@ def runs(draw):
     chunks = pp * interleave
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     passes = ("forward", "backward_input", "backward_weight")
-    seconds = ChunkSeconds(**{name: rng.uniform(0.1, 2.0, chunks) for name in passes})
+    seconds = PassSeconds(**{name: rng.uniform(0.1, 2.0, chunks) for name in passes})
     sends = rng.uniform(0.0, 0.5, chunks - 1) * rng.integers(0, 2)
     share = draw(st.sampled_from([1.0, 0.7]))
     timeline = simulate(schedule, seconds, m, interleave=interleave, send_seconds=sends, overlapped_share=share)
@@ -168,10 +168,10 @@ def test_faster_stages_never_make_a_longer_step(shape, seed):
     slow = {name: rng.uniform(0.1, 2.0, pp * interleave) for name in ("forward", "backward_input", "backward_weight")}
     fast = {name: each * rng.uniform(0.5, 1.0, pp * interleave) for name, each in slow.items()}
     slower, faster = (
-        exact_pipeline_seconds(schedule, ChunkSeconds(**each), m, interleave=interleave) for each in (slow, fast)
+        exact_pipeline_seconds(schedule, PassSeconds(**each), m, interleave=interleave) for each in (slow, fast)
     )
     assert faster <= slower * (1 + 1e-12)
-    doubled = ChunkSeconds(**{name: 2 * each for name, each in slow.items()})
+    doubled = PassSeconds(**{name: 2 * each for name, each in slow.items()})
     assert exact_pipeline_seconds(schedule, doubled, m, interleave=interleave) == pytest.approx(2 * slower)
 
 
@@ -281,9 +281,9 @@ def test_the_last_stage_of_dualpipev_waits_as_its_authors_say(pp, share):
 def test_overlapped_pairs_hide_what_they_exchange(exchange, taken):
     """F + B = 3, of which C = 2 x exchange is communication; the pair takes max(C, 3 - C + taken C)."""
     pp, m, comm = 4, 20, 2 * exchange
-    seconds = replace(uniform(2 * pp), forward_exchange=exchange, backward_exchange=exchange)
-    given = {} if taken is None else {"exchange_share": taken}
-    found = simulate("dualpipev", seconds, m, interleave=2, **given)
+    given = {"exchange": PassSeconds(forward=exchange, backward_input=exchange)}
+    given |= {} if taken is None else {"exchange_share": taken}
+    found = simulate("dualpipev", uniform(2 * pp), m, interleave=2, **given)
     together = max(comm, 3 - comm + (taken or 0.0) * comm)
     same = simulate("dualpipev", uniform(2 * pp), m, interleave=2, overlapped_share=together / 3)
     assert found.seconds == pytest.approx(same.seconds)
@@ -294,7 +294,7 @@ def test_overlapped_pairs_hide_what_they_exchange(exchange, taken):
 def test_pipedream_has_no_bubble_once_it_is_full(pp, rounds, seed):
     rng = np.random.default_rng(seed)
     passes = {name: rng.uniform(0.1, 2.0, pp) for name in ("forward", "backward_input", "backward_weight")}
-    seconds = ChunkSeconds(**passes)
+    seconds = PassSeconds(**passes)
     first, more = 20 * pp, rounds * pp
     longer = exact_pipeline_seconds("pipedream", seconds, first + more)
     in_between = longer - exact_pipeline_seconds("pipedream", seconds, first)

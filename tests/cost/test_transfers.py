@@ -311,6 +311,16 @@ def test_ranks_that_keep_whole_tensors_broadcast_them_one_after_another(ranks: i
     assert line.exposed_seconds > broadcasts * float(np.max(seconds))  # nothing computes beside them
 
 
+def test_tensors_of_experts_are_broadcast_apart_from_the_others():
+    """32 layers of Mixtral: joint projection, output, router and 2 norms, and 3 matrices of each of 8 experts."""
+    ranks = 1024
+    job = job_of(model="mixtral-8x7b", engine="internevo", cluster="dgx-a100", gpus=ranks, global_batch_size=ranks)
+    for ep in (1, 4):
+        layout = parse_layout(f"dp={ranks},zero=1,mbs=1,ep={ep}", num_layers=32, num_devices=ranks)
+        gathers = [times for each, times in listed(job, layout) if each.kind == "all-gather"]
+        assert gathers == [32 * 5, min(32 * 3 * 8 // ep, ranks // ep)]
+
+
 @pytest.mark.parametrize(("cluster", "hides"), [("local-cpu", False), ("dgx-h100", True)])
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_a_cpu_hides_no_transfers(cluster: str, hides: bool, zero: int):

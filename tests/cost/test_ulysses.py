@@ -28,6 +28,8 @@ def test_each_rank_sends_its_tokens_of_queries_keys_values_and_outputs(make_job)
     job, layout = case(make_job, "cp=4,zero=3")
     tokens, head = 8192 // 4, 128 * 2
     assert [float(each) for each in context_bytes(job, layout)] == [tokens * heads * head for heads in (32, 8, 8, 32)]
+    cut = context_bytes(*case(make_job, "tp=2,cp=4,zero=1"))
+    assert [float(each) for each in cut] == [tokens * heads // 2 * head for heads in (32, 8, 8, 32)]
     job = replace(job, calibration=UNCALIBRATED)
     where = group(job.cluster, 4, 1)
     by_hand = sum(all_to_all_seconds(where, tokens * heads * head) for heads in (32, 8, 8, 32))
@@ -76,3 +78,10 @@ def test_activations_of_a_rank_are_those_of_its_part_of_the_sequence(make_job):
         return sum(float(term.num_bytes) for term in activation_terms(*case(make_job, f"cp={cp},zero=3")))
 
     assert held(8) == pytest.approx(held(4) / 2)
+
+
+def test_a_ring_sends_keys_and_the_values_of_their_own_size(make_job):
+    """By hand: 2048 / 4 tokens of 8 heads, divided among 2 ranks, with 128 numbers of a key and 64 of a value."""
+    job = make_job("llama3-8b", engine="megatron", settings=("model.value_head_size=64",))
+    layout = parse_layout("tp=2,cp=4,dp=8", num_layers=32, num_devices=64)
+    assert [float(each) for each in context_bytes(job, layout)] == [2048 // 4 * 8 // 2 * (128 + 64) * 2]

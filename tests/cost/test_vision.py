@@ -10,7 +10,9 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.parameters import vision_params
-from planner.cost.prices import chunk_seconds, stage_parts
+from planner.cost.prices import chunk_parts, stage_parts
+from planner.cost.stage import stages_of
+from planner.cost.vision import tower_bytes_at_peak
 from planner.errors import InputError
 from planner.layout import parse_layout
 from planner.specs.load import load_job
@@ -70,7 +72,8 @@ def test_only_the_first_stage_has_it():
     assert added[0]["params"] == pytest.approx(2 * vision_params(one.model))
     assert added[0]["activations"] > 0
     assert set(added[1].values()) == {0.0}
-    forward = chunk_seconds(one, layout).forward - chunk_seconds(none, layout).forward
+    with_it, without_it = (sum(each.forward for each in chunk_parts(job, layout).values()) for job in (one, none))
+    forward = with_it - without_it
     assert forward[0] > 0
     assert forward[1] == 0
     flops = sum(np.sum(chunk_flops(one, layout)[key]) for key in ("forward", "backward_input", "backward_weight"))
@@ -97,3 +100,13 @@ def test_images_beyond_the_sequence_are_refused(tmp_path):
     path.write_text(job_with(4.0).model.model_dump_json(), encoding="utf-8")
     with pytest.raises(InputError, match="2,304 tokens"):
         load_job(model=str(path), cluster="dgx-h100", global_batch_size=16, sequence_length=2048, engine="fsdp")
+
+
+def test_the_tower_s_tensors_stay_until_its_weights_have_their_gradients():
+    """On the first of 4 stages, ZB-H1 and 1F1B both hold 4 microbatches, in ZB-H1 one of them for its weights alone."""
+    job, held = job_with(), []
+    for schedule in ("1f1b", "zb-h1"):
+        layout = layout_of(job, f"pp=4,dp=2,schedule={schedule}")
+        held.append(tower_bytes_at_peak(job, layout, stages_of(job, layout), 8))
+    assert held[0][0] > 0
+    assert np.array_equal(*held)

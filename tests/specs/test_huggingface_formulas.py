@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
+from planner.specs.huggingface import config_from_text
 from planner.specs.huggingface.config import Config, NotInTable
 from planner.specs.huggingface.formulas import Scope, names_in
 from planner.specs.huggingface.rules import RULES
@@ -64,7 +65,7 @@ def scope() -> Scope:
     ],
 )
 def test_a_formula_gives(formula: Any, value: object) -> None:
-    assert scope().filled(formula) == value
+    assert scope().worked_out(formula) == value
 
 
 @pytest.mark.parametrize(
@@ -79,15 +80,23 @@ def test_a_formula_gives(formula: Any, value: object) -> None:
 )
 def test_a_wrong_value_is_refused_at_its_key(formula: str, key: str) -> None:
     with pytest.raises(InputError, match=f"`{key}` must be"):
-        scope().filled(formula)
+        scope().worked_out(formula)
+
+
+def test_a_key_has_a_largest_number() -> None:
+    most = 10**9
+    config = Config(name="config.json", text="", values={"large": most, "larger": most + 1})
+    assert config.count("large") == most
+    with pytest.raises(InputError, match="`larger` must be at most 1000000000"):
+        config.count("larger")
 
 
 def test_a_missing_key_is_noted_and_a_list_of_different_numbers_is_not_in_the_table() -> None:
     found = scope()
-    found.filled("=absent*2 + part.absent")
+    found.worked_out("=absent*2 + part.absent")
     assert found.config.missing == ["absent", "part.absent"]
     with pytest.raises(NotInTable, match="differs from layer to layer"):
-        found.filled("=same(list)")
+        found.worked_out("=same(list)")
 
 
 def test_keys_behind_a_condition_are_read_too() -> None:
@@ -119,3 +128,9 @@ def test_each_row_is_compared_with_a_module_of_the_library() -> None:
     seen = {str(part.get("model_type")) for part in parts}
     rows = {*table()["types"], *table()["towers"], *table()["projectors"]}
     assert rows - seen == {"kimi_k2", "t5", "vit"}
+
+
+@pytest.mark.parametrize("key", ["text_config", "vision_config", "audio_config"])
+def test_a_part_that_holds_no_keys_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match=f"`{key}` must be keys and values, not `3`"):
+        config_from_text(json.dumps({"model_type": "llama", key: 3}), "config.json")

@@ -11,8 +11,10 @@ import pytest
 from planner.errors import InputError
 from planner.specs.by_name import load_model, other_engines
 from planner.specs.cluster_documents import load_cluster
+from planner.specs.files import kind_of
 from planner.specs.job import PoolJob
 from planner.specs.load import load_job
+from planner.specs.uniform import uniform_cluster
 
 
 def job(model: str = "llama2-7b", cluster: str = "dgx-a100", **options: Any) -> PoolJob:
@@ -266,3 +268,26 @@ def test_counts_of_documents_and_options_may_have_a_suffix(tmp_path: Path) -> No
         load_job(model="tiny-gpt", cluster="dgx-a100", global_batch_size=8, settings=["training.sequence_length=1k"])
     with pytest.raises(InputError, match="must be a whole number, not `12kk`"):
         load_job(model="tiny-gpt", cluster="dgx-a100", global_batch_size=8, settings=["training.steps=12kk"])
+
+
+def test_a_job_can_use_the_hosts_of_a_segment_in_every_domain():
+    """gb200-nvl72: 18 hosts a rack; with 3 racks 54 hosts, and with segments of 16 hosts 48."""
+    racks = uniform_cluster(load_cluster("gb200-nvl72")).model_copy(update={"domains": 3})
+    assert racks.hosts_per_domain == 18
+    assert [racks.model_copy(update={"segment": each}).most_hosts for each in (None, 16)] == [54, 48]
+    assert racks.model_copy(update={"domains": None}).most_hosts == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("a.json", ' {"format": 2, "layout": {}}', "a plan"),
+        ("a.json", '{"format": 2, "model": {}}', ""),  # a calibration or another document
+        ("a.json", '{"layout": {}, "format": 2}', ""),
+        ("run", "#!/bin/sh\n", "a script"),
+        ("run.sbatch", "", "a script"),
+        ("run.yaml", "", ""),
+    ],
+)
+def test_a_file_of_another_kind_is_named(name, text, kind):
+    assert kind_of(name, text) == kind

@@ -17,7 +17,7 @@ import yaml
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, follows, only
+from planner.emit.target import Refusal, Setting, field_of, follows, only
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
@@ -382,11 +382,7 @@ def _write_optimizer(plan: Plan) -> Values:
         "optim": OPTIMIZERS[training.optimizer],
         "learning_rate": training.learning_rate,
         **_write_schedule(plan),
-        "weight_decay": training.weight_decay,
-        "max_grad_norm": training.gradient_clip,
-        "adam_beta1": training.adam_beta1,
-        "adam_beta2": training.adam_beta2,
-        "adam_epsilon": training.adam_epsilon,
+        **{key: field_of(plan, ours) for key, ours in _NUMBERS.items()},
         "seed": training.seed,
     }
 

@@ -292,10 +292,7 @@ def _read_latent(given: Given) -> Mapping[str, Any]:
 def _read_norm(given: Given) -> Mapping[str, Any]:
     if "num_layers" not in given and "encoder_num_layers" not in given:
         return {}
-    text, back = given.text("normalization", "LayerNorm"), {name: ours for ours, name in _NORMS.items()}
-    if text not in back:
-        raise InputError(f"{text[:80]!r} has no price here", where="normalization", hint=f"known: {', '.join(back)}")
-    return {"model.norm": back[text]}
+    return {"model.norm": given.choice("normalization", {name: ours for ours, name in _NORMS.items()}, "LayerNorm")}
 
 
 def _flag(path: str, key: str, *, on: Any, off: Any) -> Setting:

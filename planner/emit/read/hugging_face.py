@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import PLAIN, flat
 from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE, Reader
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from planner.emit.target import Value, Values
 
 _FSDP: Final = "accelerate.fsdp_config.fsdp_"
-_PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
+_NAMES: Final = names_beside(__file__)
+_SWIFT: Final[dict[str, str]] = _NAMES["ms_swift"]
+_AXOLOTL: Final[dict[str, str]] = _NAMES["axolotl"]
+_FACTORY: Final[dict[str, str]] = _NAMES["llama_factory"]
+DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
+"""The Trainer's values for keys that a file leaves out."""
 
 
 def _has(text: str, *keys: str) -> bool:
@@ -140,22 +146,6 @@ def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
     return _without_auto(found)
 
 
-DEFAULTS: Final[dict[str, Value]] = {
-    "learning_rate": 5e-5,
-    "lr_scheduler_type": "linear",
-    "warmup_steps": 0,
-    "num_train_epochs": 3.0,
-    "weight_decay": 0.0,
-    "max_grad_norm": 1.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "seed": 42,
-}
-"""The Trainer's values for keys that a file leaves out. Source: transformers 5.23.0, training_args.py.
-
-LLaMA-Factory has no others (hparams/training_args.py of 00577a85).
-"""
 _OF_TRL: Final = {"max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "assistant_only_loss"}
 _FROM_SCRATCH: Final = {"config_name", "config_overrides", "tokenizer_name", "model_type"}
 """Options of transformers' example scripts that build a model without weights."""
@@ -212,12 +202,6 @@ def _trainer_file(text: str) -> Values:
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
 _SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt|rlhf)\b")
-_SWIFT: Final = {
-    "model": "model_name_or_path",
-    "lora_rank": "lora_r",
-    "target_modules": "lora_target_modules",
-    "sequence_parallel_size": f"{_PARALLEL}sp_size",
-}
 
 
 _STAGE: Final = "deepspeed.zero_optimization.stage"
@@ -265,28 +249,6 @@ def _swift_options(text: str) -> Values:
 
 # --- Axolotl -----------------------------------------------------------------------------------------------------
 
-_AXOLOTL: Final = {
-    "micro_batch_size": "per_device_train_batch_size",
-    "sequence_len": "max_length",
-    "sample_packing": "packing",
-    "optimizer": "optim",
-    "max_grad_norm": "max_grad_norm",
-    "dp_shard_size": f"{_PARALLEL}dp_shard_size",
-    "dp_replicate_size": f"{_PARALLEL}dp_replicate_size",
-    "tensor_parallel_size": f"{_PARALLEL}tp_size",
-    "context_parallel_size": f"{_PARALLEL}cp_size",
-    "sequence_parallel_degree": f"{_PARALLEL}cp_size",
-    "liger_fused_linear_cross_entropy": "liger_kernel_config.fused_linear_cross_entropy",
-    "liger_cross_entropy": "liger_kernel_config.cross_entropy",
-    "liger_rope": "liger_kernel_config.rope",
-    "liger_rms_norm": "liger_kernel_config.rms_norm",
-    "liger_glu_activation": "liger_kernel_config.swiglu",
-    "liger_swiglu": "liger_kernel_config.swiglu",
-    "base_model": MODEL,
-    "lr_scheduler": "lr_scheduler_type",
-    "cosine_min_lr_ratio": "lr_scheduler_kwargs.min_lr_rate",
-    "num_epochs": "num_train_epochs",
-}
 _AXOLOTL_PLAIN: Final = ("model_type", "pad_to_sequence_len", "train_on_inputs", "group_by_length", "val_set_size")
 """Keys of Axolotl that do not change the cost of a step."""
 _LIGER_PLUGIN: Final = ("axolotl.integrations.liger.LigerPlugin",)
@@ -341,13 +303,6 @@ def _axolotl_values(text: str) -> Values:
 
 
 # --- LLaMA-Factory -----------------------------------------------------------------------------------------------
-
-_FACTORY: Final = {
-    "cutoff_len": "max_length",
-    "lora_rank": "lora_r",
-    "enable_liger_kernel": "use_liger_kernel",
-    "model_name_or_path": MODEL,
-}
 
 
 def _factory_values(text: str) -> Values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.hosts import ranks_of_hosts, script_head
@@ -42,7 +43,7 @@ def batch_script(start: Start) -> dict[str, str]:
     if ours:
         body += _OURS.replace("SRUN", _srun(len(parts))).replace("LAUNCH", ours(plan, start.how))
     else:
-        body += _OTHERS.replace("SRUN", _srun_others(len(parts), num_hosts=sum(map(len, parts))))
+        body += f"\n{_srun_others(len(parts), num_hosts=sum(map(len, parts)))}\n"
     text = (
         f"{script_head(plan)}"
         "# Submit it from this folder, which all hosts see: sbatch job.sbatch\n"
@@ -119,49 +120,7 @@ _NUMBERED: Final = (
     'n=0; for host in $ALL_HOSTS; do if [[ $host == "$SLURMD_NODENAME" ]]; then break; fi; n=$((n + 1)); done; START'
 )
 
-_HEAD: Final = """\
-set -euo pipefail
-
-# Slurm runs a copy of this script: the plan is where sbatch was called
-cd "$SLURM_SUBMIT_DIR"
-if [[ ! -f plan.json ]]; then
-  echo "no plan.json in $SLURM_SUBMIT_DIR: submit from the folder of this script" >&2
-  exit 5
-fi
-container=()
-if [[ -n ${CONTAINER_IMAGE:-} ]]; then
-  container=(--container-image="$CONTAINER_IMAGE" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")
-fi
-
-# host 0 of the job, and a port that no other job of this script has
-mapfile -t hosts < <(HOSTS)
-export MASTER_ADDR=${hosts[0]}
-export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-"""
-
-_OTHERS: Final = """
-SRUN
-"""
-
-_OURS: Final = """
-# the ranks finish their step and save; a warning before the time limit also asks for another turn
-requeue=no
-interrupted=no
-trap 'requeue=yes; interrupted=yes; touch run/stop' USR1
-trap 'interrupted=yes; touch run/stop' TERM
-mkdir -p run
-
-SRUN LAUNCH &
-training=$!
-while :; do
-  interrupted=no
-  code=0
-  wait "$training" || code=$?
-  [[ $interrupted == yes ]] || break # a signal cuts the wait short
-done
-
-if [[ $code == 75 && $requeue == yes ]]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
+_HEAD, _OURS = (
+    Path(__file__).with_name(f"slurm_{part}.sh.txt").read_text(encoding="utf-8") for part in ("head", "ours")
+)
+"""The script from its options on, and the part that runs our own trainer and asks for another turn."""

@@ -120,7 +120,7 @@ def single_stage_seconds(
     prices = stage_prices(job, degrees, stage)
     seconds = num_microbatches(job, degrees) * prices.microbatch_seconds + prices.tail_seconds
     if any_replicas:
-        traffic = num_microbatches(job, degrees) * prices.dp_exposed_each + prices.dp_exposed_once
+        traffic = num_microbatches(job, degrees) * prices.dp.exposed.total + prices.dp.exposed_once
         seconds = seconds - traffic * (1 + 1e-9)
     fits = stage_fits(job, degrees, stage) & choices.allowed
     return np.asarray(np.where(fits, seconds, np.inf).min(axis=0))
@@ -207,11 +207,11 @@ def least_costs(
     once = hiding.tail_seconds
     others, ends = _small_prices(job, shapes, policies, choices)
     if any_replicas or len(others) or not counts_alike:
-        each = each - prices.dp_exposed_each
+        each = each - prices.dp.exposed.total
     if len(others) or not counts_alike:
-        each = each - prices.host_exposed_each
+        each = each - prices.host.exposed.total
     if any_replicas:
-        once = once - hiding.dp_exposed_once
+        once = once - hiding.dp.exposed_once
     if _takes_turns(job) or not counts_alike:
         once = prices.optimizer
     shape = (len(choices.policy), n)
@@ -304,7 +304,7 @@ def _least_transfer(
     moved, exposed = [], []
     for count in (layers, np.maximum(layers, most)):
         stage = stage_of_kind(kinds_main_first(job)[0], index=INSIDE, num_layers=count, policy=0)
-        moved.append(data_parallel_seconds(job, degrees, stage, PassSeconds()).busy_per_step)
+        moved.append(data_parallel_seconds(job, degrees, stage, PassSeconds()).busy_once)
         hidden = (each * count + others).max(axis=0) if job.engine.overlap.data_parallel else 0.0
         exposed.append(moved[-1] - hidden)
     updated = np.minimum(layers / most, 1.0) * optimizer_seconds

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from planner.cost.estimate import Estimate, estimate, memory_of_stages
+from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.segments import with_segment
 from planner.layout import divisors, even_split
 from planner.search.questions.given import policies_of
@@ -94,17 +94,13 @@ def _fastest_of_each(found: Iterable[tuple[str, str, _Case | None]]) -> list[Lay
         job, layout = case
         priced = estimate(job, layout)
         if key not in best or priced.step_seconds < best[key].step_seconds:
-            best[key] = _remedy(words, layout, priced)
+            best[key] = LayoutRemedy(
+                change=words,
+                layout=layout,
+                step_seconds=priced.step_seconds,
+                chance_of_fitting=min(stage.chance_of_fitting for stage in priced.memory),
+            )
     return sorted(best.values(), key=lambda each: each.step_seconds)
-
-
-def _remedy(words: str, layout: Layout, priced: Estimate) -> LayoutRemedy:
-    return LayoutRemedy(
-        change=words,
-        layout=layout,
-        step_seconds=priced.step_seconds,
-        chance_of_fitting=min(stage.chance_of_fitting for stage in priced.memory),
-    )
 
 
 def _then(case: _Case | None, step: _Step) -> _Case | None:

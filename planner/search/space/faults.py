@@ -41,6 +41,11 @@ def _microbatches(job: Job, layout: Layout) -> int:
 # --- the model and the training on this engine --------------------------------------------------------------------
 
 
+def _lacks(job: Job, what: str, setting: str, have: Iterable[str], elsewhere: str = "") -> str:
+    """The engine lacks a value of a training setting; it has these values."""
+    return f"engine {job.engine.name} {what}; --set training.{setting}={any_of(have)}{elsewhere}"
+
+
 def features(job: Job, _: Layout) -> str:
     """The engine lacks a feature of the model."""
     missing = ", ".join(sorted(set(job.model.features) - set(job.engine.can.model_features)))
@@ -56,9 +61,8 @@ def dropout(job: Job, _: Layout) -> str:
 
 def loss(job: Job, _: Layout) -> str:
     """The engine does not compute the loss in the requested way."""
-    have = any_of(job.engine.can.losses)
     elsewhere = other_engines(", or ", lambda engine: job.loss in engine.can.losses)
-    return f"engine {job.engine.name} has no {job.loss} loss; --set training.loss={have}{elsewhere}"
+    return _lacks(job, f"has no {job.loss} loss", "loss", job.engine.can.losses, elsewhere)
 
 
 def mlp_tiles(job: Job, _: Layout) -> str:
@@ -76,8 +80,7 @@ def cuda_graphs(job: Job, _: Layout) -> str:
     if asked in have:
         return f"CUDA graphs of {asked} do not offload activations; --set training.cuda_graphs=none, or another offload"
     elsewhere = other_engines(", or ", lambda engine: asked in engine.can.cuda_graphs)
-    lacking = f"engine {job.engine.name} captures no CUDA graphs of {asked}"
-    return f"{lacking}; --set training.cuda_graphs={any_of(have)}{elsewhere}"
+    return _lacks(job, f"captures no CUDA graphs of {asked}", "cuda_graphs", have, elsewhere)
 
 
 def expert_overlap(job: Job, layout: Layout) -> str:
@@ -95,10 +98,9 @@ def expert_overlap(job: Job, layout: Layout) -> str:
 
 def optimizer(job: Job, _: Layout) -> str:
     """The engine lacks the optimizer."""
-    have = any_of(job.engine.can.optimizers)
-    elsewhere = other_engines(", or ", lambda engine: job.training.optimizer in engine.can.optimizers)
-    lacking = f"engine {job.engine.name} has no optimizer {job.training.optimizer}"
-    return f"{lacking}; --set training.optimizer={have}{elsewhere}"
+    asked = job.training.optimizer
+    elsewhere = other_engines(", or ", lambda engine: asked in engine.can.optimizers)
+    return _lacks(job, f"has no optimizer {asked}", "optimizer", job.engine.can.optimizers, elsewhere)
 
 
 def frozen_weights(job: Job, _: Layout) -> str:
@@ -118,10 +120,7 @@ def frozen_weights(job: Job, _: Layout) -> str:
             f"engine {job.engine.name} has no adapters beside weights that compute in {job.training.precision}; "
             f"--precision bf16{elsewhere}"
         )
-    return (
-        f"engine {job.engine.name} keeps no frozen weights in {job.training.frozen_weights}; "
-        f"--set training.frozen_weights={any_of(have)}"
-    )
+    return _lacks(job, f"keeps no frozen weights in {job.training.frozen_weights}", "frozen_weights", have)
 
 
 def adapters(job: Job, _: Layout) -> str:
@@ -131,11 +130,8 @@ def adapters(job: Job, _: Layout) -> str:
 
 def memory_recipe(job: Job, _: Layout) -> str:
     """The engine lacks the memory recipe."""
-    have = any_of(("engine", *job.engine.can.memory_recipes, *ADAM_RECIPES))
-    return (
-        f"engine {job.engine.name} does not keep its states by recipe {job.training.memory_recipe}; "
-        f"--set training.memory_recipe={have}"
-    )
+    have = ("engine", *job.engine.can.memory_recipes, *ADAM_RECIPES)
+    return _lacks(job, f"does not keep its states by recipe {job.training.memory_recipe}", "memory_recipe", have)
 
 
 def axes(job: Job, layout: Layout) -> str:

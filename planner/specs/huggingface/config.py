@@ -146,17 +146,17 @@ class Config:
 
     def add(self, target: str, value: int) -> None:
         """Add a number of parameters to our field `target`."""
-        self.put(target, self.filled(target) + value, "model_type")
+        self.put(target, self.ours(target) + value, "model_type")
 
     def add_kind(self, num_layers: int, origin: str, **fields: Any) -> None:
-        """Add a kind of layers, with the fields in which they differ from the other layers."""
-        known = [
-            kind for kind in self.document.get("layers", ()) if {**kind, "num_layers": 0} != {**fields, "num_layers": 0}
-        ]
-        same = sum(kind["num_layers"] for kind in self.document.get("layers", ()) if kind not in known)
-        self.put("layers", (*known, {"num_layers": num_layers + same, **fields}), origin)
+        """Add a kind of layers, with the fields in which they differ from the plain ones; equal kinds become one."""
+        kinds = self.document.get("layers", ())
+        same = [kind for kind in kinds if {**kind, "num_layers": 0} == {**fields, "num_layers": 0}]
+        others = (kind for kind in kinds if kind not in same)
+        number = num_layers + sum(kind["num_layers"] for kind in same)
+        self.put("layers", (*others, {"num_layers": number, **fields}), origin)
 
-    def filled(self, target: str) -> int:
+    def ours(self, target: str) -> int:
         """The present value of our field `target`; 0 if it has none.
 
         Raises:

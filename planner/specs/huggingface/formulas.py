@@ -76,21 +76,21 @@ class Scope:
     parts: Mapping[str, Config] = field(default_factory=dict)
     letters: Mapping[str, Callable[[], int]] = field(default_factory=dict)
 
-    def filled(self, value: Any) -> Any:
+    def worked_out(self, value: Any) -> Any:
         """A value of the table, or a document of such values, with its formulas replaced by what they give.
 
         Raises:
             InputError: a key that a formula needs is missing or has a wrong value.
         """
         if isinstance(value, dict):
-            return {key: self.filled(each) for key, each in value.items()}
+            return {key: self.worked_out(each) for key, each in value.items()}
         if not isinstance(value, str) or not value.startswith("="):
             return value
         return self._value(_parsed(value))
 
     def number(self, formula: str) -> int:
         """The whole number that a formula gives."""
-        return int(self.filled(formula))
+        return int(self.worked_out(formula))
 
     def _value(self, node: ast.expr) -> Any:
         match node:
@@ -158,11 +158,11 @@ class Scope:
         if name in self.letters:
             return self.letters[name]()
         if name in _FIELDS:
-            return self.config.filled(_FIELDS[name])
+            return self.config.ours(_FIELDS[name])
         if name == "g":
-            return self.config.filled("num_kv_heads") or self.config.filled("num_heads")
+            return self.config.ours("num_kv_heads") or self.config.ours("num_heads")
         if name == "d":
-            return self.config.filled("head_size") or self._value(_parsed("=h//a"))
+            return self.config.ours("head_size") or self._value(_parsed("=h//a"))
         return None
 
     def _key(self, node: ast.expr) -> tuple[Config, str]:

@@ -44,7 +44,7 @@ class Join:
             parts={"outer": self.outer, "tower": self.tower, "text": self.text},
             letters=self._letters(),
         )
-        patches = self.tower.filled("max_sequence_length") - self.tower.filled("patches.class_tokens")
+        patches = self.tower.ours("max_sequence_length") - self.tower.ours("patches.class_tokens")
         params, tokens = scope.number(table()["projectors"][name]), tokens_of(self.outer, self.tower, patches)
         for part in (self.outer, self.tower, self.text):
             part.raise_if_missing()
@@ -59,10 +59,10 @@ class Join:
         """The letters in the formulas of projectors."""
         outer, tower = self.outer, self.tower
         return {
-            "h": lambda: tower.filled("hidden_size"),
-            "t": lambda: self.text.filled("hidden_size"),
-            "m": lambda: tower.filled("hidden_size") * tower.count("spatial_merge_size", 2) ** 2,
-            "q": lambda: tower.filled("hidden_size") * _inverse(outer, "downsample_ratio", 0.5) ** 2,
+            "h": lambda: tower.ours("hidden_size"),
+            "t": lambda: self.text.ours("hidden_size"),
+            "m": lambda: tower.ours("hidden_size") * tower.count("spatial_merge_size", 2) ** 2,
+            "q": lambda: tower.ours("hidden_size") * _inverse(outer, "downsample_ratio", 0.5) ** 2,
             "o": lambda: tower.count("out_hidden_size"),
             "r": self._layers_read,
         }

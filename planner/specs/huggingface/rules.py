@@ -41,7 +41,7 @@ def kinds(config: Config, of: str, optional: bool = False, **known: Mapping[str,
     config.missing.extend(() if names or optional else (of,))
     for name in dict.fromkeys(names):
         if name in known:
-            config.add_kind(names.count(name), of, **Scope(config=config).filled(known[name]))
+            config.add_kind(names.count(name), of, **Scope(config=config).worked_out(known[name]))
         elif name not in FULL:
             words = f"layers of kind {quoted(name)} are a block that is not supported"
             config.unsupported(of, words, f"supported: {any_of([*known, 'full_attention'])}")
@@ -50,8 +50,8 @@ def kinds(config: Config, of: str, optional: bool = False, **known: Mapping[str,
 def _listed(config: Config, of: str) -> list[str]:
     """The name of each layer in the list `of`, or nothing if the file has no such list."""
     names = list(map(str, config.entries(of)))
-    if names and len(names) != config.filled("num_layers"):
-        config.refuse(of, f"`{of}` has {len(names)} entries for {config.filled('num_layers')} layers")
+    if names and len(names) != config.ours("num_layers"):
+        config.refuse(of, f"`{of}` has {len(names)} entries for {config.ours('num_layers')} layers")
     return names
 
 
@@ -67,7 +67,7 @@ def windows(config: Config) -> None:
         chunked = {"sliding_window": "=attention_chunk_size or 0"}
         kinds(config, "layer_types", sliding_attention=local, chunked_attention=chunked)
     elif not names and used and width and period > 1:
-        layers = config.filled("num_layers")
+        layers = config.ours("num_layers")
         config.add_kind(layers - layers // period, "sliding_window", sliding_window=width)
 
 
@@ -81,7 +81,7 @@ def local_window(config: Config, every: int = 0) -> None:
         if is_global != [bool(period) and (layer + 1) % period == 0 for layer in range(len(names))]:
             hint = "every n-th layer is full_attention"
             config.unsupported("layer_types", "`layer_types` is no regular pattern", hint)
-    if width and period != 1 and width < config.filled("max_sequence_length"):
+    if width and period != 1 and width < config.ours("max_sequence_length"):
         config.put("sliding_window", width, "sliding_window")
         config.put("global_every", period, "layer_types" if names else "sliding_window_pattern")
 
@@ -90,7 +90,7 @@ def late_window(config: Config) -> None:
     """Qwen: local attention after the first `max_window_layers` layers; the published models turn it off."""
     config.get("sliding_window")
     full = config.count("max_window_layers")
-    if config.flag("use_sliding_window") and full < config.filled("num_layers"):
+    if config.flag("use_sliding_window") and full < config.ours("num_layers"):
         config.unsupported("use_sliding_window", "local attention in some layers only is not supported")
     if any(kind != "full_attention" for kind in config.entries("layer_types")):
         config.unsupported("layer_types", "local attention in some layers only is not supported")
@@ -98,12 +98,12 @@ def late_window(config: Config) -> None:
 
 def llama4(config: Config) -> None:
     """Layers with rotary positions attend within chunks."""
-    regular = list(range(config.size("interleave_moe_layer_step", 1) - 1, config.filled("num_layers"),
+    regular = list(range(config.size("interleave_moe_layer_step", 1) - 1, config.ours("num_layers"),
                          config.size("interleave_moe_layer_step", 1)))  # fmt: skip
     if config.entries("moe_layers") not in ([], regular):
         config.unsupported("moe_layers", "`moe_layers` is not every `interleave_moe_layer_step`-th layer")
     chunk = config.count("attention_chunk_size", 8192)
-    if chunk and chunk < config.filled("max_sequence_length"):
+    if chunk and chunk < config.ours("max_sequence_length"):
         config.put("sliding_window", chunk, "attention_chunk_size")
         config.put("global_every", 4, "attention_chunk_size")
         config.notes.append("attention within chunks is priced as a sliding window of their length")
@@ -124,9 +124,9 @@ def single_layers(config: Config, late: Mapping[str, Any] | None = None, **known
             words = f"{quoted(min(strange, default=number))} for a single layer is not supported"
             config.unsupported("per_layer_config", words)
         single[int(number)] = {_OF_ONE_LAYER[key]: changed.size(key) for key in changed.values}
-    first_late = config.filled("num_layers") - (config.count("num_kv_shared_layers") if late else 0)
+    first_late = config.ours("num_layers") - (config.count("num_kv_shared_layers") if late else 0)
     for place, name in enumerate(_listed(config, "layer_types")):
-        own = scope.filled({**known.get(name, {}), **((late or {}) if place >= first_late else {})})
+        own = scope.worked_out({**known.get(name, {}), **((late or {}) if place >= first_late else {})})
         fields = {key: value for key, value in own.items() if value is not None} | single.get(place, {})
         if fields:
             config.add_kind(1, "layer_types", **fields)
@@ -166,9 +166,9 @@ def shared_blocks(config: Config, mixer: Mapping[str, Any], adapters: str) -> No
     for name in names:
         if name not in ("hybrid", "mamba", "linear_attention"):
             config.unsupported(key, f"layers of kind {quoted(name)} are a block that is not supported")
-    layers, hybrid, blocks = config.filled("num_layers"), names.count("hybrid"), config.count("num_mem_blocks", 1)
-    h, wide = config.filled("hidden_size"), max(0, config.count("attention_hidden_size") - config.filled("hidden_size"))
-    own = {"attends": False, "mixer": scope.filled(mixer), "ffn_hidden_size": 0, "norms_per_layer": 1}
+    layers, hybrid, blocks = config.ours("num_layers"), names.count("hybrid"), config.count("num_mem_blocks", 1)
+    h, wide = config.ours("hidden_size"), max(0, config.count("attention_hidden_size") - config.ours("hidden_size"))
+    own = {"attends": False, "mixer": scope.worked_out(mixer), "ffn_hidden_size": 0, "norms_per_layer": 1}
     if layers > hybrid:
         config.add_kind(layers - hybrid, key, **own)
     if hybrid:
@@ -201,10 +201,10 @@ def mixture(config: Config) -> None:
         step = config.get(key, 1)
         if step != 1 and not isinstance(step, list):
             config.unsupported(key, f"`{key}` of {quoted(step)} is not supported", "supported: 1")
-    config.put("moe.num_dense_layers", min(number, config.filled("num_layers")), "model_type")
-    if not config.filled("ffn_hidden_size"):
+    config.put("moe.num_dense_layers", min(number, config.ours("num_layers")), "model_type")
+    if not config.ours("ffn_hidden_size"):
         config.missing.extend(["intermediate_size"] * bool(number))
-        config.put("ffn_hidden_size", config.filled("moe.ffn_hidden_size"), "model_type")  # no layer is dense
+        config.put("ffn_hidden_size", config.ours("moe.ffn_hidden_size"), "model_type")  # no layer is dense
 
 
 def sparse_steps(config: Config) -> None:
@@ -241,7 +241,7 @@ def sparse(config: Config) -> None:
     elif isinstance(letters, str):
         modes = ["shared" if letter == "S" else "full" for letter in letters]
     else:
-        behind = (max(number - offset + 1, 0) for number in range(config.filled("num_layers")))
+        behind = (max(number - offset + 1, 0) for number in range(config.ours("num_layers")))
         modes = ["shared" if number % every_nth else "full" for number in behind]
     if shared := modes.count("shared"):
         config.add_kind(shared, "index_topk_freq", sparse=indexer | {"shared": True})
@@ -284,20 +284,20 @@ def head_by_architecture(config: Config) -> None:
     if not any(part in name for part in ("LM", "CausalLM", "Decoder", "PreTraining")):
         config.notes.append("counted as the base model with its pooler, without a head for a task")
         return
-    hidden = config.filled("hidden_size")
+    hidden = config.ours("hidden_size")
     own = hidden * hidden + 3 * hidden
     for target in ("output_head", "head_bias"):
         config.put(target, True, "architectures")
     config.put("pooler", "PreTraining" in name, "architectures")
     if not config.flag("tie_word_embeddings", True):
         config.put("tied_embeddings", False, "tie_word_embeddings")
-        own += config.filled("vocab_size")  # the model has the bias twice, in the head and beside it
+        own += config.ours("vocab_size")  # the model has the bias twice, in the head and beside it
     config.put("output_matrix_params", own, "architectures")
 
 
 def patches(config: Config) -> None:
     """The patches of an image; `patches.class_tokens` of the row stand beside them."""
-    class_tokens = config.filled("patches.class_tokens")
+    class_tokens = config.ours("patches.class_tokens")
     size = config.counts("patch_size", 0, alone=True)[0]
     if not size:
         config.missing.append("patch_size")

@@ -73,7 +73,7 @@ class Row:
         """
         scope = Scope(config=config)
         config.read.update(self.ignore)
-        config.notes.extend(note for each in self.notes if (note := scope.filled(each)))
+        config.notes.extend(note for each in self.notes if (note := scope.worked_out(each)))
         config.put("architecture", self.architecture, "model_type")
         for key, target in self.keys.items():
             self._take(config, key, target)
@@ -87,7 +87,7 @@ class Row:
             RULES[name](config, **arguments)
         for kind in self.counted:
             if (number := scope.number(kind["num_layers"])) > 0:
-                config.add_kind(**scope.filled({**kind, "num_layers": number}), origin="model_type")
+                config.add_kind(**scope.worked_out({**kind, "num_layers": number}), origin="model_type")
         _put(scope, self.then)
         config.raise_if_missing()
 
@@ -107,7 +107,7 @@ def _demand(scope: Scope, key: str, allowed: list[Any]) -> None:
     config, (*parts, last) = scope.config, key.split(".")
     for part in parts:
         config = config.part(part)
-    values = [scope.filled(each) for each in allowed]
+    values = [scope.worked_out(each) for each in allowed]
     if config.get(last, values[0]) not in values:
         wanted = " or ".join(quoted(value) for value in values if value is not None)
         config.unsupported(last, f"`{last}` of {quoted(config.get(last))} is not supported", f"supported: {wanted}")
@@ -120,7 +120,7 @@ def _put(scope: Scope, fields: Mapping[str, Any]) -> None:
             config.document.pop(target, None)
         elif target.startswith("+"):
             config.add(target[1:], scope.number(value))
-        elif (found := scope.filled(value)) is not None:
+        elif (found := scope.worked_out(value)) is not None:
             config.put(target, found, _origin(config, value))
 
 
@@ -141,6 +141,10 @@ def table() -> dict[str, Any]:
 @cache
 def defaults() -> dict[str, dict[str, Any]]:
     """Default values of missing keys, by model type.
+
+    Each entry has the `keys` with their values, and the keys that the class derives from others (`follows`), which a
+    file must state. Entries `outer:TYPE`, `nested:TYPE` and `tower:TYPE` are those of models that read images: of the
+    whole file, of its text and of its tower.
 
     Source: configuration classes of transformers 5.23, recorded by tools/hf_counts.py.
     """
