@@ -71,6 +71,7 @@ def host_state_bytes_per_param(job: PoolJob) -> float:
     return 4.0 + (states.master or states.weights) + moment_bytes_per_param(job)
 
 
+@once
 def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number, Number]:
     """Bytes of weights, gradients and optimizer state of one device; experts use their own shard group.
 

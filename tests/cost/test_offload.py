@@ -50,7 +50,8 @@ def test_the_host_updates_as_fast_as_cpu_adam(make_job, billions, seconds):
     job = make_job(
         "gpt2-xl", "dgx1-v100", gpus=1, sequence=1024, precision="fp16", engine="deepspeed", settings=ONE_HOST
     )
-    assert host_update_seconds(job, billions * 1e9) == pytest.approx(seconds, rel=0.2)
+    update = host_update_seconds(job, billions * 1e9) / job.engine.offload.host_update_factor  # CPU-Adam alone
+    assert update == pytest.approx(seconds, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_copies_and_update_by_hand(make_job):
     rate = 15.75e9 * 0.8
     copies = (4 + 2) * params / 8 / rate + 8 * 2 * inputs / rate
     assert lines[LineName.HOST_COMM].exposed_seconds == pytest.approx(copies)
-    by_host = 30 * params / (409.6e9 * 0.45) + 4e-6 + 60e-3  # and a launch, and what the host does once a step
+    by_host = 2 * 30 * params / (409.6e9 * 0.45) + 4e-6 + 60e-3  # and a launch, and what the host does once a step
     assert lines[LineName.OPTIMIZER].busy_seconds == pytest.approx(by_host)
     assert own.memory[0].host.total_bytes == pytest.approx(16 * params / 8 + inputs)
     update = float(seconds_of(plain)[LineName.OPTIMIZER].busy_seconds)

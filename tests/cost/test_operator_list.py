@@ -50,7 +50,7 @@ FIELDS = {  # model, field, value, and the counts that stay
     ("mixtral", "moe.latent_size", 1024): set(),
     ("mixtral", "moe.shared_gate", True): {"kept bytes"},  # one element for each token is not counted
     ("mixtral", "moe.router_bias", True): EVERY - {"parameters", "parameters of a rank"},
-    ("mixtral", "moe.expert_bias", True): EVERY - {"parameters", "parameters of a rank"},
+    ("mixtral", "moe.expert_bias", True): EVERY - {"parameters", "parameters of a rank", "seconds"},
     ("mixtral", "activation", "gelu"): set(),
     ("mixtral", "value_head_size", 64): set(),
     ("mixtral", "attention_gate", "element"): set(),

@@ -35,11 +35,12 @@ def test_pairs_of_passes_hide_exchanges_of_all_but_the_first_and_the_last(text, 
     layout = parse_layout(f"{text},zero=1,mbs=1", num_layers=32, num_devices=32)
     alone, paired = mixtral(), mixtral("training.expert_overlap=true")
     exchanges = line_of(alone, layout, LineName.EP_COMM)
-    # computing takes longer than the exchanges, so that these cost what they take of its processors: 20 of 132
+    # computing takes longer than the exchanges, so that these cost what they take of its processors, 20 of 132, and
+    # what the host's order of launches leaves exposed: 0.65 of the rest hides
     assert line_of(alone, layout, LineName.COMPUTE).busy_seconds > exchanges.busy_seconds
     each = exchanges.busy_seconds / layout.num_microbatches(256)
     saved = estimate(alone, layout).pipeline_seconds - estimate(paired, layout).pipeline_seconds
-    assert saved == pytest.approx(pairs * (1 - 20 / 132) * each)
+    assert saved == pytest.approx(pairs * 0.65 * (1 - 20 / 132) * each)
     assert line_of(paired, layout, LineName.EP_COMM).busy_seconds == exchanges.busy_seconds
 
 
@@ -50,7 +51,7 @@ def test_pairs_hide_no_more_than_they_compute():
     alone, paired = mixtral(*slow), mixtral(*slow, "training.expert_overlap=true")
     computing = line_of(alone, layout, LineName.COMPUTE).busy_seconds
     hidden = line_of(paired, layout, LineName.EP_COMM).hidden_seconds
-    assert hidden == pytest.approx(computing * 7 / 8)
+    assert hidden == pytest.approx(0.65 * computing * 7 / 8)
 
 
 def test_the_executed_schedule_hides_what_the_step_does():

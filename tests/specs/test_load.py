@@ -164,7 +164,7 @@ def test_set_changes_any_document() -> None:
     [
         ("nvlnk.bandwidth=3 GB/s", "unknown path `nvlnk`\n    help: did you mean `nvlink`?"),
         ("zzz.a=1", "paths begin with one of model, cluster, device, training, engine, nvlink, infiniband"),
-        ("training.dropuot=0.1", "unknown key `dropuot`\n    help: did you mean `dropout`?"),
+        ("training.dropuot=0.1", "unknown key `dropuot`\n    help: did you mean `dropout` or `lora_dropout`?"),
         ("engine.fragmentation=0.1", "unknown key `fragmentation`\n    help: it is `memory.fragmentation`"),
         (
             "nvlink.bandwith=1 GB/s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -270,7 +271,8 @@ def test_each_host_gets_the_ranks_of_its_pool(mixed_plan, tmp_path, capsys):
     path = tmp_path / "plan.json"
     path.write_text(plan_to_json(mixed_plan))
     assert main(["emit", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()  # 8 ranks of stages 0 and 1 on one old host, 4 of stage 2 on a new one
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torchrun")]
+    # 8 ranks of stages 0 and 1 on one old host, 4 of stage 2 on a new one
     assert [f"--nproc-per-node={count}" in line for line, count in zip(lines, (8, 4), strict=True)] == [True, True]
 
 
@@ -304,8 +306,13 @@ def test_odd_clusters_from_the_document_to_the_command_of_each_host(
     assert found["idle_devices"] == num_devices - used
     assert bool(found["idle_reason"]) == (used < num_devices)
     assert main(["emit", "plan.json"]) == 0
-    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torchrun")]
-    assert sum(int(line.partition("--nproc-per-node=")[2].split()[0]) for line in commands) == used
+    ranks, hosts = 0, range(0)
+    for line in capsys.readouterr().out.splitlines():  # the hosts of one command stand above it
+        if found_hosts := re.match(r"# hosts? (\d+)(?: to (\d+))?:", line):
+            hosts = range(int(found_hosts[1]), int(found_hosts[2] or found_hosts[1]) + 1)
+        if line.startswith("torchrun"):
+            ranks += max(len(hosts), 1) * int(line.partition("--nproc-per-node=")[2].split()[0])
+    assert ranks == used
     assert main(["explain", "plan.json", "--collectives"]) == 0
 
 
