@@ -192,9 +192,9 @@ def _band(plan: Plan) -> Words:
     if _is_calibrated(plan):
         rests = f"rests on {_num_runs(band.num_near)} of --calibration{f'; wider: none has {new}' if new else ''}"
     elif new:
-        rests = f"wider: no published run has {new}"
+        rests = f"wider: no run behind it has {new}"
     else:
-        rests = f"rests on {_num_runs(band.num_near)} like it" if band.num_near else "no published run is quite like it"
+        rests = f"rests on {_num_runs(band.num_near)} like it" if band.num_near else "no run behind it is quite like it"
     span = f"8 of 10 runs: {format_seconds(low)} to {format_seconds(high)}"
     return f"{span}; {rests}{f'; one family of publishers, {band.family}' if band.family else ''}"
 

@@ -109,7 +109,7 @@ def test_a_plan_says_that_nothing_was_measured_on_the_device() -> None:
         plan = plan_for_text(job, "tp=1,zero=3,dp=8,mbs=1")
         words[cluster] = {name: str(of(plan)) for name, of in BAND.items()}
     assert "l40s-48gb those of ada" in words["g6e"]["device"]
-    assert "no published run has l40s-48gb" in words["g6e"]["band"]
+    assert "no run behind it has l40s-48gb" in words["g6e"]["band"]
     assert "planner measure" in words["g6e"]["narrower"]
     assert words["p5"]["device"] == ""
     assert "planner measure" not in words["p5"]["narrower"]
