@@ -53,13 +53,13 @@ for the host, would replace the assumption.
 class LayerSeconds:
     """Seconds of one layer for one microbatch on one device, without communication.
 
-    core_forward: the part of the forward pass spent in the core of attention.
+    core: the part of the passes spent in the core of attention.
     parts: forward seconds of each part of a layer; the key names the modules (`planner.cost.recompute.modules_of`)
         whose recompute repeats the part.
     """
 
     passes: PassSeconds
-    core_forward: Number
+    core: PassSeconds
     parts: Mapping[frozenset[str], Number]
 
 
@@ -222,7 +222,8 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         indexer = layout.mbs * rows * indexer_flops_per_token(model, s)
         # matrix units and exponentials work at the same time, so the slower of the two sets the kernel's time
         peak = device.peak[job.attention_precision]
-        exponential = device.efficiency.flops_per_exponential * peak / device.peak[job.core_precision]
+        in_16_bits = device.peak.get("bf16", device.peak.get("fp16", peak))
+        exponential = device.efficiency.flops_per_exponential * peak / in_16_bits
         forward, backward = (
             scores * max(times * 2.0 * width, exponential) + times * indexer for times in (1.0, FLASH_BACKWARD)
         )
@@ -336,10 +337,10 @@ def _beside_experts(
 ) -> Iterator[tuple[Number, float, float, frozenset[str], float]]:
     """The operators around the last product of routed experts, as in `_light_operators`; none for other products.
 
-    Permuting tokens to their experts and back moves 8 bytes for each choice in each pass (read and write, twice).
+    Permuting tokens to their experts and back moves 8 bytes for each output in each pass (read and write, twice).
     Biases are separate operators: 28 and 36 bytes for each output, and 8 and 14 for the clamps of both halves of the
     gate.
-    outputs, halves: elements of the experts' outputs, and of both halves of the gate.
+    outputs, halves: elements of the experts' outputs over all choices, and of both halves of the gate.
 
     Source: Megatron-LM d98e8a64, moe/experts.py (_apply_bias), fusions/fused_bias_geglu.py.
     """
@@ -388,8 +389,8 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
     return PassSeconds(forward=seconds, backward_input=seconds)
 
 
-def runs_in_loop(job: PoolJob) -> bool:
-    """Whether the experts of a layer run one after the other, not as one grouped product.
+def _launches_each_expert(job: PoolJob) -> bool:
+    """Whether the host launches each expert's products: the program loops, or the grouped product is no one kernel.
 
     Source: engine profile, loops_over_experts; the device's generation, grouped_products.
     """
@@ -397,7 +398,7 @@ def runs_in_loop(job: PoolJob) -> bool:
 
 
 _LOOP_FACTOR: Final = 0.4
-"""Host time of one expert's forward pass in a loop over experts, in units of the device's `layer_floor`: 0.12 ms.
+"""Host time to launch one expert's forward pass alone, in units of the device's `layer_floor`: 0.12 ms of 0.3 ms.
 
 These are about 12 operators of 10 us. Source: transformers 4.57, models/qwen3_moe/modeling_qwen3_moe.py
 (Qwen3MoeSparseMoeBlock); the time of an operator is assumed.
@@ -405,23 +406,24 @@ These are about 12 operators of 10 us. Source: transformers 4.57, models/qwen3_m
 
 
 def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple[Number, Number]:
-    """Host time of a layer and of its ring's hops, in units of the device's `layer_floor`; 0 inside CUDA graphs.
+    """Host time of a layer and of its ring's hops, in units of the device's `layer_floor`.
 
-    In a layer with experts, a CUDA graph does not contain the operators after the router. The graph is assumed to
-    contain as many operators as a dense layer has; a host trace of one layer would replace this assumption.
+    A CUDA graph of the step leaves none of both. In a layer with experts, a graph of layers does not contain the
+    operators after the router; it is assumed to contain as many operators as a dense layer has. A host trace of one
+    layer would replace this assumption.
 
     Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules).
     """
     compute, graphs = job.engine.compute, job.training.cuda_graphs
     if graphs == "step" or (graphs == "layers" and not experts):
         return 0.0, 0.0
+    factor: Number = compute.expert_host_factor if experts else compute.host_factor
+    each: Number = 0.0
+    if experts and job.model.moe is not None and _launches_each_expert(job):
+        each = _LOOP_FACTOR * job.model.moe.num_experts / layout.ep
     if graphs == "layers":
-        return max(0.0, compute.expert_host_factor - compute.host_factor), 0.0
-    hops = _num_hops(job, layout) * (_HOP_SHARE * compute.host_factor)
-    if not experts or job.model.moe is None:
-        return compute.host_factor, hops
-    looped = runs_in_loop(job) * job.model.moe.num_experts / layout.ep
-    return compute.expert_host_factor + _LOOP_FACTOR * looped, hops
+        return max(0.0, compute.expert_host_factor - compute.host_factor) + each, 0.0
+    return factor + each, _num_hops(job, layout) * (_HOP_SHARE * compute.host_factor)
 
 
 def layer_seconds(
@@ -467,18 +469,18 @@ def layer_seconds(
     )
     return LayerSeconds(
         passes=passes,
-        core_forward=slowdown * core.forward,
+        core=core * slowdown,
         parts={modules: slowdown * seconds for modules, seconds in parts.items()},
     )
 
 
 def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool, local: bool) -> LayerSeconds:
     """The mean over the kinds of layers, which are spread evenly over the stack."""
-    passes, core, parts = PassSeconds(), 0.0, dict[frozenset[str], "Number"]()
+    passes, core, parts = PassSeconds(), PassSeconds(), dict[frozenset[str], "Number"]()
     for num, kind in job.model.kinds():
         share = num / job.model.num_layers
         one = layer_seconds(replace(job, model=kind), layout, experts=experts, local=local or is_local(kind))
-        passes, core = passes + one.passes * share, core + share * one.core_forward
+        passes, core = passes + one.passes * share, core + one.core * share
         for modules, seconds in one.parts.items():
             parts[modules] = parts.get(modules, 0.0) + share * seconds
-    return LayerSeconds(passes=passes, core_forward=core, parts=parts)
+    return LayerSeconds(passes=passes, core=core, parts=parts)

@@ -11,7 +11,7 @@ import numpy as np
 from planner.cost.adapters import trained_params
 from planner.cost.chance import memory_limit_bytes
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, linear_seconds, memory_bound_seconds
-from planner.cost.layers import FLASH_BACKWARD, layer_seconds, tokens_per_microbatch
+from planner.cost.layers import layer_seconds, tokens_per_microbatch
 from planner.cost.ledger import LineName, total_bytes
 from planner.cost.memory import host_lines, memory_lines
 from planner.cost.model_states import whole_gradients
@@ -267,7 +267,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         # an all-to-all makes the host wait for its sizes; DeepEP and HybridEP keep the sizes on the device
         ahead = ep.forward if experts and job.engine.communication.dispatches_once_per_host else 0.0
         priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ahead)
-        beside_core = PassSeconds(forward=priced.core_forward, backward_input=FLASH_BACKWARD * priced.core_forward)
+        beside_core = priced.core
         exchange = ep * float(experts)
         hidden = {
             LineName.TP_COMM: _hidden_of_layer(job, layout, priced, tp),
@@ -289,7 +289,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
 
 
 _EAGER_OVERLAP: Final = 0.65
-"""Share of the seconds that pairs of passes could hide, and do hide while the host launches each operator.
+"""Share, of the seconds that pairs of passes could hide, that they do hide while the host launches each operator.
 
 The value is chosen on published steps of one job with and without the overlap, by an all-to-all (42.0 and 31.3 s) and
 by HybridEP (24.7 and 21.0 s). Source: NVIDIA, Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap.
@@ -327,12 +327,11 @@ def _each_way(busy: Mapping[Moment, Number]) -> PassSeconds:
 
 def _hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: PassSeconds) -> PassSeconds:
     """Seconds of a layer's tensor-parallel collectives that its own matrix products hide."""
-    core, backward = layer.core_forward, collectives.backward
-    products = layer.passes.backward - FLASH_BACKWARD * core
-    beside_products = hidden_tensor_parallel_seconds(job, layout, backward, products)
+    core, backward = layer.core, collectives.backward
+    beside_products = hidden_tensor_parallel_seconds(job, layout, backward, layer.passes.backward - core.backward)
     beside_weights = hidden_behind_weight_gradients(job, layout, backward, layer.passes.backward_weight)
     return PassSeconds(
-        forward=hidden_tensor_parallel_seconds(job, layout, collectives.forward, layer.passes.forward - core),
+        forward=hidden_tensor_parallel_seconds(job, layout, collectives.forward, layer.passes.forward - core.forward),
         backward_input=np.maximum(beside_products, beside_weights),
     )
 

@@ -62,7 +62,8 @@ def _slower(cluster: ClusterSpec, inner: float, outer: float) -> ClusterSpec:
 
 
 def _slower_link(link: LinkSpec, times: float) -> LinkSpec:
-    changes = {"bandwidth": link.bandwidth / times, "latency": link.latency * times, "startup": link.startup * times}
+    changes = {key: getattr(link, key) * times for key in ("latency", "startup", "message")}
+    changes["bandwidth"] = link.bandwidth / times
     if link.measured_bandwidth is not None:
         changes["measured_bandwidth"] = link.measured_bandwidth / times
     return link.model_copy(update=changes)

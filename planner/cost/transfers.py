@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.layers import choices_per_microbatch, runs_in_loop, tokens_per_microbatch
+from planner.cost.layers import choices_per_microbatch, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, num_blocks, output_width, value_size
@@ -80,7 +80,7 @@ class Transfer:
     times: how often the transfer happens in each `Moment`.
     experts: whether the transfer moves parameters of routed experts.
     copies, groups, message_bytes: arguments of `all_to_all_seconds`, for an all-to-all.
-    host_seconds: host time of each transfer, during which the device waits.
+    host_seconds: host time of each collective before it starts; not for sends and all-to-alls.
     """
 
     line: LineName
@@ -92,7 +92,7 @@ class Transfer:
     copies: int = 1
     groups: tuple[int, int] | None = None
     message_bytes: float = 0.0
-    host_seconds: float = 0.0
+    host_seconds: Number = 0.0
 
     def times_per_step(self, num_microbatches: Number, num_updates: Number) -> Number:
         """How often the transfer runs in a step; 0 in a group of one rank."""
@@ -356,7 +356,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
     reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
     accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights included. ZeRO-2 and 3 reduce
-    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. In engines that shard whole
+    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. If experts run in a loop, some
+    engines gather each of their matrices alone, after host time of its own (`lone_gather`). In engines that shard whole
     tensors, each rank broadcasts its tensors instead of an all-gather, which costs the latency of one ring pass per
     rank.
 
@@ -382,9 +383,10 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         replicas = _span(layout, ranks / parts, stride * parts)
         broadcasts = job.engine.communication.broadcasts_weights
         updated = np.minimum(shards, _num_tensors(job, layout, stage, of_experts=experts)) if broadcasts else 1
-        alone = job.engine.communication.lone_gather if experts and runs_in_loop(job) else 0.0
-        matrices = sum(p.count * len(p.outputs) for p in layer_of(job.model, experts=True).products)
-        gatherings = np.where(zero == 3, layers * (matrices / layout.ep if alone else 1), updated)
+        is_alone = experts and job.engine.compute.loops_over_experts and job.engine.communication.lone_gather > 0
+        parts_of_gather = _num_tensors(job, layout, stage, of_experts=True) if is_alone else layers
+        gatherings = np.where(zero == 3, parts_of_gather, updated)
+        waits = job.calibration.host * job.engine.communication.lone_gather * is_alone * (zero == 3)
         gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each)}
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
@@ -392,7 +394,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         return (
             of(kind="reduce-scatter", where=scatter, num_bytes=reduced, times=reduces),
             of(kind="all-reduce", where=replicas, num_bytes=reduced / parts, times=reduces),
-            of(kind="all-gather", where=shard, num_bytes=gathered, times=gathers, host_seconds=alone),
+            of(kind="all-gather", where=shard, num_bytes=gathered, times=gathers, host_seconds=waits),
         )
 
     ranks, stride = layout.dp * layout.cp, layout.ep * layout.etp

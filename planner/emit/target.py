@@ -307,7 +307,11 @@ def facts_of(
     doubts, rest, ignored_keys = left_over(given, target, ignored)
     misspelt = {key: near for key in rest if (near := _misspelt(key, given.understood))}
     if not of_model:
-        strange = [key for key in rest if key not in given.known and _is_layout(key, values[key])]
+        strange = [
+            key
+            for key in rest
+            if key not in given.known and any(_is_layout(each, values[key]) for each in (key, misspelt.get(key, "")))
+        ]
         mistakes += [_of_layout(key, misspelt.get(key, "")) for key in strange]
     if mistakes:
         raise InputError(*mistakes)

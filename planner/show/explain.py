@@ -137,7 +137,7 @@ def _others(found: Explanation) -> Iterable[RenderableType | None]:
 
 def _run(found: Explanation) -> Iterable[RenderableType | None]:
     plan = found.plan
-    rows = [("whole run", whole)] if (whole := run_words(plan)) else []
+    rows = [("whole run", run_words(plan) or "length unknown; --set training.tokens=100B tells its days and its cost")]
     yield section("Run", Columns([*rows, *goodput_rows(plan), ("checkpoint", checkpoint_words(plan))], wrap=(1,)))
 
 

@@ -231,8 +231,10 @@ def _narrower(plan: Plan) -> Words:
         return ""
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
     most = max(NARROWED)
-    learn = f"{most} logs of your runs (`planner calibrate`) narrow it: on published clusters the high end fell from"
-    return f"{measure}{learn} {NARROWED[0]:.2f} to {NARROWED[most]:.2f} times the low end"
+    learn = (
+        f"logs of {most} runs of your own would narrow the band (`planner calibrate`): on published clusters, high over"
+    )
+    return f"{measure}{learn} low fell from {NARROWED[0]:.2f} to {NARROWED[most]:.2f}"
 
 
 def _label(plan: Plan) -> Words:

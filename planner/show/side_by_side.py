@@ -110,7 +110,7 @@ def explanation(found: SideBySide) -> str:
     """Explain the marks and columns of the table."""
     of = f"of {'the run' if first_plan(found).training.tokens else 'a billion tokens'}, on the devices in use"
     words = f"Nothing takes less time and less {MEASURES[found.measure]} than what is marked. Cost and energy {of}"
-    price = "" if found.measure == "usd" else "; some have no price: --set cluster.price"
+    price = "" if found.measure == "usd" else "; a cluster without a price: --set cluster.price"
     return f"{words}{price}; devices at rated power. `planner plan MODEL CLUSTER` proves one, with runners-up."
 
 

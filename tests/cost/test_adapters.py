@@ -179,7 +179,7 @@ def test_frozen_weights_compute_in_8_bits_and_adapters_in_16(make_job):
             )  # fmt: skip
             job = replace(job, calibration=UNCALIBRATED)
             seconds[precision, rank] = layer_seconds(job, layout_of(job, "dp=8,zero=1,mbs=1"))
-    passes = {key: (each.passes.forward - each.core_forward) for key, each in seconds.items()}
+    passes = {key: (each.passes.forward - each.core.forward) for key, each in seconds.items()}
     assert passes["bf16", 0] == pytest.approx(2 * passes["fp8", 0], rel=0.01)
     adapters = [passes[precision, 4096] - passes[precision, 0] for precision in ("bf16", "fp8")]
     assert adapters[0] == pytest.approx(adapters[1], rel=0.01)

@@ -133,7 +133,7 @@ def test_a_layer_takes_the_flops_of_its_products(make_job, by_hand, text, exchan
     # a kernel for each hop, two tiles of keys beside the half of its rows that the last rank's queries all see
     started = 1 + 256 / (rows / 2) if exchange == "ring" and layout.cp > 1 else 1
     core = each * T * SPAN.get(by_hand, LENGTH / 2) * started
-    assert found.core_forward == pytest.approx(core)
+    assert found.core.forward == pytest.approx(core)
     assert found.passes.forward == pytest.approx(flops_of(maps) + core)
     assert found.passes.backward_input == pytest.approx(flops_of(maps) + 2.5 * core)  # five products for two (Dao 2023)
     assert found.passes.backward_weight == pytest.approx(flops_of(maps))
@@ -216,12 +216,12 @@ def test_unfused_attention_moves_the_square_of_scores(make_job, text):
     copied = 12288 * T / layout.tp
     forward = found.passes.forward - fused.passes.forward
     backward = found.passes.backward_input - fused.passes.backward_input
-    assert found.core_forward == pytest.approx(products + 9 * heads * s * s)
+    assert found.core.forward == pytest.approx(products + 9 * heads * s * s)
     assert forward == pytest.approx(products + 9 * heads * s * s + 16 * copied)
     assert backward == pytest.approx(2 * products + 11 * heads * s * s + 22 * copied)
     for by_hand, widths in ((gpt3_175b, 96 * (128 + 128)), (narrow_values, 32 * (256 + 128))):
         counted, *_ = priced(make_job, by_hand, text, "flops", "training.attention=unfused")
-        assert counted.core_forward == pytest.approx(2 * layout.mbs / layout.tp * s * s * widths)
+        assert counted.core.forward == pytest.approx(2 * layout.mbs / layout.tp * s * s * widths)
 
 
 @pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=2"])
@@ -288,7 +288,7 @@ def test_a_hop_of_a_ring_adds_a_part_to_the_sum(make_job, by_hand, outputs, grad
     gathered, layout, T, *_ = priced(make_job, by_hand, text, "bytes")
     ring, *_ = priced(make_job, by_hand, text, "bytes", exchange="ring")
     hops, cut = layout.cp - 1, T / layout.tp
-    assert ring.core_forward - gathered.core_forward == pytest.approx(hops * 2 * 3 * outputs * cut)
+    assert ring.core.forward - gathered.core.forward == pytest.approx(hops * 2 * 3 * outputs * cut)
     backward = ring.passes.backward_input - gathered.passes.backward_input
     assert backward == pytest.approx(hops * 2 * 3 * gradients * cut, rel=1e-6)
 
@@ -352,7 +352,7 @@ def test_the_second_flash_attention_is_slower_on_hopper_alone(make_job, cluster,
         free = job.cluster.device.efficiency.model_copy(update={"launch": 0.0})
         device = job.cluster.device.model_copy(update={"efficiency": free})
         job = replace(job, cluster=job.cluster.model_copy(update={"device": device}))
-        return layer_seconds(job, parse_layout("tp=1", num_layers=32, num_devices=8)).core_forward
+        return layer_seconds(job, parse_layout("tp=1", num_layers=32, num_devices=8)).core.forward
 
     assert core("flash-2") / core("latest") == pytest.approx(ratio)
 

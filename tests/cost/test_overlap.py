@@ -133,7 +133,7 @@ def test_every_hop_of_a_ring_launches_its_kernel_and_what_adds_it_up(with_engine
     job = replace(job, calibration=UNCALIBRATED)
     layout = parse_layout("cp=4", num_layers=32, num_devices=8)
     ring, gathered = (
-        layer_seconds(with_engine(job, communication={"context_exchange": each}), layout).core_forward
+        layer_seconds(with_engine(job, communication={"context_exchange": each}), layout).core.forward
         for each in ("ring", "gather")
     )
     assert float(ring - gathered) == pytest.approx(3 * 2, rel=1e-3)

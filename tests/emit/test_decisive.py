@@ -97,7 +97,12 @@ RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 -
 
 @pytest.mark.parametrize(
     ("more", "meant"),
-    [("--tensor-parallel-size 2", "tensor_model_parallel_size"), ("--pipeline-model-parallel-siz 2", "pipeline")],
+    [
+        ("--tensor-parallel-size 2", "tensor_model_parallel_size"),
+        ("--tensor-model-paralel-size 2", "tensor_model_parallel_size"),
+        ("--pipeline-model-parallel-siz 2", "pipeline"),
+        ("--sequence-paralel", "sequence_parallel"),
+    ],
 )
 def test_a_misspelt_degree_stops_the_reading_and_is_corrected(more, meant, written):
     with pytest.raises(InputError, match="layout may depend") as error:

@@ -434,7 +434,7 @@ TP_2 = f"torchrun --nproc_per_node 8 {RUN.replace('64', '2048')} --tensor-model-
     ("more", "key", "meant"),
     [
         ("--swigluu", "swigluu", "swiglu"),
-        ("--sequence-paralel", "sequence_paralel", "sequence_parallel"),
+        ("--micro-batch-sizes 1", "micro_batch_sizes", "micro_batch_size"),
     ],
 )
 def test_an_option_that_no_program_has_is_no_option_without_a_price(more, key, meant, written, capsys):
@@ -446,7 +446,10 @@ def test_an_option_that_no_program_has_is_no_option_without_a_price(more, key, m
     assert "1 not priced (transformer_impl=local)" in shown
 
 
-@pytest.mark.parametrize("more", ["--tp-comm-overlap-cfg x", "--fp4-recipe nvfp4", "--gradient-accumulation-fusion"])
+@pytest.mark.parametrize(
+    "more",
+    ["--tp-comm-overlap-cfg x", "--fp4-recipe nvfp4", "--gradient-accumulation-fusion", "--no-position-embedding"],
+)
 def test_options_of_megatron_are_no_misspellings_of_others(more, written):
     """Options of Megatron-LM, arguments.py and transformer_config.py, whose names resemble other options."""
     (only,) = read_foreign(written(f"{WHOLE} {more}")).assumed

@@ -76,7 +76,7 @@ class Join:
 def tokens_of(outer: Config, tower: Config, patches: int) -> int:
     """Tokens of an image in the sequence: the number in the file, or the patches by the patches per token."""
     for key in _TOKENS:
-        if key in outer.values:
+        if outer.get(key) is not None:
             return outer.size(key, 1)
     if outer.get("perceiver_config") is not None:
         return outer.part("perceiver_config").size("resampler_n_latents", 64)
