@@ -174,7 +174,9 @@ def check_job(row: dict[str, str]) -> None:
         assert training.global_batch_size * found.share == pytest.approx(int(row["gbs"]))
     else:
         assert row["oom"] == "1"
-    assert {"16": 2, "fp8": 1, "fp4": 0.5}[row["precision_class"]] == {"fp8": 1, "fp4": 0.5}.get(training.precision, 2)
+    guessed = row["precision"].endswith("?") and "FP8_DPA" in row["flags"]  # 8-bit attention needs an 8-bit recipe
+    kind = "fp8" if guessed else row["precision_class"]
+    assert {"16": 2, "fp8": 1, "fp4": 0.5}[kind] == {"fp8": 1, "fp4": 0.5}.get(training.precision, 2)
     if row["inter_gb_s_per_gpu"] and "inter_gb_s_per_gpu" not in corrected:
         network = cluster.links[-1]
         assert (network.measured_bandwidth or network.bandwidth) == float(row["inter_gb_s_per_gpu"]) * 1e9
