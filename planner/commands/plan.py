@@ -252,7 +252,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     is_range = any(isinstance(hosts, range) for hosts in sizes)
     if len(names) > 1 or (is_range and given.get("objective") == "memory"):  # a search for each size
         check_num_choices(len(names) * (len(nodes) if isinstance(nodes, range) else 1))
-        refuse_options(ctx, _OF_ONE_CLUSTER, "is of one cluster; a list of clusters sets them side by side")
+        refuse_options(ctx, _OF_ONE_CLUSTER, "belongs to one cluster; a list compares clusters and makes no plan")
         if isinstance(nodes, dict):
             raise click.UsageError("--nodes: hosts of pools are those of one mixed cluster; write N or A..B")
         del given["cluster"]

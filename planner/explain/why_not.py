@@ -18,6 +18,7 @@ from planner.plan import layout_from_dict
 from planner.search.questions.given import plan_for_text
 from planner.search.space.constraints import Constraints
 from planner.specs.document import Document
+from planner.specs.recompute import is_of_some_layers, number_of_layers, policy_code
 from planner.specs.text import printable
 from planner.specs.yaml import read_text
 
@@ -92,11 +93,19 @@ def _recomputed(layout: Layout) -> str:
     if not again:
         return "nothing recomputed"
     stages = sorted({int(stage_of_chunk(layout.schedule, layout.pp, chunk)) for chunk, _ in again})
-    count = sum(layout.layers_per_stage[chunk] for chunk, _ in again)
+    count = sum(_recomputing(layout.layers_per_stage[chunk], policy_code(policy)) for chunk, policy in again)
     of = sum(layout.layers_of_stage(stage) for stage in (stages if len(stages) == 1 else range(layout.pp)))
     policies = " and ".join(dict.fromkeys(policy for _, policy in again))
     where = f" of stage {stages[0]}" if len(stages) == 1 and layout.pp > 1 else ""
     return f"{'all' if count == of else f'{count} of {of}'} layers{where} recomputed ({policies})"
+
+
+def _recomputing(num_layers: int, code: int) -> int:
+    """How many of a chunk's layers recompute: all, k of `full:k`, or every n-th of `every:n`."""
+    if not is_of_some_layers(code):
+        return num_layers
+    is_every, number = number_of_layers(code)
+    return num_layers // int(number) if is_every else min(int(number), num_layers)
 
 
 def _alone(plan: Plan, job: Job, wanted: Constraints) -> dict[str, Any]:

@@ -138,6 +138,8 @@ def _others(found: Explanation) -> Iterable[RenderableType | None]:
 def _run(found: Explanation) -> Iterable[RenderableType | None]:
     plan = found.plan
     rows = [("whole run", run_words(plan) or "length unknown; --set training.tokens=100B tells its days and its cost")]
+    if plan.run is not None and plan.run.usd is None:
+        rows.append(("price", "none; --set training.price='2.50 USD/h' gives a device's"))
     yield section("Run", Columns([*rows, *goodput_rows(plan), ("checkpoint", checkpoint_words(plan))], wrap=(1,)))
 
 

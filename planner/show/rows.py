@@ -232,9 +232,9 @@ def _narrower(plan: Plan) -> Words:
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
     most = max(NARROWED)
     learn = (
-        f"logs of {most} runs of your own would narrow the band (`planner calibrate`): on published clusters, high over"
+        f"it would be with {most} logs of your own runs (`planner calibrate`): on published clusters high / low fell"
     )
-    return f"{measure}{learn} low fell from {NARROWED[0]:.2f} to {NARROWED[most]:.2f}"
+    return f"{measure}{learn} from {NARROWED[0]:.2f} to {NARROWED[most]:.2f}"
 
 
 def _label(plan: Plan) -> Words:

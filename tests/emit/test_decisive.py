@@ -421,3 +421,9 @@ def test_nothing_is_said_of_what_fits_where_that_is_unknown(asked, written):
     assert plan.verdict == "unknown"
     with pytest.raises(InputError, match=f"whether it fits is unknown: {UTILIZATION}"):
         explain_layout(plan, **asked)
+
+
+def test_an_old_negation_of_megatron_is_known(written):
+    """`--no-position-embedding` (dest add_position_embedding) gave way to --position-embedding-type."""
+    found = read_foreign(written(f"torchrun pretrain_gpt.py {RUN} --no-position-embedding"))
+    assert [each for each in found.assumed if each.kind == "misspelt"] == []

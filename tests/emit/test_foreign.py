@@ -446,10 +446,7 @@ def test_an_option_that_no_program_has_is_no_option_without_a_price(more, key, m
     assert "1 not priced (transformer_impl=local)" in shown
 
 
-@pytest.mark.parametrize(
-    "more",
-    ["--tp-comm-overlap-cfg x", "--fp4-recipe nvfp4", "--gradient-accumulation-fusion", "--no-position-embedding"],
-)
+@pytest.mark.parametrize("more", ["--tp-comm-overlap-cfg x", "--fp4-recipe nvfp4", "--gradient-accumulation-fusion"])
 def test_options_of_megatron_are_no_misspellings_of_others(more, written):
     """Options of Megatron-LM, arguments.py and transformer_config.py, whose names resemble other options."""
     (only,) = read_foreign(written(f"{WHOLE} {more}")).assumed

@@ -25,7 +25,7 @@ from planner.explain.scaling import scaling_of, sizes_between
 from planner.explain.schedules import schedules_of, sketch
 from planner.explain.waterfall import waterfall_of
 from planner.explain.what_if import layout_gains, sensitivity_of, what_if
-from planner.explain.why_not import why_not
+from planner.explain.why_not import _recomputed, why_not
 from planner.layout import parse_layout
 from planner.plan import Plan, plan_to_json
 from planner.plan_parts import ObjectiveName
@@ -58,6 +58,20 @@ def plan() -> Plan:
 
 
 # --- why not ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recompute", "words"),
+    [
+        ("full:12", "12 of 32 layers recomputed (full:12)"),
+        ("full:40", "all layers recomputed (full:40)"),
+        ("every:3", "10 of 32 layers recomputed (every:3)"),
+        ("full", "all layers recomputed (full)"),
+    ],
+)
+def test_layers_that_recompute_are_counted(recompute: str, words: str) -> None:
+    layout = parse_layout(f"dp=8,zero=3,recompute={recompute}", num_layers=32, num_devices=8)
+    assert _recomputed(layout) == words
 
 
 @pytest.mark.parametrize("asked", ["tp=2", "zero=3", "pp=2,mbs<=2", "recompute=full"])

@@ -143,7 +143,7 @@ def test_a_mistake_that_all_share_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["p5,p4d", "-o", "plan.json"], "is of one cluster"),
+        (["p5,p4d", "-o", "plan.json"], "belongs to one cluster"),
         (["p5", "--html", "page.html"], "is of several clusters"),
         (["p5,,p4d"], "one comma between two"),
         (["p5,p4d", "--nodes", "1..40"], "are not 1 to 64"),
