@@ -115,7 +115,8 @@ def test_data_that_are_cut_end_a_run_before_its_first_checkpoint(begin, data, tm
     os.truncate(data, 1000)
     _, messages = run.communicate(timeout=120)
     assert run.returncode == ExitCode.BAD_INPUT, messages
-    assert "a file was cut while it was mapped (SIGBUS)" in messages
+    # the read faults, or the size is looked at first: which of both depends on the moment
+    assert "a file was cut while it was mapped (SIGBUS)" in messages or "bring the data back" in messages
     assert "data.txt was cut since the run began: from 380,000 to 1,000 bytes" in messages
     assert metrics.read_text().splitlines()
 
