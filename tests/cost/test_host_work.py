@@ -45,15 +45,15 @@ def test_a_proxy_passes_one_message_for_each_token_and_host(make_job, hosts):
     assert all_to_all_seconds(where, tokens * 8 * width, copies=8) < found / 4  # without a proxy, the bytes alone
 
 
-@pytest.mark.parametrize(("mbs", "faster"), [(1, "alltoall"), (4, "alltoall")])
-def test_small_tokens_by_proxy_lose_against_an_all_to_all(make_job, mbs, faster):
+@pytest.mark.parametrize("mbs", [1, 4])
+def test_small_tokens_by_proxy_lose_against_an_all_to_all(make_job, mbs):
     layout = f"tp=8,pp=2,dp=4,ep=32,mbs={mbs},zero=1,sp=1"
     sizes = {"gpus": 64, "batch": 256, "sequence": 4096}
     steps = {}
     for name, once in (("deepep", "true"), ("alltoall", "false")):
         settings = (f"engine.communication.dispatches_once_per_host={once}",)
         steps[name] = priced(make_job, "qwen3-30b-a3b", "p5", layout=layout, settings=settings, **sizes)[2].step_seconds
-    assert min(steps, key=steps.__getitem__) == faster
+    assert steps["alltoall"] < steps["deepep"]
 
 
 def test_a_loop_over_experts_costs_launches_of_each(make_job):
