@@ -269,7 +269,7 @@ _ADAPTERS: Final = ("lora", "peft", "adapter")
 
 def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
     """Settings in addition to the options: of the training document, and of the engine if the row states more."""
-    words = f"{run.flags} {run.notes}".lower()
+    words = f"{run.flags} {run.notes} fp8_recipe={run.fp8_recipe}".lower()
     task = run.task.lower()
     if any(word in task for word in _NO_TRAINING):
         raise UnpricedRun(f"task {printable(run.task, 40)}")
@@ -293,6 +293,8 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     if "tiled mlp" in words and model.moe is None and run.seq:  # as many as DeepSpeed makes (ulysses_sp.py, TiledMLP)
         tiles = -(-run.seq // ((run.cp or 1) * model.hidden_size))
         found |= {"training.mlp_tiles": str(tiles), "engine.can.mlp_tiles": "true"}
+    if run.mean_sample_tokens:
+        found["training.mean_sample_tokens"] = str(round(run.mean_sample_tokens))
     found["training.cuda_graphs"] = _graphs(run)
     overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
     if overlaps and model.moe is not None and (run.ep or 1) > 1:
@@ -454,6 +456,10 @@ def _layout(
     zero = _zero(run) if dp * degrees["cp"] > 1 else 0
     if not zero and offload in ("optimizer", "both"):
         zero = _zero(run) or 1  # the host updates shards, also those of one device
+    if zero == 3 and pp > 1 and 3 in engine.pipeline.zero_stages and engine.memory.whole_gradients == "piped":
+        zero = 1  # FSDP2: without a word of it, a pipeline's weights and gradients stay whole between microbatches
+        rule = "fully_shard does not reshard under a pipeline by default"
+        assumed.append(Assumed(key="zero", value="1", rule=rule))
     if zero is not None:
         found["zero"] = zero
     hsdp = _hsdp(run, dp)

@@ -218,8 +218,9 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         width = head_widths(model)
         hops = _num_hops(job, layout)
         started = 1.0 + np.minimum(1, hops) * _KERNEL_KEYS / (rows / 2)
-        scores = rows * attention_span(model, s, causal=True, local=local) * heads * started
-        indexer = layout.mbs * rows * indexer_flops_per_token(model, s)
+        attended = job.training.attended_tokens
+        scores = rows * attention_span(model, attended, causal=True, local=local) * heads * started
+        indexer = layout.mbs * rows * indexer_flops_per_token(model, attended)
         # matrix units and exponentials work at the same time, so the slower of the two sets the kernel's time
         peak = device.peak[job.attention_precision]
         in_16_bits = device.peak.get("bf16", device.peak.get("fp16", peak))
@@ -242,7 +243,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
 def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
     """Number of times that ring attention sends keys and values to the neighbour."""
-    return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.communication.context_exchange == "ring" else 0.0)
+    return np.maximum(layout.cp - 1, 0) * ("ring" in job.engine.communication.context_exchange)
 
 
 def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:

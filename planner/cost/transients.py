@@ -33,6 +33,7 @@ from planner.cost.stage import (
     largest_of_layers,
     shard_degree,
 )
+from planner.cost.transfers import context_bytes
 from planner.layout import offloads_optimizer
 from planner.once import once
 from planner.specs.recompute import FULL
@@ -225,6 +226,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
     moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    moved = moved + _gathered_context(job, layout)
     return recompute_bytes(job, layout, stage) + moved
 
 
@@ -339,6 +341,17 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
         the scores.
     """
     return sum_of(term.num_bytes for term in activation_terms(job, layout, experts=False) if term.name == "softmax")
+
+
+def _gathered_context(job: PoolJob, layout: Degrees) -> Number:
+    """Bytes of the gathered keys and values of one layer, and of the two fp32 gradients that a rank adds and sends.
+
+    Source: torch, distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention_backward.
+    """
+    if job.engine.communication.context_exchange != "gathered-ring" or not job.model.attends:
+        return 0.0
+    (own,) = context_bytes(job, layout)
+    return np.where(np.greater(layout.cp, 1), own * (layout.cp + 8.0 / job.compute_bytes), 0.0)
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
