@@ -251,7 +251,7 @@ def _missing_offload(engine: EngineSpec, layout: Mapping[str, Any]) -> dict[str,
     found: dict[str, list[Any]] = {}
     if offload not in has.what:
         found["engine.offload.what"] = [*has.what, offload]
-    if offload in ("activations", "both") and policy not in (None, *has.activations_of):
+    if ("activations" in offload or offload == "both") and policy not in (None, *has.activations_of):
         found["engine.offload.activations_of"] = [*has.activations_of, policy]
     return found
 
@@ -454,7 +454,7 @@ def _layout(
     found |= _pipeline(run, model, pp, assumed)
     offload = _offload(run, assumed)
     zero = _zero(run) if dp * degrees["cp"] > 1 else 0
-    if not zero and offload in ("optimizer", "both"):
+    if not zero and offload not in ("none", "activations"):
         zero = _zero(run) or 1  # the host updates shards, also those of one device
     if zero == 3 and pp > 1 and 3 in engine.pipeline.zero_stages and engine.memory.whole_gradients == "piped":
         zero = 1  # FSDP2: without a word of it, a pipeline's weights and gradients stay whole between microbatches
@@ -575,6 +575,8 @@ def _offload(run: Run, assumed: list[Assumed]) -> Offload:
         assumed.append(Assumed(key="offload", value="none", rule=rule))
     if "full cpu offload" in words:
         return "both"
+    if "weights on the host" in words and _zero(run) == 3:
+        return "params+states"
     if "checkpoint-in-cpu" in words:
         return "activations"
     return "optimizer" if run.offload or "cpu offload" in words or "offload=true" in words else "none"

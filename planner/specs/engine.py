@@ -13,7 +13,7 @@ from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
-Offload = Literal["none", "optimizer", "activations", "both"]
+Offload = Literal["none", "optimizer", "activations", "both", "params+states", "params+states+activations"]
 
 
 class EngineDefaults(InputDocument):
