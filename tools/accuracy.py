@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from accuracy_figures import figures, held_out_bands, hold_out, kinds, memory_figures, to_text
+from calibrate import fitted_ratios
 
-from planner.accuracy.calibrate import fitted_ratios
-from planner.accuracy.runs import read_runs
-from planner.accuracy.sweeps import sweeps
+from planner.evidence.compare.sweeps import sweeps
+from planner.evidence.rows.runs import read_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from accuracy_figures import Figure, HeldOut
+    from calibrate import Sample
     from numpy.typing import NDArray
 
-    from planner.accuracy.calibrate import Sample
-    from planner.accuracy.runs import Run
     from planner.cost.band import Band
+    from planner.evidence.rows.runs import Run
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from planner.accuracy.knowledge import knowledge
 from planner.cost.parameters import num_params
+from planner.evidence.rows.knowledge import knowledge
 from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
 from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
 from planner.specs.document import Document
