@@ -299,7 +299,8 @@ def constants() -> list[str]:
     lines = ["| where | what was said |", "|---|---|"]
     for path in sorted(ROOT.glob("planner/cost/**/*.py")):
         lines += [_said(path, said) for said in _SAID.findall(path.read_text(encoding="utf-8"))]
-    for path in sorted([*ROOT.glob("planner/engines/*.yaml"), *ROOT.glob("clusters/**/*.yaml")]):
+    profiles = (*ROOT.glob("planner/engines/*.yaml"), *ROOT.glob("planner/evidence/profiles/*.yaml"))
+    for path in sorted([*profiles, *ROOT.glob("clusters/**/*.yaml")]):
         text = path.read_text(encoding="utf-8").splitlines()
         for line, following in zip(text, [*text[1:], ""], strict=True):
             if re.search(r"#.*\b(assumed|chosen)\b", line):

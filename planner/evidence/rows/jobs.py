@@ -19,7 +19,7 @@ from planner.evidence.rows.machines import cluster_of
 from planner.evidence.rows.models import model_of
 from planner.layout import Assumed
 from planner.search.questions.given import given_layout, split_with_ends
-from planner.specs.by_name import engine_names, load_engine
+from planner.specs.by_name import load_engine
 from planner.specs.load import load_job
 from planner.specs.pipeline_letters import layers_of_letters
 from planner.specs.recompute import canonical, policy_fault
@@ -187,10 +187,9 @@ def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[E
     """
     words, entry = run.framework.lower(), _framework(run)
     is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
-    names = entry["engine"].split() if entry else ["fsdp" if run.zero_stage == 3 else "megatron"]
-    if run.zero_stage == 3 and names[0].startswith("megatron"):
-        names.insert(0, "megatron-fsdp")
-    name = next(each for each in names if each in engine_names())
+    name = entry["engine"] if entry else "fsdp" if run.zero_stage == 3 else "megatron"
+    if run.zero_stage == 3 and name.startswith("megatron"):
+        name = "megatron-fsdp"
     if name == "megatron" and run.flash_attention == 0 and not is_unknown:
         name = "megatron-2022" if run.sp or "korthikanti" in run.source_set else "megatron-2021"
     if name == "fsdp" and model_parallel:
