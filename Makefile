@@ -104,7 +104,7 @@ plans: $(STAMP) ## what the recommendation costs over the minimum, on the jobs o
 
 .PHONY: calibrate
 calibrate: $(STAMP) ## fit planner/calibration.json to the published runs again
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m planner.accuracy.calibrate tests/published/measurements.csv planner/calibration.json
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python tools/calibrate.py tests/published/measurements.csv planner/calibration.json
 
 .PHONY: bench
 bench: $(STAMP) ## CPU seconds and memory of the commands against their targets (a report)

@@ -25,7 +25,6 @@ from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, unplannable, whole_hosts
 from planner.errors import InputError, PlannerError
 from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
-from planner.fit import undecided
 from planner.made_by import made_by
 from planner.plan import Plan, RunnerUp, saved_documents
 from planner.plan_parts import ObjectiveName
@@ -60,11 +59,12 @@ from planner.specs.load import load_job
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import any_of, did_you_mean, printable
 from planner.units import parse_length
+from planner.verdict import undecided
 
 if TYPE_CHECKING:
-    from planner.accuracy.learn import Learnt
     from planner.cost.run import Requirement
     from planner.emit.read.front import Foreign
+    from planner.evidence.fit import Learnt
     from planner.explain.report import Explanation
     from planner.layout import Layout
     from planner.specs.calibration import Calibration
@@ -628,8 +628,8 @@ def calibrate_runs(
         InputError: the files hold no runs, or hold mistakes; the error lists all mistakes with file and line.
         EnvironmentProblem: a file cannot be read.
     """
-    from planner.accuracy.learn import learn_calibration
-    from planner.calibrate.inputs import read_inputs
+    from planner.evidence.fit import learn_calibration
+    from planner.evidence.inputs import read_inputs
 
     notes: list[str] = []
     found = read_inputs([Path(each) for each in runs], plan=Path(plan) if plan else None, tell=notes.append)

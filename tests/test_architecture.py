@@ -34,11 +34,11 @@ LAYERS = (
     ("specs", "engines"),
     ("data_files", "layout", "run_arguments"),
     ("cost",),
-    ("plan", "plan_parts", "made_by", "no_plan", "fit"),
+    ("plan", "plan_parts", "made_by", "no_plan", "verdict"),
     ("search",),
-    ("accuracy", "explain"),
+    ("explain",),
     ("own_program",),
-    ("calibrate", "describe", "emit", "launch", "measured", "measure", "reading", "shipped", "show", "verify"),
+    ("describe", "emit", "evidence", "launch", "measure", "reading", "shipped", "show", "verify"),
     ("api",),
     ("",),  # planner/__init__.py: the Python API
     ("cli", "commands", "__main__"),
@@ -110,18 +110,23 @@ def imports_point_one_way(sources: Sources) -> list[str]:
     return wrong
 
 
-def parts_of_the_search_point_one_way(sources: Sources) -> list[str]:
-    """Each part imports only from parts below it: questions, the search's own modules, optimum, bounds, space."""
-    order = {"space": 0, "bounds": 1, "optimum": 2, "questions": 4}
+PARTS = {"search": {"space": 0, "bounds": 1, "optimum": 2, "questions": 4}, "evidence": {"rows": 0, "inputs": 4}}
+"""Parts of packages by their level; a part that is not listed is at level 3."""
+
+
+def parts_of_packages_point_one_way(sources: Sources) -> list[str]:
+    """In `search` and `evidence`, each part imports only from its own level and from those below it."""
 
     def level(module: str) -> int:
-        return order.get(module.removeprefix("search.").partition(".")[0], 3)
+        package, part = module.split(".")[:2]
+        return PARTS[package].get(part, 3)
 
     return [
         f"{module} imports {target}, which is above it"
         for module, imported in import_graph(sources).items()
         for target in sorted(imported)
-        if module.startswith("search.") and target.startswith("search.") and level(target) > level(module)
+        for package in PARTS
+        if module.startswith(f"{package}.") and target.startswith(f"{package}.") and level(target) > level(module)
     ]
 
 
@@ -210,12 +215,12 @@ def constant(node: ast.expr) -> float | None:
 
 
 def elementary_functions_are_alike_everywhere(sources: Sources) -> list[str]:
-    """Exempt are fits to measured runs, which round their results, and the trainer, where torch computes."""
+    """Exempt are the fit to measured runs, which rounds its results, and the trainer, where torch computes."""
     ours = r"exp|expm1|log|log1p|log10|sin|cos|tan|arccos|arcsin|arctan|tanh|power|float_power|cbrt"
     return [
         f"{module}: {call} of NumPy; planner.elementary has what is alike on every processor"
         for module, source in sources.items()
-        if part_of(module) not in ("accuracy", "trainer")
+        if module != "evidence.fit" and part_of(module) != "trainer"
         for call in re.findall(rf"\bnp\.(?:{ours})\b", source)
     ]
 
@@ -239,10 +244,11 @@ RULES: dict[Rule, tuple[Sources, ...]] = {
         {"units": "from planner import cli", "cli": "", "": ""},
         {"helpers": ""},
     ),
-    parts_of_the_search_point_one_way: (
+    parts_of_packages_point_one_way: (
         {"search.space.rules": "from planner.search.optimum.pricing import f", "search.optimum.pricing": ""},
         {"search.bounds.of_layers": "from planner.search.search import search", "search.search": ""},
         {"search.simplest": "from planner.search.questions.sweep import sweep", "search.questions.sweep": ""},
+        {"evidence.rows.jobs": "from planner.evidence.fit import learn", "evidence.fit": ""},
     ),
     trainer_stands_apart: (
         {"launch": "from planner.trainer.model import Block", "trainer.model": ""},

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from project_tools import load_tool
 
 import planner
-from planner.accuracy.runs import Run
 from planner.cli import cli
 from planner.cost.ledger import LineName
 from planner.errors import ExitCode
+from planner.evidence.rows.runs import Run
 from planner.layout import Layout
 
 ROOT = Path(__file__).resolve().parent.parent

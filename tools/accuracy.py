@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from accuracy_figures import figures, held_out_bands, hold_out, kinds, memory_figures, to_text
+from calibrate import fitted_ratios
 
-from planner.accuracy.calibrate import fitted_ratios
-from planner.accuracy.runs import read_runs
-from planner.accuracy.sweeps import sweeps
+from planner.evidence.compare.sweeps import sweeps
+from planner.evidence.rows.runs import read_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from accuracy_figures import Figure, HeldOut
+    from calibrate import Sample
     from numpy.typing import NDArray
 
-    from planner.accuracy.calibrate import Sample
-    from planner.accuracy.runs import Run
     from planner.cost.band import Band
+    from planner.evidence.rows.runs import Run
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"
@@ -299,7 +299,8 @@ def constants() -> list[str]:
     lines = ["| where | what was said |", "|---|---|"]
     for path in sorted(ROOT.glob("planner/cost/**/*.py")):
         lines += [_said(path, said) for said in _SAID.findall(path.read_text(encoding="utf-8"))]
-    for path in sorted([*ROOT.glob("planner/engines/*.yaml"), *ROOT.glob("clusters/**/*.yaml")]):
+    profiles = (*ROOT.glob("planner/engines/*.yaml"), *ROOT.glob("planner/evidence/profiles/*.yaml"))
+    for path in sorted([*profiles, *ROOT.glob("clusters/**/*.yaml")]):
         text = path.read_text(encoding="utf-8").splitlines()
         for line, following in zip(text, [*text[1:], ""], strict=True):
             if re.search(r"#.*\b(assumed|chosen)\b", line):

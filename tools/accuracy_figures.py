@@ -10,8 +10,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-
-from planner.accuracy.calibrate import (
+from calibrate import (
     Sample,
     evidence_of,
     family_folds,
@@ -20,13 +19,14 @@ from planner.accuracy.calibrate import (
     read_samples,
     source_folds,
 )
-from planner.accuracy.groups import kinds_of
-from planner.accuracy.memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
-from planner.accuracy.score import Row, score
-from planner.accuracy.sweeps import sweeps
+from memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
+
 from planner.cost.band import Band, band_of, one_family_of, spread_of
 from planner.cost.chance import UNLIKELY
 from planner.cost.memory_band import MemoryDistribution
+from planner.evidence.compare.groups import kinds_of
+from planner.evidence.compare.score import Row, score
+from planner.evidence.compare.sweeps import sweeps
 from planner.specs.job import RISK
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.accuracy.runs import Run
+    from planner.evidence.rows.runs import Run
 
 LARGEST: Final = "hf-ultrascale"
 """A source that is reported separately: it has a quarter of all rows, on a network that no other source has."""
@@ -113,7 +113,7 @@ def _priced(runs: Sequence[Run]) -> list[_Priced]:
 
 
 def kinds(held: HeldOut) -> list[tuple[str, ...]]:
-    """The kinds of each sample (`planner.accuracy.groups.kinds_of`)."""
+    """The kinds of each sample (`planner.evidence.compare.groups.kinds_of`)."""
     runs = {row.run.id: row.run for row in held.rows}
     found = []
     for sample in held.samples:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 from planner import api
-from planner.accuracy.runs import read_runs
 from planner.commands import options
 from planner.emit.read.front import layout_text, read_foreign
 from planner.errors import PlannerError
+from planner.evidence.rows.runs import read_runs
 from planner.layout import parse_layout
 from planner.plan import _checksum, plan_to_json
 from planner.reading import read_plan

@@ -4,7 +4,7 @@
 
 A cluster is a source, a device, the devices of a node and the line rate, with at least 20 rows. Rows are forecast by
 a fit without any run of their source. Then k rows of the cluster, drawn 20 times by seed, correct the forecasts of the
-other rows. As in `planner.accuracy.learn`, a row corrects only rows of its own engine; if no row of an engine is drawn,
+other rows. As in `planner.evidence.fit`, a row corrects only rows of its own engine; if no row of an engine is drawn,
 the forecasts of its rows stay as they are. The prior is fitted to clusters of other sources. The output is the median
 error of the other rows, its mean over the clusters, and the width of the band (high / low) and the share of the rows
 inside it: before any row of the cluster the band of published runs of other sources, then that of the corrected rows.
@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from accuracy_figures import LARGEST
-
-from planner.accuracy.calibrate import (
+from calibrate import (
     UNFITTED_ENGINES,
     Sample,
     evidence_of,
@@ -35,10 +34,11 @@ from planner.accuracy.calibrate import (
     read_samples,
     source_folds,
 )
-from planner.accuracy.jobs import Unsupported, job_of
-from planner.accuracy.learn import EIGHT_OF_TEN, FACTORS, NARROWED, PRIOR, Prior, posterior, slopes_of
-from planner.accuracy.runs import read_runs
+
 from planner.cost.band import band_of
+from planner.evidence.fit import EIGHT_OF_TEN, FACTORS, NARROWED, PRIOR, Prior, posterior, slopes_of
+from planner.evidence.rows.jobs import Unsupported, job_of
+from planner.evidence.rows.runs import read_runs
 from planner.specs.by_name import shipped_calibration
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.accuracy.runs import Run
+    from planner.evidence.rows.runs import Run
 
 ROOT: Final = Path(__file__).parents[1]
 RUNS: Final = ROOT / "tests" / "published" / "measurements.csv"

@@ -25,10 +25,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from planner.accuracy.jobs import Unsupported, job_of
-from planner.accuracy.runs import read_runs
 from planner.cost.estimate import estimate
 from planner.errors import InputError
+from planner.evidence.rows.jobs import Unsupported, job_of
+from planner.evidence.rows.runs import read_runs
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import runner_up
 from planner.search.optimum.rating import simplicity_of
@@ -43,8 +43,8 @@ from planner.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from planner.accuracy.jobs import Setup
-    from planner.accuracy.runs import Run
+    from planner.evidence.rows.jobs import Setup
+    from planner.evidence.rows.runs import Run
     from planner.layout import Degrees
     from planner.numbers import Flag
     from planner.plan import Plan

@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from calibrate import fitted_ratios, held_out_ratios, read_samples
 from rich.console import Console
 from rich.table import Table
 
-from planner.accuracy.calibrate import fitted_ratios, held_out_ratios, read_samples
-from planner.accuracy.runs import run_of
 from planner.cost.collectives import all_reduce_seconds, group
+from planner.evidence.rows.runs import run_of
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.uniform import uniform_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from calibrate import Sample
     from numpy.typing import NDArray
-
-    from planner.accuracy.calibrate import Sample
 
 FOLDER = Path(__file__).parents[2] / "shared" / "truth"
 

@@ -18,7 +18,7 @@ def run(runs: Path, *, console: Console, calibration: Path | None = None, as_jso
     Raises:
         PlannerError: the file cannot be read, or is no table of measured runs.
     """
-    from planner.accuracy.report import report_of, report_to_json
+    from planner.evidence.compare.report import report_of, report_to_json
     from planner.show.accuracy import accuracy
 
     with console.progress("pricing the runs"):

@@ -21,8 +21,8 @@ def run(runs: Sequence[Path], *, output: Path, console: Console, plan: Path | No
     Raises:
         PlannerError: as `planner.api.calibrate_runs`, or the output file exists and `force` is false.
     """
-    from planner.accuracy.calibrate import calibration_text
     from planner.api import calibrate_runs
+    from planner.evidence.fit import calibration_text
     from planner.show.calibrate import calibrated
 
     to_screen = str(output) == "-"

@@ -62,8 +62,8 @@ def _show_comparison(output: Path, console: Console, corrections: Calibration | 
     """
     import json
 
-    from planner.calibrate.inputs import read_inputs
-    from planner.measured import compare
+    from planner.evidence.compare.measured import compare
+    from planner.evidence.inputs import read_inputs
     from planner.reading import corrected
     from planner.show.measured import comparison
     from planner.show.summary import learning_commands

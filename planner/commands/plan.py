@@ -143,7 +143,7 @@ def _sizes(documents: tuple[Any, ...], console: Console, *, as_json: bool, **ask
 
 def _why(found: Plan, missed: Sequence[str]) -> str:
     """Why the exit code of a plan is 3."""
-    from planner.fit import chance_words
+    from planner.verdict import chance_words
 
     if not found.fits:
         return f"no layout fits; this one is the likeliest to: {chance_words(found.chance_of_fitting)}\n"

@@ -11,12 +11,12 @@ from planner.emit.start import Start
 from planner.emit.starters import STARTERS
 from planner.emit.target import Given, How, field_of, values_of
 from planner.errors import InputError
-from planner.fit import check_fits
 from planner.plan import folder_for, write_plan, write_text
 from planner.run_arguments import RunArguments, option_name
 from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 from planner.specs.training import OF_THE_RUN, TrainingSpec
+from planner.verdict import check_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ from planner.emit.programs import PROGRAMS
 from planner.errors import InputError, Mistake
 from planner.layout import AXES, Layout, even_split
 from planner.specs.banned import searched_axes
+from planner.specs.by_name import priced_engine_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
 def check_plannable(job: Job) -> None:
     """Refuse a search if no program of the engine could run any of its plans.
 
-    A profile prices published runs of any kind, and `planner explain` shows their cost. If a profile names no program,
-    everything that it prices can be planned, but the plans cannot be emitted.
+    A profile prices published runs of any kind, and `planner explain` shows their cost. If an engine's profile names no
+    program, everything that it prices can be planned, but the plans cannot be emitted.
 
     Raises:
-        InputError: the faults of the first program that the engine's profile names, if all its programs have faults.
+        InputError: the profile only prices published runs, or all programs that it names have faults; these are the
+            first program's.
     """
+    if job.engine.name in priced_engine_names():
+        words = f"profile {job.engine.name} only prices published runs, and no plan is made for it"
+        hint = "`planner engines` lists the programs to plan for, and `planner explain --layout` prices this one's runs"
+        raise InputError(words, where=f"--engine {job.engine.name}", hint=hint)
     faults = [_faults(job, PROGRAMS[name]) for name in job.engine.emits if name in PROGRAMS]
     if faults and all(faults):
         where = f"--engine {job.engine.name}"

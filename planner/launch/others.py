@@ -44,7 +44,7 @@ def launch_other(
 
     dry_run: print the command of each host and start nothing; the number of this host is not needed then.
     further: options of the program, added after the options that the script has.
-    force_unfit, tell: as `planner.fit.check_fits`.
+    force_unfit, tell: as `planner.verdict.check_fits`.
     place: as `planner.launch.hosts.find_host`.
 
     Raises:

@@ -30,7 +30,7 @@ def check(plan: Plan, output: Path, host: Host | None) -> None:
     """Refuse a plan that cannot run on this host.
 
     The first batch is checked later, by torchrun's agent, which imports torch. Whether the plan fits into memory was
-    checked before, by `planner.fit.check_fits`.
+    checked before, by `planner.verdict.check_fits`.
 
     Raises:
         InputError: the plan is for another engine.

@@ -16,7 +16,6 @@ from planner.emit.programs.torch import TARGET as TORCH
 from planner.emit.programs.torch import Host, torchrun_command, torchrun_commands
 from planner.emit.target import How
 from planner.errors import EnvironmentProblem, ExitCode, InputError
-from planner.fit import check_fits
 from planner.launch.attempts import SECONDS_TO_MEET
 from planner.launch.hosts import find_host
 from planner.launch.others import launch_other
@@ -25,6 +24,7 @@ from planner.launch.supervise import follow, lead
 from planner.plan import folder_for, saved_documents, write_plan
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
+from planner.verdict import check_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

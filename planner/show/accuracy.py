@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from rich.console import Group as Lines
 
-    from planner.accuracy.groups import Group
-    from planner.accuracy.report import Report
-    from planner.accuracy.score import Row
-    from planner.accuracy.sweeps import Sweep
+    from planner.evidence.compare.groups import Group
+    from planner.evidence.compare.report import Report
+    from planner.evidence.compare.score import Row
+    from planner.evidence.compare.sweeps import Sweep
 
 _HEADER = ("", "rows", "median", "mean", "p90", "ratio", "null")
 _LEGEND = (

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from planner.fit import chance_words
 from planner.search.near_ties import slower_by
 from planner.show.columns import Columns, assignments
 from planner.show.difference import outcome_body
 from planner.show.screen import clean, indented, section, stack
 from planner.show.words import saved_words, short_layout
 from planner.units import format_bytes, format_seconds
+from planner.verdict import chance_words
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from planner.accuracy.learn import Forecasts, Learnt
+    from planner.evidence.fit import Forecasts, Learnt
 
 _NOTE: Final = "forecast by the shipped calibration, by the new one, and by one that has not seen the run"
 _MOST_RUNS: Final = 20

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group
 from rich.text import Text
 
-from planner.fit import chance_words
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean
 from planner.show.words import of_ten, short_layout
@@ -16,6 +15,7 @@ from planner.specs.cluster_documents import cluster_names, load_cluster
 from planner.specs.library import price_source
 from planner.specs.uniform import uniform_cluster
 from planner.units import exact_quantity, format_count, format_seconds
+from planner.verdict import chance_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

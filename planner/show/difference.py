@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from planner.fit import chance_words
 from planner.layout import shortened_list
 from planner.show.columns import Columns, assignments
 from planner.show.figures import bytes_scale, seconds_scale
@@ -15,6 +14,7 @@ from planner.show.screen import clean, indented, section, stack
 from planner.show.words import change, line_label, short_layout, stage_range
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
+from planner.verdict import chance_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

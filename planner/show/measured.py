@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group, RenderableType
 
-    from planner.measured import Deviation
+    from planner.evidence.compare.measured import Deviation
     from planner.specs.cluster import ClusterSpec
 
 _OF_LINK: Final = ("bandwidth", "latency", "startup", "efficiency")

@@ -9,13 +9,13 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from planner.cost.ledger import LineName
-from planner.fit import chance_words
 from planner.show.columns import Columns, Flow, assignments
 from planner.show.figures import MemoryBar, bytes_scale, fill_of
 from planner.show.screen import clean, section
 from planner.show.words import change, fold_runs, line_label, percent, short_layout, stage_range
 from planner.sums import sum_of
 from planner.units import format_bytes, format_seconds
+from planner.verdict import chance_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

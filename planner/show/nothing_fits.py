@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from planner.cost.ledger import worst_stage
-from planner.fit import chance_words
 from planner.show.columns import Columns, assignments
 from planner.show.memory import memory_section
 from planner.show.rows import host_words
@@ -16,6 +15,7 @@ from planner.show.words import cluster_words, line_label, short_layout, stage_ra
 from planner.specs.banned import bans_of
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
+from planner.verdict import chance_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from planner.accuracy.learn import NARROWED
 from planner.cost.adapters import num_trained_params
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
-from planner.fit import fit_words
+from planner.evidence.fit import NARROWED
 from planner.layout import LENGTH
 from planner.search.near_ties import more_or_less
 from planner.show.columns import Columns, assignments
@@ -35,6 +34,7 @@ from planner.show.words import (
 from planner.specs.banned import not_run
 from planner.specs.calibration import precision_class
 from planner.units import format_bytes, format_count, format_seconds
+from planner.verdict import fit_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -47,8 +47,13 @@ def model_names() -> tuple[str, ...]:
 
 
 def engine_names() -> tuple[str, ...]:
-    """Names of the engine profiles."""
+    """Names of the engines for which plans are made."""
     return library.names("engines")
+
+
+def priced_engine_names() -> tuple[str, ...]:
+    """Names of the engine profiles that only price published runs."""
+    return library.names("evidence/profiles")
 
 
 def model_source(name: str) -> str:
@@ -87,7 +92,7 @@ def load_device(name: str) -> DeviceSpec:
 
 
 def load_engine(name: str) -> EngineSpec:
-    """Load an engine profile by name.
+    """Load an engine profile by name, also one that only prices published runs.
 
     Raises:
         InputError: unknown name.
@@ -185,12 +190,14 @@ def engine_tree(name: str) -> Node:
     Raises:
         InputError: unknown name.
     """
-    if name not in engine_names():
+    known = (*engine_names(), *priced_engine_names())
+    if name not in known:
         listing = f"engines are {', '.join(engine_names())}; `planner engines` says what each is"
         profile = _PROFILE_OF.get(name.lower().replace("_", "-"))
-        hint = f"write --engine {profile}" if profile else did_you_mean(name, engine_names(), otherwise=listing)
+        hint = f"write --engine {profile}" if profile else did_you_mean(name, known, otherwise=listing)
         raise InputError(f"unknown engine {quoted(name)}", where=f"--engine {printable(name, 40)}", hint=hint)
-    return shipped_yaml(library.path_of("engines", name), f"engines/{name}.yaml")
+    kind: Kind = "engines" if name in engine_names() else "evidence/profiles"
+    return shipped_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
 
 
 def training_tree(path: str | None) -> Node:

@@ -8,14 +8,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["models", "clusters", "clusters/devices", "clusters/generations", "engines"]
+Kind = Literal["models", "clusters", "clusters/devices", "clusters/generations", "engines", "evidence/profiles"]
 
 
 @cache
 def folder(kind: Kind) -> Path:
     """The folder of shipped documents of one kind."""
     package = Path(str(files("planner")))
-    if kind == "engines":
+    if kind in ("engines", "evidence/profiles"):
         return package / kind
     inside = package / "library" / kind  # a wheel
     return inside if inside.is_dir() else package.parent / kind

@@ -30,7 +30,7 @@ from planner.cost.traffic import priced
 from planner.cost.transfers import context_transfers, transfers
 from planner.cost.transients import layer_backward_bytes
 from planner.layout import parse_layout
-from planner.specs.by_name import engine_names
+from planner.specs.by_name import engine_names, priced_engine_names
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.job import each_pool
 from planner.specs.load import load_job
@@ -204,6 +204,7 @@ def test_volumes_of_megatron(sp):
 
 # --- the ledger -------------------------------------------------------------------------------------------------
 
+ENGINES = (*engine_names(), *priced_engine_names())
 MODELS = ("llama3-8b", "gpt2", "mixtral-8x7b", "deepseek-v3", "falcon-7b")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv", "dualpipev", "pipedream")
 
@@ -253,7 +254,7 @@ def busy_by_hand(job, layout, time):
 @settings(max_examples=100)
 @given(st.data())
 def test_transfers_add_up_to_the_busy_seconds_of_the_ledger(data):
-    engine, model = data.draw(st.sampled_from(engine_names())), data.draw(st.sampled_from(MODELS))
+    engine, model = data.draw(st.sampled_from(ENGINES)), data.draw(st.sampled_from(MODELS))
     pools = data.draw(st.sampled_from([(), ("h100", "a100"), ("a100", "a100", "h100")]))
     job = job_of(model, engine, "mixed-a100-h100" if pools else "dgx-h100")
     layout = layout_of(job, data.draw(layouts(pools=pools)))
@@ -267,7 +268,7 @@ def test_transfers_add_up_to_the_busy_seconds_of_the_ledger(data):
 @settings(max_examples=30)
 @given(st.data())
 def test_arrays_of_layouts_have_the_transfers_of_each_of_them(data):
-    job = job_of(data.draw(st.sampled_from(MODELS)), data.draw(st.sampled_from(engine_names())))
+    job = job_of(data.draw(st.sampled_from(MODELS)), data.draw(st.sampled_from(ENGINES)))
     each = [layout_of(job, data.draw(layouts())) for _ in range(5)]
     degrees = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "sp", "interleave", "segment")
     whole = SimpleNamespace(**{key: np.array([getattr(one, key) for one in each]) for key in degrees}, schedule="1f1b")

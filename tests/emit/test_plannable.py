@@ -9,24 +9,26 @@ from dataclasses import replace
 import pytest
 
 from planner.api import plan_job
+from planner.cli import main
 from planner.emit.bundle import bundle_of
 from planner.emit.plannable import check_plannable, unplannable, whole_hosts
 from planner.emit.programs import PROGRAMS
 from planner.emit.target import How
-from planner.errors import InputError
+from planner.errors import ExitCode, InputError
 from planner.layout import Layout, even_split
 from planner.search.search import plan_for_layout
 from planner.search.space.configurations import device_partitions
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
 from planner.specs.banned import searched_axes
-from planner.specs.by_name import engine_names, load_engine
+from planner.specs.by_name import engine_names, load_engine, priced_engine_names
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 
 MODELS = ("llama3-8b", "gpt3-175b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b")
 ENGINES = [name for name in engine_names() if any(each in PROGRAMS for each in load_engine(name).emits)]
-NOTHING = {"kempnerforge", "hai-llm", "nanotron", "internevo", "megatron-2021", "megatron-2022", "aleph-alpha-scaling"}
+NOTHING = {"megatron-2021"}
+PRICED = {"kempnerforge", "hai-llm", "nanotron", "internevo", "megatron-2022", "aleph-alpha-scaling"}
 
 
 def plannable(job) -> bool:
@@ -152,6 +154,23 @@ def test_no_host_is_left_partly_idle_where_no_program_can():
 
 def test_old_programs_say_that_nothing_can_be_emitted():
     assert {name for name in engine_names() if not load_engine(name).emits} == NOTHING
+    assert {*priced_engine_names()} == PRICED
+    assert not any(load_engine(name).emits for name in PRICED)
+
+
+@pytest.mark.parametrize("name", sorted(PRICED))
+def test_a_profile_that_prices_published_runs_is_refused_by_plan_and_priced_by_explain(name, capsys):
+    job = ["llama3-8b", "dgx-a100", "--gpus", "8", "--seq-len", "2048", "--global-batch", "64", "--engine", name]
+    assert main(["plan", *job]) == ExitCode.BAD_INPUT
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"profile {name} only prices published runs" in told
+    assert "`planner engines` lists the programs to plan for" in told
+    assert main(["explain", *job, "--layout", "dp=8"]) == ExitCode.OK
+    assert f"engine {name}" in " ".join(capsys.readouterr().out.split())
+    assert main(["engines"]) == ExitCode.OK
+    assert name not in capsys.readouterr().out.split()
+    assert main(["explain", *job[:-1], name[:-1], "--layout", "dp=8"]) == ExitCode.BAD_INPUT
+    assert f"did you mean `{name}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

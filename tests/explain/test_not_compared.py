@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.accuracy.jobs import Unsupported, job_of
-from planner.accuracy.runs import read_runs
 from planner.cost.band import band
 from planner.cost.transfers import MEASURED_DISPATCH, unmeasured_dispatch
+from planner.evidence.rows.jobs import Unsupported, job_of
+from planner.evidence.rows.runs import read_runs
 from planner.explain.difference import difference_of
 from planner.explain.what_if import what_if
 from planner.search.questions.given import plan_for_text

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.accuracy.jobs import job_of
-from planner.accuracy.runs import read_runs
 from planner.cost.estimate import estimate
 from planner.errors import InputError
+from planner.evidence.rows.jobs import job_of
+from planner.evidence.rows.runs import read_runs
 from planner.layout import parse_layout
 from planner.search.questions.given import plan_for_text
 from planner.search.questions.layout_remedies import layout_remedies

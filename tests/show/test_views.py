@@ -8,6 +8,7 @@ import pytest
 import planner
 from planner.cost.band import Band
 from planner.cost.ledger import LineName, total_exposed_seconds
+from planner.evidence.compare.measured import Deviation
 from planner.explain.batch import Batch, EstimatedBatch, GlobalBatch, MicrobatchSize
 from planner.explain.communication import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
 from planner.explain.difference import difference_of, figures_of
@@ -20,7 +21,6 @@ from planner.explain.waterfall import Rate, TimePart, Waterfall
 from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
 from planner.layout import Layout, parse_layout
-from planner.measured import Deviation
 from planner.search.least_memory import LeastPeak
 from planner.search.questions.remedies import LiftedPin, Remedy
 from planner.search.questions.sweep import Point, Sweep

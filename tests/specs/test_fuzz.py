@@ -30,6 +30,7 @@ SHIPPED: list[tuple[type[Document], str]] = [
     *((DeviceSpec, path.read_text()) for path in sorted((ROOT / "clusters/devices").glob("*.yaml"))),
     *((ClusterSpec, path.read_text()) for path in sorted((ROOT / "clusters").glob("*.yaml"))),
     *((EngineSpec, path.read_text()) for path in sorted((ROOT / "planner/engines").glob("*.yaml"))),
+    *((EngineSpec, path.read_text()) for path in sorted((ROOT / "planner/evidence/profiles").glob("*.yaml"))),
     (TrainingSpec, TRAINING),
 ]
 NASTY = [

@@ -13,9 +13,16 @@ import jsonschema
 import pytest
 import yaml
 
-from planner.accuracy.knowledge import knowledge
 from planner.cost.parameters import num_params
-from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
+from planner.evidence.rows.knowledge import knowledge
+from planner.specs.by_name import (
+    engine_names,
+    load_engine,
+    load_model,
+    model_names,
+    model_source,
+    priced_engine_names,
+)
 from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
 from planner.specs.document import Document
 from planner.specs.library import path_of
@@ -69,7 +76,7 @@ def test_clusters_load_under_their_own_names(name: str) -> None:
         assert pool.device.reserved_memory < pool.device.memory
 
 
-@pytest.mark.parametrize("name", engine_names())
+@pytest.mark.parametrize("name", [*engine_names(), *priced_engine_names()])
 def test_engines_load_under_their_own_names(name: str) -> None:
     assert load_engine(name).name == name
 
@@ -125,7 +132,7 @@ def test_measured_figures_of_the_hardware_notes() -> None:
     [
         *(load_model(name) for name in model_names()),
         *(load_cluster(name) for name in cluster_names()),
-        *(load_engine(name) for name in engine_names()),
+        *(load_engine(name) for name in (*engine_names(), *priced_engine_names())),
     ],
     ids=lambda document: document.name,
 )
@@ -141,14 +148,17 @@ def plain(path: Path) -> Any:
 
 
 def files_of(kind: str) -> list[Path]:
-    folder = {"device": "clusters/devices", "engine": "planner/engines"}.get(kind, f"{kind}s")
+    folder = {"device": "clusters/devices", "engine": "planner/engines", "profile": "planner/evidence/profiles"}.get(
+        kind, f"{kind}s"
+    )
     return sorted((ROOT / folder).glob("*.yaml"))
 
 
-@pytest.mark.parametrize("kind", ["model", "cluster", "device", "engine"])
+@pytest.mark.parametrize("kind", ["model", "cluster", "device", "engine", "profile"])
 def test_shipped_files_follow_the_published_schemas(kind: str) -> None:
-    validator = jsonschema.Draft202012Validator(schemas()[kind])
-    validator.check_schema(schemas()[kind])
+    schema = schemas()[kind.replace("profile", "engine")]
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
     assert files_of(kind)
     for path in files_of(kind):
         document = {key: float(value) if value == "1e-5" else value for key, value in plain(path).items()}  # YAML 1.1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.fit import chance_words, fit_words
 from planner.plan import plan_to_dict
 from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.words import (
@@ -30,6 +29,7 @@ from planner.show.words import (
 from planner.specs.banned import not_run
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
+from planner.verdict import chance_words, fit_words
 
 if TYPE_CHECKING:
     from planner.cost.ledger import MemoryLine, TimeLine

@@ -1,1 +1,0 @@
-"""Forecasts compared with measurements: published runs from a table, priced and compared."""

@@ -1,0 +1,1 @@
+"""Errors of forecasts: rows of a table, and the lines of a plan, beside what was measured."""

@@ -1,0 +1,178 @@
+"""Read the inputs of `planner calibrate`: run folders, tables of runs, and logs with their plan."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from planner.errors import EnvironmentProblem, InputError, Mistake
+from planner.evidence.logs.lines import lines_of, opened
+from planner.evidence.logs.programs import read_log
+from planner.evidence.logs.steps import Step, step_time
+from planner.evidence.rows.observation import Observation, faults_of
+from planner.evidence.rows.tables import read_table
+from planner.explain.plan_inputs import job_of
+from planner.made_by import with_shipped_corrections
+from planner.reading import read_plan
+from planner.specs.mistakes import Mistakes
+from planner.specs.text import printable
+from planner.specs.yaml import MAX_MISTAKES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import TextIO
+
+    from planner.plan import Plan
+
+PLAN: Final = "plan.json"
+METRICS: Final = "metrics.jsonl"
+
+_MOST_STEPS: Final = 10**15
+
+
+class _Source(NamedTuple):
+    """A file with runs; where: its name in messages about the run; plan: what ran, None for a table."""
+
+    file: Path
+    where: str
+    plan: Path | None = None
+
+
+def read_inputs(
+    paths: Sequence[Path], *, plan: Path | None = None, tell: Callable[[str], None] = lambda _: None
+) -> list[Observation]:
+    """The runs of every path, in order; a file that several paths name counts once.
+
+    plan: the plan of all logs; without it each log needs a plan.json in its folder.
+    tell: called with a message and the reason for each run that is left out.
+
+    Raises:
+        InputError: all mistakes of all files, with file, line and column.
+        EnvironmentProblem: a file cannot be read.
+    """
+    mistakes, found, notes = Mistakes(), list[Observation](), list[str]()
+    seen: dict[Path, str] = {}
+
+    def note(text: str) -> None:
+        notes.append(text)
+        tell(text)
+
+    for path in paths:
+        for source in mistakes.attempt(_sources, path, plan, note) or ():
+            file = source.file.resolve()
+            if file in seen:
+                note(f"{source.where}: read before, as {seen[file]}, and counted once")
+                continue
+            seen[file] = source.where
+            found += mistakes.attempt(_read, source, note) or []
+    mistakes.raise_if_any()
+    if not found:
+        hint = "give a run that was measured and can be priced"
+        more = [f"and {len(notes) - MAX_MISTAKES} more"] if len(notes) > MAX_MISTAKES else []
+        reasons = [Mistake(message=each) for each in (*notes[:MAX_MISTAKES], *more)]
+        raise InputError(*reasons, Mistake(message="no run is left to learn from", hint=hint))
+    return found
+
+
+def _sources(path: Path, plan: Path | None, tell: Callable[[str], None]) -> list[_Source]:
+    """The file that a path names, or the files of the run folders that it names."""
+    try:
+        return _of_folder(path, tell) if path.is_dir() else [_of_file(path, plan)]
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {printable(str(path))}: {error.strerror}") from None
+
+
+def _of_file(path: Path, plan: Path | None) -> _Source:
+    shown = printable(str(path))
+    if not path.exists():
+        hint = "name a run folder of `planner launch`, a table of runs (.csv), or a log"
+        raise InputError("no such file or folder", where=shown, hint=hint)
+    if path.suffix == ".csv":
+        return _Source(path, shown)
+    return _Source(path, shown, plan or path.with_name(PLAN))
+
+
+def _of_folder(path: Path, tell: Callable[[str], None]) -> list[_Source]:
+    """The record in a run folder, or the records of all run folders in a folder."""
+    if (path / PLAN).is_file():
+        return [_of_run(path, tell)]
+    found, mistakes = [], Mistakes()
+    for below in sorted(each.parent for each in path.glob(f"*/{PLAN}")):
+        if (below / METRICS).is_file() or any(below.glob("*.log")):
+            found.append(_of_run(below, tell))
+        else:
+            tell(f"{printable(str(below))}: no {METRICS} and no log, so the folder is left out")
+    if not found:
+        hint = "name the folder that `planner launch --output` was given, or a log with --plan PLAN"
+        words = f"no run: {PLAN} is missing, and no folder below has one with the record of a run"
+        mistakes.add(words, printable(str(path)), hint)
+    mistakes.raise_if_any()
+    return found
+
+
+def _of_run(folder: Path, tell: Callable[[str], None]) -> _Source:
+    """The record in the folder of one run, by `planner launch` or by a program started with files of `planner emit`."""
+    plan, shown = folder / PLAN, printable(str(folder))
+    if (folder / METRICS).is_file():
+        return _Source(folder / METRICS, shown, plan)
+    logs = sorted(folder.glob("*.log"))
+    if not logs:
+        hint = "train first, `planner launch`; it writes a line for each step"
+        raise InputError(f"no run: {METRICS} is missing", where=shown, hint=hint)
+    *others, log = logs
+    if others:
+        names = ", ".join(printable(each.name) for each in others)
+        tell(f"{shown}: {printable(log.name)} is read, the last of its logs by name, and not {names}")
+    return _Source(log, printable(str(log)), plan)
+
+
+def _read(source: _Source, tell: Callable[[str], None]) -> list[Observation]:
+    """The runs of a file: the rows of a table, or the run that a log records."""
+    file, where, beside = source
+    if beside is None:
+        return read_table(file, tell)
+    shown = printable(str(file))
+    with opened(file) as text:
+        if beside == file.with_name(PLAN) and not beside.is_file():
+            hint = f"--plan PLAN names the plan that ran, or put it beside the log as {PLAN}"
+            raise InputError("a log does not say what ran", where=shown, hint=hint)
+        plan = read_plan(beside, tell=tell)
+        steps = _metrics(shown, text) if file.name == METRICS else read_log(shown, text, plan, tell)
+    return [_observed(plan, steps, shown, where, tell)]
+
+
+def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: Callable[[str], None]) -> Observation:
+    found = step_time(steps, shown)
+    for note in found.notes:
+        tell(note)
+    job = with_shipped_corrections(job_of(plan))
+    if len(job.pools) > 1:
+        hint = "calibrate on a cluster of one kind of host: each pool has corrections of its own"
+        raise InputError("the plan is for a mixed cluster", where=shown, hint=hint)
+    observed = Observation(where=where, job=job.pools[0], layout=plan.layout, measured_seconds=found.seconds)
+    impossible, doubtful = faults_of(observed)
+    if impossible:
+        hint = "are these seconds where milliseconds belong? Or give the plan that this log ran"
+        raise InputError(impossible, where=shown, hint=hint)
+    if doubtful:
+        tell(f"{shown}: {doubtful}")
+    return observed
+
+
+def _metrics(shown: str, file: TextIO) -> list[Step]:
+    """The steps in the metrics file of the planner's trainer, which has a JSON object on each line."""
+    steps = []
+    for line in lines_of(file, shown):
+        try:
+            record: Any = json.loads(line.text)
+            step, seconds, loss = int(record["step"]), float(record["step_seconds"]), record.get("loss")
+            loss = None if loss is None else float(loss)
+            if abs(step) > _MOST_STEPS:
+                raise ValueError("no number of a step")  # noqa: TRY301
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            column = error.colno if isinstance(error, json.JSONDecodeError) else 1
+            hint = "cut the line out; the trainer writes `step` and `step_seconds` on each"
+            raise InputError("no record of a step", where=f"{shown}:{line.number}:{column}", hint=hint) from None
+        steps.append(Step(number=step, seconds=seconds, line=line.number, loss=loss))
+    return steps

@@ -1,0 +1,623 @@
+"""Turn a row of a table into input for `planner explain`: documents, options, and an incomplete layout.
+
+The rules of planner/search/questions/given.py fill the layout's missing keys, as for `--layout`. This module chooses
+all other missing values, and lists each choice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.errors import InputError
+from planner.evidence.rows.knowledge import UnpricedRun, first_match, knowledge, normalized
+from planner.evidence.rows.machines import cluster_of
+from planner.evidence.rows.models import model_of
+from planner.layout import Assumed
+from planner.search.questions.given import given_layout, split_with_ends
+from planner.specs.by_name import load_engine
+from planner.specs.load import load_job
+from planner.specs.pipeline_letters import layers_of_letters
+from planner.specs.recompute import canonical, policy_fault
+from planner.specs.text import printable
+from planner.specs.uniform import uniform_job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.evidence.rows.runs import Run
+    from planner.layout import Layout
+    from planner.specs.cluster import ClusterSpec, Precision
+    from planner.specs.engine import EngineSpec, Offload
+    from planner.specs.job import PoolJob
+    from planner.specs.model import ModelSpec
+
+_LARGEST_BATCH: Final = 100_000_000
+_LARGEST_SEQUENCE: Final = 100_000_000
+_LARGEST_DEGREE: Final = 1_000_000
+_LARGEST_PIPELINE: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """Why a row cannot be priced."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A row as command-line input: two documents, options of a workload, and a layout.
+
+    options: keywords of `planner.specs.load.load_job`, each an option of the command line.
+    share: the row's batch divided by the priced batch, which is larger if its microbatches were rounded up to a whole
+    number. The row's step takes this share of the priced step.
+    assumed: values (except keys of the layout) that the row leaves out or states only approximately.
+    unknown_framework: no engine profile describes the row's program.
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    options: dict[str, Any]
+    layout: str
+    share: float
+    assumed: tuple[Assumed, ...]
+    unknown_framework: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The job and the whole layout of a row, with all assumptions about both."""
+
+    job: PoolJob
+    layout: Layout
+    share: float = 1.0
+    assumed: tuple[Assumed, ...] = ()
+    unknown_framework: bool = False
+
+
+def job_of(run: Run) -> Setup | Unsupported:
+    """The job and the layout of a row, or the reason why the row cannot be priced.
+
+    The row's cells take precedence; aliases.yaml and gpus.yaml add values that no column has. The function never
+    raises, because a published row is not the user's mistake.
+    """
+    try:
+        return setup_of(question_of(run))
+    except UnpricedRun as reason:
+        return Unsupported(reason=str(reason))
+
+
+def setup_of(question: Question) -> Setup:
+    """The job and the layout of a question, read as by the command line.
+
+    Raises:
+        UnpricedRun: the command line would refuse the question; the error has the reason.
+    """
+    try:
+        job = uniform_job(load_job(model=question.model, cluster=question.cluster, **question.options))
+        layout, filled = given_layout(job, question.layout)
+    except InputError as error:
+        raise UnpricedRun("; ".join(each.message for each in error.mistakes)) from None
+    return Setup(
+        job=job,
+        layout=layout,
+        share=question.share,
+        assumed=(*question.assumed, *filled),
+        unknown_framework=question.unknown_framework,
+    )
+
+
+def question_of(run: Run) -> Question:
+    """The question for a row: its documents, options and layout.
+
+    Raises:
+        UnpricedRun: the row lacks a value that cannot be assumed, or has a setting that is not priced.
+    """
+    run = _with_knobs(run)
+    assumed: list[Assumed] = []
+    degrees = _degrees(run, assumed)
+    engine, is_unknown = engine_of(run, degrees["tp"] * degrees["pp"] * degrees["cp"] > 1, assumed)
+    model = model_of(run)
+    cluster = cluster_of(run, run.gpus or degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["dp"])
+    run = _with_microbatch(run, degrees, assumed)
+    batch, share = _batch(run, degrees["dp"], run.microbatch or run.mbs or 1, assumed)
+    if not run.seq or run.seq > _LARGEST_SEQUENCE:
+        raise UnpricedRun("sequence length not stated")
+    layout = _layout(run, model, engine, degrees, assumed)
+    settings = _settings(run, model, engine, assumed)
+    if is_unknown:
+        settings["engine.stands_for"] = json.dumps(printable(run.framework, 40) or "not stated")
+    missing = _missing_abilities(engine, model, layout, settings)
+    microbatches = batch // (degrees["dp"] * (run.microbatch or run.mbs or 1))
+    if engine.pipeline.needs_filling and microbatches < degrees["pp"] and layout.get("schedule") != "gpipe":
+        rule = f"the run has {microbatches} microbatches for {degrees['pp']} stages"
+        missing.append(Assumed(key="engine.pipeline.needs_filling", value="false", rule=rule))
+    assumed += missing
+    options = {
+        "engine": engine.name,
+        "sequence_length": run.seq,
+        "global_batch_size": batch,
+        "precision": _precision(run),
+        "settings": tuple(f"{path}={value}" for path, value in settings.items())
+        + tuple(f"{each.key}={each.value}" for each in missing),
+        "allow_tp_across_nodes": True,
+    }
+    return Question(
+        model=model,
+        cluster=cluster,
+        options=options,
+        layout=",".join(f"{key}={value}" for key, value in layout.items() if value is not None),
+        share=share,
+        assumed=tuple(assumed),
+        unknown_framework=is_unknown,
+    )
+
+
+def _with_knobs(run: Run) -> Run:
+    """The run with cells that its source states outside its table.
+
+    A cell of the row itself takes precedence, except over `corrections`: cells that a table inferred and its source
+    contradicts.
+    """
+    known = knowledge("aliases")
+    cells = known["knobs"].get(run.source_set, {}).get(normalized(run.model), {})
+    blank = {name: value for name, value in cells.items() if getattr(run, name) is None}
+    for entry in known["corrections"]:
+        if all(fnmatchcase(str(getattr(run, name)), pattern) for name, pattern in entry["match"].items()):
+            blank |= entry["cells"]
+    return replace(run, **blank) if blank else run
+
+
+# --- the engine -------------------------------------------------------------------------------------------------
+
+
+def engine_of(run: Run, model_parallel: bool, assumed: list[Assumed]) -> tuple[EngineSpec, bool]:
+    """The engine profile for a row's framework, and whether the framework is unknown.
+
+    An unknown framework is priced with the nearest profile: FSDP's if weights are sharded, else Megatron's. A framework
+    that is described only as similar to Megatron also counts as unknown. Megatron-LM without fused attention means the
+    code of 2021, or the code of 2022 if the source is the paper of 2022 or the run has sequence parallelism, which was
+    added in 2022. Plain FSDP has no tensor, pipeline or context parallelism, so rows with these axes use torch's
+    composition.
+    """
+    words, entry = run.framework.lower(), _framework(run)
+    is_unknown = entry is None or ("-like" in words and entry["engine"].startswith("megatron"))
+    name = entry["engine"] if entry else "fsdp" if run.zero_stage == 3 else "megatron"
+    if run.zero_stage == 3 and name.startswith("megatron"):
+        name = "megatron-fsdp"
+    if name == "megatron" and run.flash_attention == 0 and not is_unknown:
+        name = "megatron-2022" if run.sp or "korthikanti" in run.source_set else "megatron-2021"
+    if name == "fsdp" and model_parallel:
+        name = "torchtitan"
+    if is_unknown:
+        rule = f"framework {printable(run.framework, 40) or '(blank)'} is not known: priced as {name}"
+        assumed.append(Assumed(key="engine", value=name, rule=rule))
+    return _engine(name), is_unknown
+
+
+def _framework(run: Run) -> Mapping[str, Any] | None:
+    return first_match(f"{run.framework} {run.release}".lower(), knowledge("aliases")["frameworks"])
+
+
+@cache
+def _engine(name: str) -> EngineSpec:
+    return load_engine(name)
+
+
+def _missing_abilities(
+    engine: EngineSpec, model: ModelSpec, layout: Mapping[str, Any], settings: Mapping[str, str]
+) -> list[Assumed]:
+    """Settings that give the profile the abilities that the row's program obviously has."""
+    can = engine.can
+    piped = layout["pp"] > 1
+    zeros = engine.pipeline.zero_stages if piped else can.zero_stages
+    zero, policy = layout.get("zero"), layout.get("recompute")
+    axes = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if (layout.get(axis) or 1) > 1]
+    missing: dict[str, Any] = {}
+    if zero is not None and zero not in zeros:
+        missing["engine.pipeline.zero_stages" if piped else "engine.can.zero_stages"] = [*zeros, zero]
+    if not {*axes} <= {*can.axes}:
+        missing["engine.can.axes"] = [*can.axes, *(axis for axis in axes if axis not in can.axes)]
+    if layout.get("sp") not in (None, *can.sp):
+        missing["engine.can.sp"] = [*can.sp, layout["sp"]]
+    if layout.get("hsdp", 1) > 1 and not can.replicates_shards:
+        missing["engine.can.replicates_shards"] = "true"
+    if policy and not can.recomputes(policy):
+        some = policy.partition(":")[0]
+        if some == policy:
+            missing["engine.can.recompute"] = [*can.recompute, policy]
+        else:
+            missing["engine.can.recompute_some"] = [*can.recompute_some, some]
+    for key, ability in (("training.loss", "losses"), ("training.cuda_graphs", "cuda_graphs")):
+        has = getattr(can, ability)
+        if key in settings and settings[key] not in has:
+            missing[f"engine.can.{ability}"] = [*has, settings[key]]
+    missing |= _missing_offload(engine, layout)
+    if not {*model.features} <= {*can.model_features}:
+        missing["engine.can.model_features"] = sorted({*can.model_features, *model.features})
+    rule = "the run's program has it, and its profile does not"
+    return [Assumed(key=key, value=_listed(value), rule=rule) for key, value in missing.items()]
+
+
+def _missing_offload(engine: EngineSpec, layout: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The row's offload, and the policy whose activations it keeps on the host, if the profile lacks them."""
+    has, offload, policy = engine.offload, layout.get("offload", "none"), layout.get("recompute")
+    found: dict[str, list[Any]] = {}
+    if offload not in has.what:
+        found["engine.offload.what"] = [*has.what, offload]
+    if ("activations" in offload or offload == "both") and policy not in (None, *has.activations_of):
+        found["engine.offload.activations_of"] = [*has.activations_of, policy]
+    return found
+
+
+def _listed(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
+
+
+# --- the workload -----------------------------------------------------------------------------------------------
+
+
+_NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", "grpo", "ppo", "dpo", "eval", "distill")
+_ADAPTERS: Final = ("lora", "peft", "adapter")
+
+
+def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
+    """Settings in addition to the options: of the training document, and of the engine if the row states more."""
+    words = f"{run.flags} {run.notes} fp8_recipe={run.fp8_recipe}".lower()
+    task = run.task.lower()
+    if any(word in task for word in _NO_TRAINING):
+        raise UnpricedRun(f"task {printable(run.task, 40)}")
+    found = dict((_framework(run) or {}).get("settings", {}))
+    if run.flash_attention == 0:
+        found["training.attention"] = "unfused"
+        if model.activation != "swiglu" and engine.can.dropout:
+            rule = "the GPT runs of the time before fused attention trained with Megatron's default dropout"
+            assumed.append(Assumed(key="training.dropout", value="0.1", rule=rule))
+            found["training.dropout"] = "0.1"
+    found |= _stated_in_words(words)
+    recipe = _recipe(run, engine)
+    if recipe != "engine":
+        found["training.memory_recipe"] = recipe
+    if any(word in task for word in _ADAPTERS):
+        found |= _adapters(f"{task}; {words}", model, assumed)
+    dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
+    if dispatcher and model.moe is not None:
+        found["engine.communication.dispatches_once_per_host"] = str(dispatcher != "alltoall").lower()
+    found.setdefault("training.loss", "whole")
+    if "tiled mlp" in words and model.moe is None and run.seq:  # as many as DeepSpeed makes (ulysses_sp.py, TiledMLP)
+        tiles = -(-run.seq // ((run.cp or 1) * model.hidden_size))
+        found |= {"training.mlp_tiles": str(tiles), "engine.can.mlp_tiles": "true"}
+    if run.mean_sample_tokens:
+        found["training.mean_sample_tokens"] = str(round(run.mean_sample_tokens))
+    found["training.cuda_graphs"] = _graphs(run)
+    overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
+    if overlaps and model.moe is not None and (run.ep or 1) > 1:
+        in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
+        found["training.expert_overlap"] = str(in_chunks).lower()
+    return found
+
+
+def _stated_in_words(words: str) -> dict[str, str]:
+    """Settings whose words stand in the flags or notes of a row (`words` of aliases.yaml); the first match counts."""
+    found: dict[str, str] = {}
+    for entry in knowledge("aliases")["words"]:
+        if re.search(entry["match"], words):
+            found = entry["settings"] | found
+    return found
+
+
+def _overlaps_experts(run: Run) -> bool:
+    """Whether a flag says that the exchanges of experts overlap with computation."""
+    flags = (re.sub(r"[_-]", " ", flag) for flag in run.flags.lower().split(";"))
+    return any(
+        "overlap" in flag and re.search(r"\b(?:ep|experts?|moe)\b", flag) and not re.search(r"\b(?:off|no|not)\b", flag)
+        for flag in flags
+    )
+
+
+def _graphs(run: Run) -> str:
+    """The part of the run that CUDA graphs capture: whole steps, or layers; graphs of only the router are ignored."""
+    stated, flags = run.cuda_graphs.lower(), re.sub(r"[\s_-]+", "_", run.flags.lower())
+    if not stated:
+        stated = "local" if re.search(r"(?<!no_)cuda_?graph", flags) else "none"
+    if "full_iteration" in stated + flags or "full_cuda_graph" in flags:
+        return "step"
+    scopes = stated.partition(":")[2]
+    return "layers" if stated != "none" and (not scopes or "attn" in scopes) else "none"
+
+
+def _adapters(words: str, model: ModelSpec, assumed: list[Assumed]) -> dict[str, str]:
+    """Adapters of the stated rank (8 by default, as in peft and NeMo), beside the matrices that flags name."""
+    rank = re.search(r"(?:rank|dim|\br)\s*[=:]?\s*(\d{1,4})\b", words)
+    if rank is None:
+        assumed.append(Assumed(key="training.lora_rank", value="8", rule="the default of peft and of NeMo's recipes"))
+    found = {"training.lora_rank": rank[1] if rank else "8"}
+    flags = "\n".join(flag for flag in words.split(";") if re.search(r"targets|rank|linear|qkv", flag))
+    named = [name for name, pattern in knowledge("aliases")["targets"].items() if re.search(pattern, flags)]
+    if targets := [name for name in named if name != "gate" or model.activation == "swiglu"]:
+        found["training.lora_targets"] = f"[{', '.join(targets)}]"
+    if "qlora" in words or "nf4" in words:
+        found["training.frozen_weights"] = "nf4"
+    return found
+
+
+def _recipe(run: Run, engine: EngineSpec) -> str:
+    """The memory recipe that a row or a source states; otherwise the engine's default."""
+    if run.memory_recipe:
+        return printable(run.memory_recipe, 40)
+    for entry in knowledge("aliases")["recipes"]:
+        same = entry["source_set"] == run.source_set and entry["engine"] == engine.name
+        if same and fnmatchcase(normalized(run.model), entry.get("model", "*")):
+            return str(entry["memory_recipe"])
+    return "engine"
+
+
+_LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")
+
+
+def _precision(run: Run) -> Precision:
+    """The precision by its class, or by its words; 16 bits mean fp16 if the row says so or the GPU has no bf16."""
+    words, kind = run.precision.lower(), run.precision_class.lower()
+    if words.endswith("?") and re.search(r"fp8.dpa", run.flags.lower()):
+        return "fp8"  # attention in 8 bits needs a recipe of 8 bits; the precision was the table's guess
+    for low in _LOW:
+        if kind == low or (not kind and (low in words or low.replace("fp", "float") in words)):
+            return low
+    of_16_bits = kind in ("16", "bf16", "fp16") or (not kind and (not words or "16" in words))
+    if of_16_bits:
+        return "fp16" if re.search(r"(?<!b)(?:fp|float)16|half", words) or "v100" in run.gpu.lower() else "bf16"
+    if (kind or words) in ("32", "fp32", "float32"):
+        return "fp32"
+    raise UnpricedRun(f"precision {printable(run.precision or kind, 40)}")
+
+
+def _with_microbatch(run: Run, degrees: Mapping[str, int], assumed: list[Assumed]) -> Run:
+    """The row with a microbatch size; some libraries make one microbatch per stage, which fills a blank cell."""
+    entry, ranks = _framework(run), degrees["dp"] * degrees["pp"]
+    if run.microbatch or run.mbs or degrees["pp"] == 1 or not run.gbs or run.gbs % ranks:
+        return run
+    if entry is None or entry.get("microbatches") != "stages":
+        return run
+    rule = f"{printable(run.framework, 40)} makes as many microbatches as stages"
+    assumed.append(Assumed(key="mbs", value=str(run.gbs // ranks), rule=rule))
+    return replace(run, microbatch=run.gbs // ranks)
+
+
+def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, float]:
+    """Sequences of a step, rounded to whole microbatches, and the row's own batch divided by them.
+
+    A run that ran out of memory failed in its first microbatch, so its row needs no batch.
+    """
+    batch = run.gbs or _accumulated_batch(run, dp, mbs)
+    if not batch and run.oom:
+        batch = dp * mbs
+        assumed.append(Assumed(key="global_batch", value=str(batch), rule="one microbatch a step shows its memory"))
+    if not batch:
+        raise UnpricedRun("global batch not stated")
+    if batch < dp * mbs:
+        raise UnpricedRun(f"global batch {batch} is less than dp * microbatch = {dp * mbs}")
+    whole = -(-batch // (dp * mbs)) * dp * mbs
+    if whole > _LARGEST_BATCH:
+        raise UnpricedRun(f"global batch {batch}")
+    if whole != batch:
+        assumed.append(Assumed(key="global_batch", value=str(whole), rule=f"{batch} in whole microbatches"))
+    return whole, batch / whole
+
+
+def _accumulated_batch(run: Run, dp: int, mbs: int) -> int | None:
+    steps = re.search(r"(?:grad_accum|ga)\s*=\s*(\d{1,6})", run.flags.lower())
+    return dp * mbs * int(steps[1]) if steps else None
+
+
+# --- the layout -------------------------------------------------------------------------------------------------
+
+
+def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
+    """The degrees tp, pp, cp and dp.
+
+    If the stated dp contradicts the number of GPUs, as in expert-dp columns, the number of GPUs takes precedence.
+    """
+    tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
+    if max(tp, cp) > _LARGEST_DEGREE or pp > _LARGEST_PIPELINE:
+        raise UnpricedRun(f"tp {tp}, pp {pp}, cp {cp}")
+    inner = tp * pp * cp
+    if not run.gpus:
+        if not run.dp:
+            raise UnpricedRun("number of GPUs not stated")
+        return {"tp": tp, "pp": pp, "cp": cp, "dp": run.dp}
+    if run.gpus % inner == 0:
+        dp = run.gpus // inner
+        if run.dp and run.dp != dp:
+            assumed.append(Assumed(key="dp", value=str(dp), rule=f"by the number of GPUs, not {run.dp}"))
+        return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
+    if run.dp and inner * run.dp <= run.gpus:
+        return {"tp": tp, "pp": pp, "cp": cp, "dp": run.dp}
+    raise UnpricedRun(f"tp * pp * cp = {inner} does not divide {run.gpus} GPUs")
+
+
+def _layout(
+    run: Run, model: ModelSpec, engine: EngineSpec, degrees: Mapping[str, int], assumed: list[Assumed]
+) -> dict[str, Any]:
+    """The layout keys that the row states; other keys are left out."""
+    tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
+    found: dict[str, Any] = dict(degrees)
+    if model.moe is not None:
+        found |= _experts(run, model, tp * degrees["cp"] * dp)
+    if run.microbatch or run.mbs:
+        found["mbs"] = run.microbatch or run.mbs
+    found |= _pipeline(run, model, pp, assumed)
+    offload = _offload(run, assumed)
+    zero = _zero(run) if dp * degrees["cp"] > 1 else 0
+    if not zero and offload not in ("none", "activations"):
+        zero = _zero(run) or 1  # the host updates shards, also those of one device
+    if zero == 3 and pp > 1 and 3 in engine.pipeline.zero_stages and engine.memory.whole_gradients == "piped":
+        zero = 1  # FSDP2: without a word of it, a pipeline's weights and gradients stay whole between microbatches
+        rule = "fully_shard does not reshard under a pipeline by default"
+        assumed.append(Assumed(key="zero", value="1", rule=rule))
+    if zero is not None:
+        found["zero"] = zero
+    hsdp = _hsdp(run, dp)
+    if hsdp > 1 and zero:
+        found["hsdp"] = hsdp
+    if tp > 1 and run.sp is not None:
+        found["sp"] = min(run.sp, 1)
+    recompute = _recompute(run, engine, assumed)
+    if recompute:
+        found["recompute"] = recompute
+    if offload != "none":
+        found["offload"] = offload
+    return found
+
+
+def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
+    """Degrees of expert parallelism and, if stated, of expert tensor parallelism.
+
+    Both divide the ranks tp * cp * dp.
+    """
+    ep = run.ep or 1
+    assert model.moe is not None
+    if ranks % (ep * (run.etp or 1)) or model.moe.num_experts % ep:
+        raise UnpricedRun(f"expert parallelism {ep} over {ranks} ranks and {model.moe.num_experts} experts")
+    return {"ep": ep, "etp": run.etp} if run.etp else {"ep": ep}
+
+
+_SCHEDULES: Final = {
+    "dualpipev": "dualpipev",
+    "dualpipe-v": "dualpipev",
+    "dualpipe": "dualpipe",
+    "zbv": "zbv",
+    "zb-v": "zbv",
+    "zero bubble": "zb-h1",
+    "zb-h1": "zb-h1",
+    "gpipe": "gpipe",
+    "afab": "gpipe",
+}
+"""Words of flags -> schedule; the first word found decides."""
+
+
+def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
+    """Schedule, chunks of a stage and their layers, where the row states them; empty without a pipeline."""
+    if pp > model.num_layers:
+        raise UnpricedRun(f"{pp} pipeline stages for {model.num_layers} layers")
+    if pp == 1:
+        return {}
+    words, stated = run.flags.lower(), run.interleave or run.vpp
+    schedule = next((schedule for word, schedule in _SCHEDULES.items() if word in words), None)
+    if schedule == "dualpipe":
+        return {"dp": None, "schedule": schedule}
+    if schedule:
+        return {"schedule": schedule}
+    if split := _stated_split(run, model, pp, assumed):
+        return {"interleave": len(split) // pp, "layers_per_stage": "/".join(map(str, split))}
+    if stated is None:
+        return {"schedule": "interleaved"} if re.search(r"(?<!non-)(?<!not )interleav", words) else {}
+    if stated * pp <= model.num_layers:
+        return {"interleave": max(1, stated)}
+    most = max(
+        count
+        for count in range(1, min(stated, model.num_layers) + 1)
+        if stated % count == 0
+        and (
+            count == 1
+            or model.num_layers % (count * pp) == 0
+            or split_with_ends(model.num_layers, model.mtp_layers, count * pp)
+        )
+    )
+    rule = f"the most of {stated} chunks that hold layers, embedding and loss counted as layers"
+    assumed.append(Assumed(key="interleave", value=str(most), rule=rule))
+    return {"interleave": most}
+
+
+def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> list[int]:
+    """Layers of each chunk as in the recipe's list; a chunk with only the loss gets a layer from the previous one.
+
+    The list stands in its column or after the words `pipeline layout` of a flag: counts such as `13|11` and `4*14|1`,
+    or the letters of Megatron-Core. Empty without a list.
+    """
+    in_flags = re.search(r"(?:pipeline|pp)[\w \-]*layout\W*([^;]+)", run.flags, re.IGNORECASE)
+    stated = run.pipeline_layout or (in_flags[1] if in_flags else "")
+    if not stated:
+        return []
+    split = _counts_of(stated)
+    if not split or sum(split) != model.num_layers or len(split) % pp:
+        raise UnpricedRun(f"pipeline layout {printable(stated, 40)} of {model.num_layers} layers")
+    for chunk in (0, len(split) - 1):
+        neighbour = 1 if chunk == 0 else chunk - 1
+        if split[chunk] == 0 and split[neighbour] > 1:
+            split[chunk], split[neighbour] = 1, split[neighbour] - 1
+            rule = "a chunk without layers is not priced: it takes one of its neighbour's"
+            assumed.append(Assumed(key="layers_per_stage", value="/".join(map(str, split)), rule=rule))
+    return split
+
+
+def _counts_of(stated: str) -> list[int]:
+    """Layers of each chunk from counts, or from letters; empty if the text is neither."""
+    if letters := re.search(r"E[Etm|L\d*(), ]*L", stated):
+        try:
+            return list(layers_of_letters(letters[0]))
+        except InputError:
+            return []
+    parts = [re.fullmatch(r"\s*(\d{1,5})\s*(?:[x*]\s*(\d{1,4}))?\D*", part) for part in re.split(r"[|/,]", stated)]
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
+
+
+def _offload(run: Run, assumed: list[Assumed]) -> Offload:
+    """The tensors that the run keeps on its hosts; `full` offload includes the checkpointed activations."""
+    words = run.flags.lower()
+    if run.cpu_offload:
+        rule = f"activations of {printable(run.cpu_offload, 40)} wait on the host, and a layout can say all or none"
+        assumed.append(Assumed(key="offload", value="none", rule=rule))
+    if "full cpu offload" in words:
+        return "both"
+    if "weights on the host" in words and _zero(run) == 3:
+        return "params+states"
+    if "checkpoint-in-cpu" in words:
+        return "activations"
+    return "optimizer" if run.offload or "cpu offload" in words or "offload=true" in words else "none"
+
+
+def _zero(run: Run) -> int | None:
+    """The stated ZeRO stage; None if the row states none."""
+    if run.zero_stage is not None and run.zero_stage <= 3:
+        return run.zero_stage
+    in_words = re.search(r"[0-3]", run.zero)
+    return int(in_words[0]) if in_words else None
+
+
+def _hsdp(run: Run, dp: int) -> int:
+    """Number of replicas of the sharded group; the text `hsdp (shard 8 in node ...)` means 8 ranks per group."""
+    words = f"{run.zero} {run.flags}".lower()
+    if "hsdp" not in words and "hybrid_shard" not in words:
+        return 1
+    shard = re.search(r"shard\D{0,3}(\d{1,6})", words)
+    size = int(shard[1]) if shard else run.gpus_per_node or 8
+    return dp // size if size and dp % size == 0 else 1
+
+
+def _recompute(run: Run, engine: EngineSpec, assumed: list[Assumed]) -> str | None:
+    """The stated recompute policy: by Megatron's modules, for some layers, or by the engine's own name; else None."""
+    kind, _, modules = run.recompute.lower().partition(":")
+    stated = run.recompute_policy.lower() or kind.split(" ")[0]
+    if stated == "full" and run.recompute_layers:
+        return f"full:{run.recompute_layers}"
+    if stated != "selective":
+        return stated if stated in ("none", "full") else None
+    named = "+".join(re.findall(r"[a-z_]+", run.recompute_modules.lower() or modules))
+    if named and not policy_fault(named):
+        return canonical(named)
+    words = f"{run.recompute} {run.flags}".lower()
+    if "every" in words and ("layer" in words or "block" in words):
+        number = re.search(r"every (\d+)", words)
+        if number is None and "other" not in words:
+            assumed.append(Assumed(key="recompute", value="every:2", rule="every how many layers is not stated"))
+        return f"every:{number[1]}" if number else "every:2"
+    if engine.can.recomputes("selective"):
+        return "selective"
+    # selection by operator keeps the matrix products: the recomputed operators are cheap
+    assumed.append(Assumed(key="recompute", value="none", rule=f"{engine.name} has no selective policy; it is cheap"))
+    return "none"
