@@ -171,7 +171,7 @@ def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     rate = device.peak[job.core_precision] * job.attention_share
     seconds = tokens * shape.core_flops / rate
     moved = memory_bound_seconds(job, 2.0 * job.compute_bytes * tokens * shape.kept)
-    launch = 2.0 * device.efficiency.launch
+    launch = 2.0 * job.launch_seconds
     return PassSeconds(forward=seconds + moved + launch, backward_input=2.0 * (seconds + moved) + launch)
 
 
