@@ -442,7 +442,7 @@ def layer_seconds(
     Source: sum of the operators; the floor's ratio of 1.6 is about the number of backward per forward operators.
     """
     if job.model.layers:
-        return _mean_seconds(job, layout, experts=experts, local=local)
+        return _mean_seconds(job, layout, experts=experts, local=local, exchanges=exchanges)
     experts = experts and job.model.moe is not None
     # every time is a number, or an array with one entry for each configuration: (layouts,)
     whole = core = _core_seconds(job, layout, local=local)
@@ -474,12 +474,15 @@ def layer_seconds(
     )
 
 
-def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool, local: bool) -> LayerSeconds:
+def _mean_seconds(
+    job: PoolJob, layout: LayerDegrees, *, experts: bool, local: bool, exchanges: Number
+) -> LayerSeconds:
     """The mean over the kinds of layers, which are spread evenly over the stack."""
     passes, core, parts = PassSeconds(), PassSeconds(), dict[frozenset[str], "Number"]()
     for num, kind in job.model.kinds():
-        share = num / job.model.num_layers
-        one = layer_seconds(replace(job, model=kind), layout, experts=experts, local=local or is_local(kind))
+        share, ahead = num / job.model.num_layers, exchanges if kind.moe else 0.0
+        own = replace(job, model=kind)
+        one = layer_seconds(own, layout, experts=experts, local=local or is_local(kind), exchanges=ahead)
         passes, core = passes + one.passes * share, core + one.core * share
         for modules, seconds in one.parts.items():
             parts[modules] = parts.get(modules, 0.0) + share * seconds

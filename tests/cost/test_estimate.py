@@ -266,12 +266,14 @@ def test_the_host_launches_every_hop_of_a_ring(make_job):
         assert float(found.backward) == pytest.approx(1.6 * float(found.forward))
 
 
-def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make_job, with_engine):
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-next-80b-a3b"])
+def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make_job, with_engine, model):
     """With 128 tokens a rank, a layer with its exchange takes the host's time for launches, 11 x 300 us.
 
-    An all-to-all waits for the sizes of its parts, so its time is added.
+    An all-to-all waits for the sizes of its parts, so its time is added. The same holds for the mean layer of several
+    kinds.
     """
-    job = make_job("qwen3-30b-a3b", cluster="dgx-h100", engine="megatron-bridge", gpus=16, sequence=128)
+    job = make_job(model, cluster="dgx-h100", engine="megatron-bridge", gpus=16, sequence=128)
     job = replace(job, calibration=UNCALIBRATED)
     layout = parse_layout("ep=16,dp=16", num_layers=48, num_devices=16)
     for waits in (False, True):
