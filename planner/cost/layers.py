@@ -368,7 +368,10 @@ def _operators(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> Iterator
 def _adapter_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
     """Seconds of a layer's adapters: two products, to rank r and back, and one addition for each adapted matrix.
 
-    Source: Hu et al., LoRA (2021), section 4.1; 6 bytes are moved for each element of the addition.
+    With dropout each adapter has an input of its own: a pass reads and writes its elements, and a mask of a byte each.
+
+    Source: Hu et al., LoRA (2021), section 4.1; 6 bytes are moved for each element of the addition; peft,
+    tuners/lora/layer.py (Linear; ParamWrapper, beside routed experts, has no dropout).
     """
     rank, total = job.training.lora_rank, PassSeconds()
     for product, outputs in adapted_matrices(job.model, job.training, experts=experts):
@@ -376,6 +379,9 @@ def _adapter_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> Pa
         one = linear_seconds(job, rows, fan_in, rank, batch, precision=job.core_precision)
         one += linear_seconds(job, rows, rank, fan_out, batch, precision=job.core_precision)
         one += PassSeconds(forward=memory_bound_seconds(job, 6.0 * rows * batch * fan_out))
+        if job.training.lora_dropout and not product.count:
+            dropped = memory_bound_seconds(job, (2.0 * job.compute_bytes + 1.0) * rows * fan_in)
+            one += PassSeconds(forward=dropped, backward_input=dropped)
         total += one * product.share
     return total
 

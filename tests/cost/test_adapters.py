@@ -269,3 +269,20 @@ def test_quantised_layers_are_gathered_in_4_bits(make_job):
     layer = 3072 * (2 * 3072 + 2 * 1024 + 3 * 8192)
     ends, two_layers, one_matrix = 2 * 128256 * 3072, 2 * layer * (0.5 + 0.127 / 8), 2 * 3072 * 8192
     assert float(found[0]) == pytest.approx(ends + two_layers + one_matrix, rel=0.01)
+
+
+def test_dropout_moves_the_input_of_each_adapter_and_a_mask(make_job):
+    sizes = {"gpus": 1, "sequence": 2048, "engine": "fsdp"}
+    jobs = [
+        make_job("llama2-7b", settings=lora(8, "[query, down]", f"training.lora_dropout={p}"), **sizes)
+        for p in (0, 0.1)
+    ]
+    passes = [
+        layer_seconds(replace(job, calibration=UNCALIBRATED), layout_of(job, "dp=1,mbs=2")).passes for job in jobs
+    ]
+    # two inputs of bf16, 4096 and 11008 wide: torch's dropout reads 2 and writes 2 + 1 bytes, its derivative the same
+    moved = 2 * 2048 * (4096 + 11008) * (2 + 2 + 1)
+    device = jobs[0].cluster.device
+    seconds = moved / (device.memory_bandwidth * device.efficiency.memory) + 2 * device.efficiency.launch
+    assert float(passes[1].forward - passes[0].forward) == pytest.approx(seconds)
+    assert float(passes[1].backward - passes[0].backward) == pytest.approx(seconds)
