@@ -30,7 +30,7 @@ def _leave_out(schema: dict[str, Any]) -> None:
 class Efficiency(InputDocument):
     """Shares of the data sheet's values that a device reaches, as measured; a comment in the file names the source.
 
-    matmul: share of the peak that a large matrix product reaches.
+    matmul: share of the peak that a large matrix product reaches; above 1 if the clock rises above the data sheet's.
     matmul_half_depth: depth K (inner dimension) at which a product reaches half of `matmul`; the share grows as K / (K
     + matmul_half_depth).
     attention: share of the 16-bit peak that fused attention reaches in both passes together, with a kernel written for
@@ -42,7 +42,7 @@ class Efficiency(InputDocument):
 
     model_config = ConfigDict(json_schema_extra=_leave_out)
 
-    matmul: float = Field(gt=0, le=1)
+    matmul: float = Field(gt=0, le=1.25)
     matmul_half_depth: float = Field(ge=0, le=1e9)
     attention: float = Field(gt=0, le=1)
     attention_flash_2: float | None = Field(default=None, gt=0, le=1)

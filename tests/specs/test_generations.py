@@ -65,10 +65,10 @@ def test_what_is_given_is_not_assumed_whoever_gives_it(tmp_path: Path) -> None:
 
 def test_a_device_written_out_and_edited_keeps_what_is_still_assumed() -> None:
     whole = load_device("l40s-48gb").model_dump(mode="json")
-    whole["efficiency"]["matmul"] = 0.6
+    whole["efficiency"]["attention"] = 0.6
     again = DeviceSpec.model_validate(whole)
-    assert again.efficiency.matmul == 0.6
-    assert set(load_device("l40s-48gb").assumed) - set(again.assumed) == {"efficiency.matmul"}
+    assert again.efficiency.attention == 0.6
+    assert set(load_device("l40s-48gb").assumed) - set(again.assumed) == {"efficiency.attention"}
 
 
 def test_without_a_generation_the_keys_are_missed_and_the_hint_names_it(tmp_path: Path) -> None:
