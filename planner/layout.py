@@ -21,7 +21,7 @@ from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from planner.numbers import Number
 
@@ -229,13 +229,19 @@ def head_stage(layout: Degrees) -> Number:
 @once
 def offloads_optimizer(layout: Degrees) -> bool:
     """Whether the host's memory holds the optimizer states, and the host updates the weights."""
-    return layout.offload in ("optimizer", "both")
+    return layout.offload == "both" or bool({"optimizer", "states"} & {*layout.offload.split("+")})
 
 
 @once
 def offloads_activations(layout: Degrees) -> bool:
     """Whether the host's memory holds the activations until the backward pass."""
-    return layout.offload in ("activations", "both")
+    return layout.offload == "both" or "activations" in layout.offload.split("+")
+
+
+@once
+def offloads_params(layout: Degrees) -> bool:
+    """Whether the host's memory also holds the shards of the weights that the device computes with."""
+    return "params" in layout.offload.split("+")
 
 
 def of_chunks(of_stages: tuple[Any, ...], interleave: int, schedule: Schedule) -> tuple[Any, ...]:
@@ -312,9 +318,19 @@ def parse_assignments(text: str, option: str) -> dict[str, str]:
             found[key] = _written_out(value.strip()) if key in _LISTS else value.strip()
             if key == "recompute":
                 found[key] = "/".join(map(canonical, found[key].split("/")))
+            if key == "offload":
+                found[key] = offload_of(found[key].split("+"))
     if mistakes:
         raise InputError(*mistakes)
     return found
+
+
+def offload_of(words: Iterable[str]) -> str:
+    """The value of `offload` for tensors on the host; other words stay as they are."""
+    named = {"states" if each == "optimizer" else each for each in words}
+    named = named - {"both"} | {"states", "activations"} if "both" in named else named
+    joined = "+".join(sorted(named, key=lambda each: (each != "params", each != "states", each)))
+    return {"states": "optimizer", "states+activations": "both"}.get(joined, joined)
 
 
 def _known_key(word: str) -> str:

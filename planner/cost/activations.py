@@ -236,7 +236,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
     context = np.where(cut, layout.cp, 1) if exchange == "gather" else 1
-    outputs = np.where(cut & (exchange != "ring"), 2.0, 1.0)
+    outputs = np.where(cut & ("ring" not in exchange), 2.0, 1.0)
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
     further = _mixer_terms(job, layout)

@@ -132,7 +132,8 @@ def matmul_seconds(
     if aligned is None:
         aligned = _is_aligned(n) & _is_aligned(k)
     share = _kernel_share(device, precision, m, n, k, batch, aligned)
-    arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * share)
+    speed = job.engine.compute.low_precision_speed if precision in ("fp8", "fp4") else 1.0
+    arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * share * speed)
     traffic = (m * k + k * n + m * n) * batch * job.compute_bytes
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + job.launch_seconds
 

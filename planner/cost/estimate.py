@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 _CONTEXT: Final = {
     "ring": "m * layers * (c - 1) * 3 hops of keys and values (4 with full recompute), beside their parts of attention",
+    "gathered-ring": "m * layers * (2 all-gathers of keys and values (3 with full recompute) + c hops of gradients)",
     "gather": "m * layers * (all-gather of keys and values, again in full recompute, + reduce-scatter of gradients)",
     "all-to-all": "m * layers * (all-to-all of queries, keys, values and outputs, twice, 3 times with full recompute)",
 }

@@ -102,9 +102,9 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
-    s = training.sequence_length
-    further = model.mtp_layers * attention_core_flops_per_token(model, s, causal=True, local=False)
-    core = attention_flops_per_token(model, s, causal=True) + further
+    s, attended = training.sequence_length, training.attended_tokens
+    further = model.mtp_layers * attention_core_flops_per_token(model, attended, causal=True, local=False)
+    core = attention_flops_per_token(model, attended, causal=True) + further
     products = 2.0 if training.lora_rank else 3.0
     trained = 3.0 * adapter_params(model, training, of_token=True)
     per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
@@ -134,7 +134,7 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
     adapters = adapter_params(model, training, of_token=True) / model.num_layers * chunks.num_layers
     core = sum_of(
-        count * attention_core_flops_per_token(model, training.sequence_length, causal=True, local=local)
+        count * attention_core_flops_per_token(model, training.attended_tokens, causal=True, local=local)
         for (_, local), count in timed_kinds(job, layout, chunks)
     )
     whole = by_policy(layout, chunks, lambda policy: float(policy == FULL))

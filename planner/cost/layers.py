@@ -14,6 +14,7 @@ from planner.cost.operators import core_widths, cross_attention_share, layer_of,
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.recompute import ACTIVATION, norm_modules
 from planner.once import once
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,11 +57,13 @@ class LayerSeconds:
     core: the part of the passes spent in the core of attention.
     parts: forward seconds of each part of a layer; the key names the modules (`planner.cost.recompute.modules_of`)
         whose recompute repeats the part.
+    covered: seconds of exchanges, in both passes, during which the device would wait for the host anyway.
     """
 
     passes: PassSeconds
     core: PassSeconds
     parts: Mapping[frozenset[str], Number]
+    covered: Number
 
 
 @once
@@ -171,7 +174,7 @@ def _mixer_core_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     rate = device.peak[job.core_precision] * job.attention_share
     seconds = tokens * shape.core_flops / rate
     moved = memory_bound_seconds(job, 2.0 * job.compute_bytes * tokens * shape.kept)
-    launch = 2.0 * device.efficiency.launch
+    launch = 2.0 * job.launch_seconds
     return PassSeconds(forward=seconds + moved + launch, backward_input=2.0 * (seconds + moved) + launch)
 
 
@@ -218,8 +221,9 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         width = head_widths(model)
         hops = _num_hops(job, layout)
         started = 1.0 + np.minimum(1, hops) * _KERNEL_KEYS / (rows / 2)
-        scores = rows * attention_span(model, s, causal=True, local=local) * heads * started
-        indexer = layout.mbs * rows * indexer_flops_per_token(model, s)
+        attended = job.training.attended_tokens
+        scores = rows * attention_span(model, attended, causal=True, local=local) * heads * started
+        indexer = layout.mbs * rows * indexer_flops_per_token(model, attended)
         # matrix units and exponentials work at the same time, so the slower of the two sets the kernel's time
         peak = device.peak[job.attention_precision]
         in_16_bits = device.peak.get("bf16", device.peak.get("fp16", peak))
@@ -242,7 +246,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
 def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
     """Number of times that ring attention sends keys and values to the neighbour."""
-    return np.maximum(layout.cp - 1, 0) * (1.0 if job.engine.communication.context_exchange == "ring" else 0.0)
+    return np.maximum(layout.cp - 1, 0) * ("ring" in job.engine.communication.context_exchange)
 
 
 def _merge_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
@@ -365,7 +369,10 @@ def _operators(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> Iterator
 def _adapter_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
     """Seconds of a layer's adapters: two products, to rank r and back, and one addition for each adapted matrix.
 
-    Source: Hu et al., LoRA (2021), section 4.1; 6 bytes are moved for each element of the addition.
+    With dropout each adapter has an input of its own: a pass reads and writes its elements, and a mask of a byte each.
+
+    Source: Hu et al., LoRA (2021), section 4.1; 6 bytes are moved for each element of the addition; peft,
+    tuners/lora/layer.py (Linear; ParamWrapper, beside routed experts, has no dropout).
     """
     rank, total = job.training.lora_rank, PassSeconds()
     for product, outputs in adapted_matrices(job.model, job.training, experts=experts):
@@ -373,6 +380,9 @@ def _adapter_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> Pa
         one = linear_seconds(job, rows, fan_in, rank, batch, precision=job.core_precision)
         one += linear_seconds(job, rows, rank, fan_out, batch, precision=job.core_precision)
         one += PassSeconds(forward=memory_bound_seconds(job, 6.0 * rows * batch * fan_out))
+        if job.training.lora_dropout and not product.count:
+            dropped = memory_bound_seconds(job, (2.0 * job.compute_bytes + 1.0) * rows * fan_in)
+            one += PassSeconds(forward=dropped, backward_input=dropped)
         total += one * product.share
     return total
 
@@ -431,18 +441,19 @@ def layer_seconds(
 ) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
-    `experts`: a layer with experts instead of its feed-forward block; `local`: a layer with a sliding window. In eager
-    mode a small layer cannot run faster than the host launches its operators. The forward pass therefore takes at least
-    the device's `layer_floor` times the engine's factor, plus the host time of a ring's hops. The backward pass takes
-    at least 1.6 times as long. `exchanges`: seconds of collectives in each pass during which the host runs ahead; the
-    device then waits less for the host. The calibration's `slowdown` multiplies the roofline times of all operators.
-
+    In eager mode a small layer cannot run faster than the host launches its operators. The forward pass therefore takes
+    at least the device's `layer_floor` times the engine's factor, plus the host time of a ring's hops. The backward
+    pass takes at least 1.6 times as long. The calibration's `slowdown` multiplies the roofline times of all operators.
     For a model with several kinds of layers the result is the mean layer.
+
+    experts: whether the layer has experts in place of its feed-forward block.
+    local: whether its attention has a sliding window.
+    exchanges: seconds of each pass's exchanges, during which the host runs ahead; the device then waits less for it.
 
     Source: sum of the operators; the floor's ratio of 1.6 is about the number of backward per forward operators.
     """
     if job.model.layers:
-        return _mean_seconds(job, layout, experts=experts, local=local)
+        return _mean_seconds(job, layout, experts=experts, local=local, exchanges=exchanges)
     experts = experts and job.model.moe is not None
     # every time is a number, or an array with one entry for each configuration: (layouts,)
     whole = core = _core_seconds(job, layout, local=local)
@@ -459,8 +470,9 @@ def layer_seconds(
     floor = job.cluster.device.efficiency.layer_floor * job.calibration.host * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
-    backward_floor = np.maximum(0.0, _BACKWARD_OPERATORS * floor - exchanges)
-    floor = np.maximum(0.0, floor - exchanges)
+    floors, busy = (floor, _BACKWARD_OPERATORS * floor), (whole.forward, whole.backward)
+    covered = sum_of(np.clip(each - work, 0.0, exchanges) for each, work in zip(floors, busy, strict=True))
+    floor, backward_floor = (np.maximum(0.0, each - exchanges) for each in floors)
     stretch = np.maximum(1.0, backward_floor / whole.backward)  # both parts of the backward pass wait for the host
     passes = PassSeconds(
         forward=np.maximum(whole.forward, floor),
@@ -471,16 +483,18 @@ def layer_seconds(
         passes=passes,
         core=core * slowdown,
         parts={modules: slowdown * seconds for modules, seconds in parts.items()},
+        covered=covered,
     )
 
 
-def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool, local: bool) -> LayerSeconds:
+def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool, local: bool, exchanges: Number) -> LayerSeconds:
     """The mean over the kinds of layers, which are spread evenly over the stack."""
-    passes, core, parts = PassSeconds(), PassSeconds(), dict[frozenset[str], "Number"]()
+    passes, core, parts, covered = PassSeconds(), PassSeconds(), dict[frozenset[str], "Number"](), 0.0
     for num, kind in job.model.kinds():
-        share = num / job.model.num_layers
-        one = layer_seconds(replace(job, model=kind), layout, experts=experts, local=local or is_local(kind))
-        passes, core = passes + one.passes * share, core + one.core * share
+        share, ahead = num / job.model.num_layers, exchanges if kind.moe else 0.0
+        own = replace(job, model=kind)
+        one = layer_seconds(own, layout, experts=experts, local=local or is_local(kind), exchanges=ahead)
+        passes, core, covered = passes + one.passes * share, core + one.core * share, covered + one.covered * share
         for modules, seconds in one.parts.items():
             parts[modules] = parts.get(modules, 0.0) + share * seconds
-    return LayerSeconds(passes=passes, core=core, parts=parts)
+    return LayerSeconds(passes=passes, core=core, parts=parts, covered=covered)

@@ -8,11 +8,11 @@ import numpy as np
 
 from planner.cost.activations import device_activation_bytes, offloaded_activation_bytes
 from planner.cost.ledger import LineName, MemoryLine
-from planner.cost.model_states import host_state_bytes, model_state_bytes
+from planner.cost.model_states import host_param_bytes, host_state_bytes, model_state_bytes
 from planner.cost.schedule import weight_versions
 from planner.cost.transients import transient_bytes
 from planner.cost.vision import tower_bytes_at_peak
-from planner.layout import offloads_activations, offloads_optimizer
+from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -115,6 +115,15 @@ def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine,
                 num_bytes=host_state_bytes(job, layout, stage),
                 formula="parameters of the stage / tp / shard degree * (fp32 gradients + master weights + moments)",
                 source="Ren et al., ZeRO-Offload (2021), section 3",
+            )
+        )
+    if offloads_params(layout):
+        lines.append(
+            MemoryLine(
+                name=LineName.PARAMS,
+                num_bytes=host_param_bytes(job, layout, stage),
+                formula="parameters of the stage / tp / shard degree * weight bytes",
+                source="DeepSpeed, runtime/zero/offload_config.py (offload_param)",
             )
         )
     if offloads_activations(layout):

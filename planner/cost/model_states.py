@@ -10,7 +10,7 @@ from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.stage import expert_shard_divisor, shard_degree, sum_over_layers
-from planner.layout import offloads_optimizer
+from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """
     states, offloads = job.state_bytes, offloads_optimizer(layout)
     x = expert_shard_divisor(job, layout) if experts else shard_degree(layout)
-    at_home = 0.0 if offloads and job.engine.offload.optimizer_takes == "weights" else states.sharded_weights / x
+    at_home = 0.0 if gathers_from_host(job, layout) else states.sharded_weights / x
     weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
     kept = states.grads + states.grad_copy + sums_last(job, layout) * job.engine.memory.pipeline_sums
     reduced = 0.0 if offloads and job.engine.offload.optimizer_takes != "states" else kept / x
@@ -57,6 +57,15 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     if offloads:
         return weights, grads, 0.0 * x
     return weights, grads, (states.master + moment_bytes_per_param(job)) / x
+
+
+def gathers_from_host(job: PoolJob, layout: Degrees) -> bool:
+    """Whether the host's memory holds the shards of weights that ZeRO-3 gathers.
+
+    Source: engine profile; DeepSpeed, runtime/zero/offload_config.py (offload_param).
+    """
+    takes = offloads_optimizer(layout) and job.engine.offload.optimizer_takes == "weights"
+    return takes or offloads_params(layout)
 
 
 def host_state_bytes_per_param(job: PoolJob) -> float:
@@ -123,3 +132,13 @@ def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     common = (each * held.common + more) / shard_degree(layout)
     routed = (each * held.experts + more_routed) / expert_shard_divisor(job, layout)
     return common + routed
+
+
+def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes on the host for the shards of weights that ZeRO-3 gathers, of one device of a stage.
+
+    Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision).
+    """
+    held = trained_params(job, layout, stage)
+    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+    return job.state_bytes.weights * shards

@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.activations import kept_activation_bytes
 from planner.cost.adapters import trained_params
 from planner.cost.compute import PassSeconds
-from planner.cost.model_states import host_state_bytes_per_param, whole_gradients
+from planner.cost.model_states import gathers_from_host, host_state_bytes_per_param, whole_gradients
 from planner.cost.stage import expert_shard_divisor, shard_degree
 from planner.cost.traffic import BesideSeconds
 from planner.layout import offloads_activations, offloads_optimizer
@@ -70,7 +70,7 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
         each_time = np.greater_equal(layout.zero, 2) & ~np.asarray(whole_gradients(job, layout))
         states = job.state_bytes
         weights = _copy_seconds(job, (states.sharded_weights or states.master or states.weights) * shard)
-        gathers = np.greater_equal(layout.zero, 3) & (job.engine.offload.optimizer_takes == "weights")
+        gathers = np.greater_equal(layout.zero, 3) & gathers_from_host(job, layout)
         forward = forward + np.where(gathers, weights, 0.0)
         backward = backward + np.where(gathers, weights, 0.0) + np.where(each_time, gradients, 0.0)
         once = np.where(each_time, 0.0, gradients) + np.where(gathers, 0.0, weights)

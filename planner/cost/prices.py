@@ -269,13 +269,14 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ahead)
         beside_core = priced.core
         exchange = ep * float(experts)
+        beside = np.minimum(priced.passes.total, exchange.total - priced.covered)  # a wait hides seconds only once
         hidden = {
             LineName.TP_COMM: _hidden_of_layer(job, layout, priced, tp),
             LineName.CP_COMM: PassSeconds(
                 forward=hidden_context_parallel_seconds(job, layout, cp.forward, beside_core.forward),
                 backward_input=hidden_context_parallel_seconds(job, layout, cp.backward, beside_core.backward),
             ),
-            LineName.EP_COMM: _halves(hidden_expert_seconds(job, exchange.total, priced.passes.total)),
+            LineName.EP_COMM: _halves(hidden_expert_seconds(job, exchange.total, beside)),
         }
         busy = dict(zip(_IN_LAYERS, (tp + heads, cp, exchange), strict=True))
         return LayerParts(passes=priced.passes, parts=priced.parts, busy=busy, hidden=hidden)

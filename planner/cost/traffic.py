@@ -122,7 +122,8 @@ def hidden_tensor_parallel_seconds(job: PoolJob, layout: LayerDegrees, comm: Num
     """
     if not job.engine.overlap.tensor_parallel:
         return 0.0 * comm
-    return np.minimum(comm * (1.0 - 1.0 / layout.tp) * np.equal(layout.sp, 1), products)
+    could = np.minimum(comm * (1.0 - 1.0 / layout.tp) * np.equal(layout.sp, 1), products)
+    return could * job.engine.overlap.tensor_parallel_share
 
 
 def hidden_behind_weight_gradients(

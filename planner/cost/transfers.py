@@ -220,12 +220,14 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
     """Context-parallel exchanges of one layer.
 
     In ring attention each rank sends keys and values c - 1 times to its neighbour, and in the backward pass their
-    gradients too. Some engines instead gather keys and values before the core of attention, and reduce their gradients
-    after it. Ulysses exchanges the rank's part of the sequence for a part of the heads before the core, and reverses
-    the exchange after the core.
+    gradients too. Torch gathers keys and values in each pass, and sends their gradients round in fp32, in c hops. Some
+    engines instead gather keys and values before the core of attention, and reduce their gradients after it. Ulysses
+    exchanges the rank's part of the sequence for a part of the heads before the core, and reverses the exchange after
+    the core.
 
-    Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; Llama 3 (2024), section
-    3.3.2, for gathering; Jacobs et al., DeepSpeed Ulysses (2023), section 3, for exchanging.
+    Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; torch, distributed/tensor/
+    experimental/_context_parallel/_attention.py; Llama 3 (2024), section 3.3.2, for gathering; Jacobs et al., DeepSpeed
+    Ulysses (2023), section 3, for exchanging.
     """
     exchanged = context_bytes(job, layout)
     of = partial(Transfer, line=LineName.CP_COMM, where=_span(layout, layout.cp, layout.tp))
@@ -240,6 +242,12 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
             of(kind="reduce-scatter", num_bytes=whole, times={"backward": 1.0}),
         )
     hops = np.maximum(layout.cp - 1, 0)
+    if job.engine.communication.context_exchange == "gathered-ring":
+        gradients = num_bytes * 4.0 / job.compute_bytes  # summed in fp32 on their way back to their rank
+        return (
+            of(kind="all-gather", num_bytes=layout.cp * num_bytes, times=_both_ways(1.0)),
+            of(kind="ring exchange", num_bytes=gradients, times={"backward": np.minimum(hops, 1) + hops}),
+        )
     return (of(kind="ring exchange", num_bytes=num_bytes, times={"forward": hops, "backward": 2 * hops}),)
 
 

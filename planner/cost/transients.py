@@ -33,6 +33,7 @@ from planner.cost.stage import (
     largest_of_layers,
     shard_degree,
 )
+from planner.cost.transfers import context_bytes
 from planner.layout import offloads_optimizer
 from planner.once import once
 from planner.specs.recompute import FULL
@@ -143,7 +144,8 @@ def _peak_with_separate_ends(
     whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     waits, copied = np.where(whole, 0.0, job.state_bytes.weights), np.where(whole, 0.0, job.reduced_bytes)
     shard = np.where(whole, 0.0, job.reduced_bytes + job.state_bytes.grads) / shard_degree(layout)  # summed, then fp32
-    gathered_layer, copied_layer = (each * _largest_layer(job, layout, stage) for each in (gathered, copied))
+    largest = _largest_layer(job, layout, stage)
+    gathered_layer, copied_layer = _gathered_bytes_per_param(job, layout) * largest, copied * largest
     forward = loss - (job.loss == "whole") * job.compute_bytes * num_logits(job, layout) * holds_head(layout, stage)
     if job.model.tied_embeddings:
         layer = layer + (gathered + waits) * ends
@@ -225,6 +227,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
     moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    moved = moved + _gathered_context(job, layout)
     return recompute_bytes(job, layout, stage) + moved
 
 
@@ -236,8 +239,7 @@ def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     layer = _largest_layer(job, layout, stage)
     ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.minimum(1, stage.num_layers - 1)
-    each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
-    return np.greater_equal(layout.zero, 3) * each * (np.minimum(1, stage.num_layers) * layer + ahead)
+    return _gathered_bytes_per_param(job, layout) * (np.minimum(1, stage.num_layers) * layer + ahead)
 
 
 def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -255,8 +257,13 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         return 0.0
     head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
     held = held_params(job, layout, stage).total
+    return np.less(2 * head, most) * _gathered_bytes_per_param(job, layout) * np.minimum(held, most)
+
+
+def _gathered_bytes_per_param(job: PoolJob, layout: Degrees) -> Number:
+    """Bytes that ZeRO-3 gathers for each weight of a layer: frozen weights travel as they are stored."""
     each = frozen_bytes_per_param(job) if job.training.lora_rank else job.state_bytes.weights
-    return (np.greater_equal(layout.zero, 3) & np.less(2 * head, most)) * each * np.minimum(held, most)
+    return np.greater_equal(layout.zero, 3) * each
 
 
 def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -339,6 +346,17 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
         the scores.
     """
     return sum_of(term.num_bytes for term in activation_terms(job, layout, experts=False) if term.name == "softmax")
+
+
+def _gathered_context(job: PoolJob, layout: Degrees) -> Number:
+    """Bytes of the gathered keys and values of one layer, and of the two fp32 gradients that a rank adds and sends.
+
+    Source: torch, distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention_backward.
+    """
+    if job.engine.communication.context_exchange != "gathered-ring" or not job.model.attends:
+        return 0.0
+    (own,) = context_bytes(job, layout)
+    return np.where(np.greater(layout.cp, 1), own * (layout.cp + 8.0 / job.compute_bytes), 0.0)
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

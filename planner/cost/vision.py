@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 def _images(job: PoolJob, tower: VisionTower) -> PoolJob:
     """The job with the tower as its model; the sequences are the patches of an image."""
-    training = job.training.model_copy(
-        update={"sequence_length": tower.encoder.max_sequence_length, "lora_rank": 0, "dropout": 0.0}
-    )
+    own = {"sequence_length": tower.encoder.max_sequence_length, "mean_sample_tokens": 0}
+    training = job.training.model_copy(update={**own, "lora_rank": 0, "dropout": 0.0})
     return replace(job, model=tower.encoder, training=training)
 
 

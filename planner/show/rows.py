@@ -53,6 +53,7 @@ _MOST_KEYS: Final = 3
 """Keys that the short answer names; it counts the others."""
 
 _TILES: Final = "{} parts of the sequence, one after the other"
+_SAMPLES: Final = "of {:,} tokens in the mean; attention stays inside each"
 _GRAPHS: Final = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
 _OVERLAP: Final = "exchanges of a microbatch beside the other pass of another one"
 
@@ -294,6 +295,7 @@ LAYOUT: Final[Rows] = {
     "on the host": lambda plan: host_words(plan.memory),
     "loss": _loss,
     "feed-forward": lambda plan: _TILES.format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
+    "samples": lambda plan: _SAMPLES.format(n) if (n := plan.training.mean_sample_tokens) else "",
     "CUDA graphs": lambda plan: _GRAPHS.get(plan.training.cuda_graphs, ""),
     "experts": lambda plan: _OVERLAP if plan.training.expert_overlap else "",
     "trains": _trains,

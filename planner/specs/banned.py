@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.specs.by_name import other_engines
-from planner.specs.yaml import read_yaml
+from planner.specs.yaml import shipped_yaml
 
 if TYPE_CHECKING:
     from planner.specs.engine import EngineSpec
@@ -43,7 +43,7 @@ class Ban:
         return f"{self.axis}=1{others}"
 
 
-_ROWS: Any = read_yaml(Path(__file__).with_name("banned.yaml")).plain
+_ROWS: Any = shipped_yaml(Path(__file__).with_name("banned.yaml")).plain
 BANS: Final = tuple(Ban(**row) for row in _ROWS["bans"])
 """Axes that a search leaves out, and that `planner emit` refuses; an executed test of the axis removes its row."""
 

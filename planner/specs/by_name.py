@@ -16,7 +16,7 @@ from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.model import ModelSpec
 from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.validate import validate
-from planner.specs.yaml import Node, WrongKind, read_yaml
+from planner.specs.yaml import Node, WrongKind, read_yaml, shipped_yaml
 from planner.units import whole_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def load_device(name: str) -> DeviceSpec:
     Raises:
         InputError: a document with mistakes.
     """
-    return validate(DeviceSpec, read_yaml(library.path_of("clusters/devices", name)))
+    return validate(DeviceSpec, shipped_yaml(library.path_of("clusters/devices", name)))
 
 
 def load_engine(name: str) -> EngineSpec:
@@ -197,7 +197,7 @@ def engine_tree(name: str) -> Node:
         hint = f"write --engine {profile}" if profile else did_you_mean(name, known, otherwise=listing)
         raise InputError(f"unknown engine {quoted(name)}", where=f"--engine {printable(name, 40)}", hint=hint)
     kind: Kind = "engines" if name in engine_names() else "evidence/profiles"
-    return read_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
+    return shipped_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
 
 
 def training_tree(path: str | None) -> Node:
@@ -217,7 +217,7 @@ def named_tree(kind: Kind, name: str) -> Node:
     """
     known = library.names(kind)
     if name in known:
-        return read_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
+        return shipped_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
     if kind == "models" and _HUB_ID.fullmatch(name) and not name.endswith(_SUFFIXES) and not is_there(Path(name)):
         close = did_you_mean(name.rpartition("/")[2].lower(), known)
         other = "save the config.json of its page and name the folder; `planner models` lists what is shipped"

@@ -15,7 +15,7 @@ from planner.specs.detect import local_host
 from planner.specs.settings import apply_setting, pool_names, with_value
 from planner.specs.text import did_you_mean, printable, quoted
 from planner.specs.validate import validate
-from planner.specs.yaml import Node, read_yaml
+from planner.specs.yaml import Node, read_yaml, shipped_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,7 +137,7 @@ def _with_device(cluster: Node, folder: Path | None) -> Node:
     if name in own:
         device = read_yaml(own[name])
     elif name in shipped:
-        device = read_yaml(library.path_of("clusters/devices", name), f"clusters/devices/{name}.yaml")
+        device = shipped_yaml(library.path_of("clusters/devices", name), f"clusters/devices/{name}.yaml")
     else:
         known = [*own, *shipped]
         hint = did_you_mean(name, known, otherwise=f"devices are {', '.join(known)}, or a mapping written out here")

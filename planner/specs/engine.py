@@ -13,7 +13,7 @@ from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
-Offload = Literal["none", "optimizer", "activations", "both"]
+Offload = Literal["none", "optimizer", "activations", "both", "params+states", "params+states+activations"]
 
 
 class EngineDefaults(InputDocument):
@@ -322,6 +322,9 @@ class EngineCompute(InputDocument):
     fp8_attention: bool = Field(
         default=False, description="in fp8 or fp4 training, the products of fused attention run in 8 bits"
     )
+    low_precision_speed: float = Field(
+        default=1.0, gt=0, le=2, description="speed of products in 8 or 4 bits, relative to one scale for each tensor"
+    )
     fp8_experts: bool = Field(
         default=True, description="in fp8 training, products of routed experts also run in 8 bits"
     )
@@ -351,11 +354,12 @@ _Messages = Annotated[int, Field(ge=1, le=1000)]
 class EngineCommunication(InputDocument):
     """How the engine communicates."""
 
-    context_exchange: Literal["ring", "gather", "all-to-all"] = Field(
+    context_exchange: Literal["ring", "gathered-ring", "gather", "all-to-all"] = Field(
         default="ring",
-        description="`ring`: context parallel ranks pass keys and values round a ring; `gather`: each rank gathers "
-        "and keeps the keys and values of all ranks; `all-to-all`: each rank trades its part of the "
-        "sequence for heads (Ulysses)",
+        description="`ring`: context parallel ranks pass keys and values round a ring; `gathered-ring`: they gather "
+        "keys and values in each pass, compute as in a ring, and pass gradients round; `gather`: each rank gathers and "
+        "keeps the keys and values of all ranks; `all-to-all`: each rank trades its part of the sequence for heads "
+        "(Ulysses)",
     )
     dispatches_once_per_host: bool = Field(
         default=False, description="a token goes to each host once, even if several of its experts are there"
@@ -413,6 +417,9 @@ class EngineOverlap(InputDocument):
         default=False,
         description="with sequence parallelism, tensor-parallel collectives run in pieces beside the neighbouring "
         "matrix products (--tp-comm-overlap)",
+    )
+    tensor_parallel_share: float = Field(
+        default=1.0, gt=0, le=1, description="share of what `tensor_parallel` could hide that is hidden"
     )
     weight_gradients: bool = Field(
         default=False,

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.specs import library
-from planner.specs.yaml import read_yaml
+from planner.specs.yaml import shipped_yaml
 from planner.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _generations() -> tuple[str, ...]:
 
 @cache
 def _defaults_of(generation: str) -> dict[str, Any]:
-    found = read_yaml(library.path_of("clusters/generations", generation)).plain
+    found = shipped_yaml(library.path_of("clusters/generations", generation)).plain
     assert isinstance(found, dict)
     return found
 

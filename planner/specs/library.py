@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 Kind = Literal["models", "clusters", "clusters/devices", "clusters/generations", "engines", "evidence/profiles"]
 
 
+@cache
 def folder(kind: Kind) -> Path:
     """The folder of shipped documents of one kind."""
     package = Path(str(files("planner")))
@@ -26,6 +28,7 @@ def glossary_file() -> Path:
     return inside if inside.is_file() else package.parent / "docs" / "glossary.md"
 
 
+@cache
 def names(kind: Kind) -> tuple[str, ...]:
     """Names of the shipped documents; numbers in names sort by value."""
     found = (path.stem for path in folder(kind).glob("*.yaml"))

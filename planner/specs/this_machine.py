@@ -14,7 +14,7 @@ from planner.specs.by_name import load_device
 from planner.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from planner.specs.cluster_documents import LOCAL_CLUSTER, cluster_names, cluster_tree, load_cluster
 from planner.specs.uniform import uniform_cluster
-from planner.specs.yaml import read_yaml
+from planner.specs.yaml import shipped_yaml
 from planner.units import exact_quantity
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def detected_cluster() -> ClusterSpec:
 
 
 def _device(name: str, memory: float) -> DeviceSpec:
-    patterns = read_yaml(Path(__file__).with_suffix(".yaml")).plain
+    patterns = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
     document = next((each for pattern, each in patterns.items() if re.search(pattern, name)), None)
     if document is None:
         raise EnvironmentProblem(

@@ -53,6 +53,8 @@ class TrainingSpec(InputDocument):
     uses one kernel, which writes the gradient over the logits; `chunked` computes output head and loss for loss_chunks
     parts of the tokens, one after the other; `fused-linear` does the same in one kernel, which chooses the parts
     (Liger).
+    mean_sample_tokens: mean length of the samples that are packed into a sequence and attend only to themselves; 0 for
+    one sample a sequence.
     mlp_tiles: parts of the sequence that a feed-forward block computes one after the other; the backward pass computes
     each part again (DeepSpeed, TiledMLP).
     cuda_graphs: operators that one host launch starts: `layers` for a layer without its routed experts; `step` for both
@@ -79,6 +81,7 @@ class TrainingSpec(InputDocument):
     attention: Literal["flash", "unfused"] = "flash"
     loss: Loss | Literal["engine"] = "engine"
     loss_chunks: int = Field(default=8, ge=1, le=65_536)
+    mean_sample_tokens: int = Field(default=0, ge=0, le=100_000_000)
     mlp_tiles: int = Field(default=1, ge=1, le=65_536)
     cuda_graphs: CudaGraphs = "none"
     expert_overlap: bool = False
@@ -114,6 +117,15 @@ class TrainingSpec(InputDocument):
     adam_beta2: float = Field(default=0.95, ge=0, lt=1)
     adam_epsilon: float = Field(default=1e-8, gt=0)
     seed: int = Field(default=1234, ge=0)
+
+    @property
+    def attended_tokens(self) -> int:
+        """Length of a sample with as many pairs of query and key per token as the packed samples have on average.
+
+        Lengths l are assumed to be spread like waiting times, so E[l^2] = 2 E[l]^2, and a token sees E[l] earlier ones.
+        """
+        packed = 2 * self.mean_sample_tokens or self.sequence_length
+        return min(packed, self.sequence_length)
 
     @field_validator("tokens", "learning_rate", mode="before")
     @classmethod

@@ -72,6 +72,7 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
             "set training.loss to whole",
         ),
         (training.mlp_tiles > 1, "the trainer computes feed-forward blocks at once", "set training.mlp_tiles to 1"),
+        (training.mean_sample_tokens > 0, "its attention crosses samples", "set training.mean_sample_tokens to 0"),
         (training.dropout > 0, "this trainer has no dropout", "set training.dropout to 0"),
         (
             training.global_batch_size % (layout.dp * layout.mbs) > 0,

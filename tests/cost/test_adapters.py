@@ -15,6 +15,8 @@ from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
+from planner.cost.stage import stages_of
+from planner.cost.transients import transient_bytes
 from planner.layout import parse_layout
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
@@ -256,3 +258,31 @@ def test_products_of_quantised_weights_may_keep_their_inputs(make_job):
     old = make_job("mistral-7b", settings=(*settings, "engine.memory.quantised_keep_inputs=true"), **sizes)
     h, f, tokens, layers = 4096, 14336, 2048, 32
     assert kept_by_layers(old) - kept_by_layers(new) == layers * tokens * 2 * (h + f)  # of gate and up, and of down
+
+
+def test_quantised_layers_are_gathered_in_4_bits(make_job):
+    settings = lora(1, "[query]", "training.frozen_weights=nf4")
+    job = make_job("llama3.2-3b", gpus=8, engine="fsdp", sequence=16, settings=settings)
+    layout = layout_of(job, "dp=8,zero=3,mbs=1")
+    found = transient_bytes(job, layout, stages_of(job, layout), 0.0)
+    # shapes of the model: hidden 3072, feed-forward 8192, 24 heads and 8 key-value heads of 128, vocabulary 128256
+    layer = 3072 * (2 * 3072 + 2 * 1024 + 3 * 8192)
+    ends, two_layers, one_matrix = 2 * 128256 * 3072, 2 * layer * (0.5 + 0.127 / 8), 2 * 3072 * 8192
+    assert float(found[0]) == pytest.approx(ends + two_layers + one_matrix, rel=0.01)
+
+
+def test_dropout_moves_the_input_of_each_adapter_and_a_mask(make_job):
+    sizes = {"gpus": 1, "sequence": 2048, "engine": "fsdp"}
+    jobs = [
+        make_job("llama2-7b", settings=lora(8, "[query, down]", f"training.lora_dropout={p}"), **sizes)
+        for p in (0, 0.1)
+    ]
+    passes = [
+        layer_seconds(replace(job, calibration=UNCALIBRATED), layout_of(job, "dp=1,mbs=2")).passes for job in jobs
+    ]
+    # two inputs of bf16, 4096 and 11008 wide: torch's dropout reads 2 and writes 2 + 1 bytes, its derivative the same
+    moved = 2 * 2048 * (4096 + 11008) * (2 + 2 + 1)
+    device = jobs[0].cluster.device
+    seconds = moved / (device.memory_bandwidth * device.efficiency.memory) + 2 * device.efficiency.launch
+    assert float(passes[1].forward - passes[0].forward) == pytest.approx(seconds)
+    assert float(passes[1].backward - passes[0].backward) == pytest.approx(seconds)

@@ -266,12 +266,14 @@ def test_the_host_launches_every_hop_of_a_ring(make_job):
         assert float(found.backward) == pytest.approx(1.6 * float(found.forward))
 
 
-def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make_job, with_engine):
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-next-80b-a3b"])
+def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make_job, with_engine, model):
     """With 128 tokens a rank, a layer with its exchange takes the host's time for launches, 11 x 300 us.
 
-    An all-to-all waits for the sizes of its parts, so its time is added.
+    A pair of passes hides nothing of this exchange, because the host needs its time for both. An all-to-all waits for
+    the sizes of its parts, so its time is added. The same holds for the mean layer of several kinds.
     """
-    job = make_job("qwen3-30b-a3b", cluster="dgx-h100", engine="megatron-bridge", gpus=16, sequence=128)
+    job = make_job(model, cluster="dgx-h100", engine="megatron-bridge", gpus=16, sequence=128)
     job = replace(job, calibration=UNCALIBRATED)
     layout = parse_layout("ep=16,dp=16", num_layers=48, num_devices=16)
     for waits in (False, True):
@@ -282,6 +284,7 @@ def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make
         assert exchange > 0
         assert float(layer.passes.forward + exchange) == pytest.approx(11 * 300e-6 + on_top)
         assert float(layer.passes.backward + exchange) == pytest.approx(1.6 * 11 * 300e-6 + on_top)
+        assert (layer.hidden[LineName.EP_COMM].total > 1e-9) == waits
 
 
 def test_a_long_sequence_is_not_spread_over_more_ranks_than_pays(make_job):

@@ -182,3 +182,19 @@ def test_a_graph_of_layers_leaves_the_launches_of_experts(make_job, graphs):
         job = replace(job, calibration=UNCALIBRATED)
         times.append(float(layer_seconds(job, layout, experts=True).passes.forward))
     assert times[1] - times[0] == pytest.approx(16 * 0.4 * 450e-6, rel=0.01)
+
+
+def test_launches_of_a_mixer_take_the_measured_host_time(make_job):
+    job = make_job("qwen3-next-80b-a3b", "dgx-h100", gpus=8, sequence=4096)
+    mixer = next(kind for _, kind in job.model.kinds() if kind.mixer)
+    layout = parse_layout("dp=8,mbs=1", num_layers=48, num_devices=8)
+    cores = [
+        layer_seconds(
+            replace(job, model=mixer, calibration=UNCALIBRATED.model_copy(update={"host": times})), layout
+        ).core
+        for times in (1.0, 3.0)
+    ]
+    launch = job.cluster.device.efficiency.launch
+    # a pass launches two kernels, and one that moves bytes forward, two of which move them backward
+    assert float(cores[1].forward - cores[0].forward) == pytest.approx(2 * (2 + 1) * launch)
+    assert float(cores[1].backward - cores[0].backward) == pytest.approx(2 * (2 + 2) * launch)

@@ -141,7 +141,10 @@ def test_of_frozen_matrices_only_inputs_of_adapters_stay(make_job):
     assert float(none) == pytest.approx(512 * (kept(3 * 4096, 0, 6144 + 4096 + 2 * 14336, 32, 1, True) + 2 * 2 * 16))
 
 
-@pytest.mark.parametrize(("exchange", "keys", "outputs"), [("ring", 1, 1), ("gather", 4, 2), ("all-to-all", 1, 2)])
+@pytest.mark.parametrize(
+    ("exchange", "keys", "outputs"),
+    [("ring", 1, 1), ("gathered-ring", 1, 1), ("gather", 4, 2), ("all-to-all", 1, 2)],
+)
 def test_context_parallel_ranks_keep_what_they_exchange(make_job, with_engine, exchange, keys, outputs):
     """Ranks that gather keep the keys and values of all four ranks, and the joined output beside their own output."""
     job = with_engine(

@@ -12,6 +12,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.limits import unpriced
 from planner.cost.offload import host_update_seconds
+from planner.cost.parameters import num_params
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
@@ -75,6 +76,31 @@ def test_states_are_those_of_deepspeeds_own_estimator(make_job, dp):
     assert lines_of(stage)[LineName.PARAMS] == 2 * num_params
     assert lines_of(stage)[LineName.GRADS] == lines_of(stage)[LineName.OPTIMIZER_STATE] == 0
     assert stage.host.total_bytes * dp == pytest.approx(16 * num_params)
+
+
+@pytest.mark.parametrize("dp", [1, 4])
+def test_weights_on_the_host_are_those_of_deepspeeds_own_estimator(make_job, dp):
+    """estimate_zero3_model_states_mem_needs with cpu_offload_params: 18 bytes per parameter there, and none here."""
+    job = make_job("gpt2-xl", "dgx-h100", gpus=dp, batch=dp, engine="deepspeed", sequence=1024)
+    priced = estimate(job, layout_of(job, f"dp={dp},zero=3,offload=states+params"))
+    (stage,) = priced.memory
+    shard = num_params(job.model) / dp
+    on_host = {LineName.OPTIMIZER_STATE: 16 * shard, LineName.PARAMS: 2 * shard}
+    assert lines_of(stage.host) == pytest.approx(on_host, rel=1e-3)
+    assert lines_of(stage)[LineName.PARAMS] == 0
+
+
+def test_weights_on_the_host_come_up_for_both_passes(make_job):
+    """Two copies of the shard of weights in each microbatch, where offloaded states alone need one in a step."""
+    job = make_job("gpt2-xl", "dgx-h100", gpus=4, batch=8, engine="deepspeed", sequence=1024)
+    busy = {
+        offload: seconds_of(estimate(job, layout_of(job, f"dp=4,zero=3,mbs=1,offload={offload}")))[LineName.HOST_COMM]
+        for offload in ("optimizer", "params+states")
+    }
+    host, shard = job.cluster.host, 2 * num_params(job.model) / 4
+    each = shard / (host.bandwidth * host.efficiency)
+    more = busy["params+states"].busy_seconds - busy["optimizer"].busy_seconds
+    assert more == pytest.approx((2 * 2 - 1) * each, rel=1e-3)  # less the copy after the update
 
 
 def test_copies_and_update_by_hand(make_job):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.compute import head_seconds, linear_seconds
+from planner.cost.compute import head_seconds, linear_seconds, matmul_seconds
 from planner.cost.layers import layer_seconds
 from planner.layout import parse_layout
 from planner.specs.calibration import UNCALIBRATED
@@ -363,3 +363,15 @@ def test_the_factor_of_attentions_core_is_a_time(make_job):
     assert slower.attention_share == pytest.approx(job.attention_share / 1.5)
     own = replace(job, calibration=UNCALIBRATED.model_copy(update={"core_attention": 1.5, "attention": 0.4}))
     assert own.attention_share == 0.4  # a user's runs say the share itself
+
+
+@pytest.mark.parametrize(("precision", "factor"), [("fp8", 1 / 0.7), ("bf16", 1)])
+def test_kernels_with_a_scale_for_each_row_are_slower_only_in_8_bits(make_job, precision, factor):
+    """At 0.7 of the speed a product's arithmetic takes 1 / 0.7 as long; 16-bit products do not change."""
+    seconds = []
+    for speed in (1, 0.7):
+        settings = (f"engine.compute.low_precision_speed={speed}",)
+        # H100, not the A100 of the default cluster, has products in 8 bits
+        job = make_job("llama3-8b", "dgx-h100", engine="torchtitan", precision=precision, settings=settings)
+        seconds.append(float(matmul_seconds(counting(job, "flops"), 4096, 4096, 4096)))
+    assert seconds[1] / seconds[0] == pytest.approx(factor)

@@ -157,3 +157,18 @@ def test_pairs_of_a_pipeline_hide_exchanges_and_sends_but_no_more_than_there_are
     # both hide the same share of each pass: pairs know only the sum of the two
     shares = [each.hidden_seconds / each.busy_seconds for each in (exchanges, sends)]
     assert shares[0] == pytest.approx(shares[1], rel=0.02)
+
+
+def test_an_engine_hides_its_share_of_what_pieces_could_hide(with_engine):
+    job = load_job(model="llama3-70b", cluster="dgx-h100", engine="torchtitan", gpus=64, global_batch_size=64)
+    layout = parse_layout("tp=8,dp=8,zero=3", num_layers=80, num_devices=64)
+    hidden = []
+    for share in (1.0, 0.4):
+        priced = line_of(
+            with_engine(job, overlap={"tensor_parallel": True, "tensor_parallel_share": share}),
+            layout,
+            LineName.TP_COMM,
+        )
+        hidden.append(priced.busy_seconds - priced.exposed_seconds)
+    assert hidden[1] == pytest.approx(0.4 * hidden[0])
+    assert hidden[0] > 0

@@ -27,7 +27,8 @@ from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.cost.stage import Stage, pool_indices, stages_of
 from planner.cost.traffic import priced
-from planner.cost.transfers import transfers
+from planner.cost.transfers import context_transfers, transfers
+from planner.cost.transients import layer_backward_bytes
 from planner.layout import parse_layout
 from planner.specs.by_name import engine_names, priced_engine_names
 from planner.specs.calibration import UNCALIBRATED
@@ -366,3 +367,32 @@ def test_whole_gradients_that_add_up_are_reduced_once(engine, text, reductions):
     found, layers = counted(job, layout), 32 // layout.pp
     assert found["dp reduce-scatter 16x1"] == reductions * layers
     assert found["dp all-gather 16x1"] == 2 * 4 * layers
+
+
+def test_torch_gathers_keys_and_values_in_both_passes_and_sends_fp32_gradients_round(make_job, with_engine):
+    """Four ranks of 2,048 tokens: 1,024 elements of keys and of values each, gathered twice; four hops of gradients.
+
+    As torch's _templated_ring_attention and its backward do: the last hop brings gradients to the rank that owns them.
+    """
+    job = with_engine(
+        make_job("llama3-8b", engine="torchtitan", sequence=8192), communication={"context_exchange": "gathered-ring"}
+    )
+    layout = parse_layout("cp=4,dp=16", num_layers=32, num_devices=64)
+    gathered, round_the_ring = context_transfers(job, layout)
+    assert (gathered.kind, float(gathered.num_bytes)) == ("all-gather", 4 * 2048 * 2 * 1024 * 2)
+    assert {moment: float(times) for moment, times in gathered.times.items() if times} == {"forward": 1, "backward": 1}
+    assert (round_the_ring.kind, float(round_the_ring.num_bytes)) == ("ring exchange", 2048 * 2 * 1024 * 4)
+    assert {moment: float(times) for moment, times in round_the_ring.times.items()} == {"backward": 4}
+
+
+def test_the_layer_at_work_holds_the_gathered_keys_and_values(make_job, with_engine):
+    """Beside the gathered ones of all ranks: two fp32 gradients of the rank's own, one added to and one sent."""
+    held = []
+    for exchange in ("ring", "gathered-ring"):
+        job = with_engine(
+            make_job("llama3-8b", engine="torchtitan", sequence=8192), communication={"context_exchange": exchange}
+        )
+        layout = parse_layout("cp=4,dp=16", num_layers=32, num_devices=64)
+        held.append(float(layer_backward_bytes(job, layout, stages_of(job, layout))[0]))
+    own = 2048 * 2 * 1024
+    assert held[1] - held[0] == pytest.approx(4 * 2 * own + 2 * 4 * own)

@@ -467,9 +467,8 @@ CORPUS = (
         batch=16,
         cluster="rtx3090-box",
         gpus=8,
-        layout="zero=3,mbs=1,recompute=full,offload=optimizer,tp=1",
+        layout="zero=3,mbs=1,recompute=full,offload=params+states,tp=1",
         files=(("ds_z3_offload_config.json", '{"zero_optimization": {"stage": 3, ' + _ON_HOST + "}}"),),
-        open_keys=("deepspeed.zero_optimization.offload_param.device",),
         outcome="ran",
     ),
     Foreign(
@@ -687,8 +686,7 @@ CORPUS = (
         num_processes: 1
         """),
         cluster="dgx-a100",
-        layout="zero=3,offload=optimizer,recompute=none,tp=1",
-        open_keys=("deepspeed.zero_optimization.offload_param.device",),
+        layout="zero=3,offload=params+states,recompute=none,tp=1",
         gpus=8,
         batch=8,
         model="mistral-7b",

@@ -381,7 +381,7 @@ FILES = {
         ),
         8,
         "deepspeed",
-        {"zero": 3, "recompute": "full", "mbs": 1, "offload": "optimizer"},
+        {"zero": 3, "recompute": "full", "mbs": 1, "offload": "params+states"},
         {"sequence_length": 1024, "global_batch_size": 16, "precision": "fp16"},
     ),
     # hiyouga/LLaMA-Factory examples/train_full/llama3_full_sft.yaml
@@ -454,7 +454,7 @@ FILES = {
         '"sub_group_size": 1e9}}',
         8,
         "deepspeed",
-        {"zero": 3, "offload": "optimizer"},
+        {"zero": 3, "offload": "params+states"},
         {},
     ),
     # lm-sys/FastChat issue 3310, four A100: ran out of memory

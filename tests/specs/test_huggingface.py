@@ -139,11 +139,24 @@ def test_local_attention_in_some_layers_of_qwen_is_refused(save: Save, model_typ
 
 @pytest.mark.parametrize(
     ("change", "window", "every"),
-    [({}, 8192, 4), ({"attention_chunk_size": 4096}, 4096, 4), ({"max_position_embeddings": 8192}, 0, 1)],
+    [
+        ({}, 8192, 4),
+        ({"attention_chunk_size": 4096}, 4096, 4),
+        ({"max_position_embeddings": 8192}, 0, 1),
+        ({"no_rope_layer_interval": 2}, 8192, 2),
+        ({"no_rope_layers": [1, 1, 1, 1, 1, 0] * 8}, 8192, 6),  # 0: no rotary positions, so the layer is global
+        ({"no_rope_layers": [1, 0] * 24, "layer_types": ["chunked_attention"] * 48}, 8192, 0),
+    ],
 )
 def test_llama_4_attends_within_chunks(save: Save, change: dict[str, Any], window: int, every: int) -> None:
     model = load_model(str(save(LLAMA_4 | change)))
     assert (model.sliding_window, model.global_every) == (window, every)
+
+
+def test_global_layers_of_llama_4_at_odd_places_are_refused(save: Save) -> None:
+    config = save(LLAMA_4 | {"no_rope_layers": [0] + [1] * 47})
+    assert "`layer_types` is no regular pattern" in refusal(config)
+    assert "planner models --from" in refusal(config)
 
 
 def test_an_irregular_pattern_is_refused(save: Save) -> None:

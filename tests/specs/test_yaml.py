@@ -15,7 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import EnvironmentProblem, InputError
-from planner.specs.yaml import MAX_BYTES, MAX_DEPTH, MAX_MISTAKES, MAX_NODES, parse_value, parse_yaml, read_yaml
+from planner.specs import library
+from planner.specs.yaml import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_MISTAKES,
+    MAX_NODES,
+    parse_value,
+    parse_yaml,
+    read_yaml,
+    shipped_yaml,
+)
 
 WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30)
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
@@ -256,3 +266,16 @@ def test_a_tab_has_a_way_out(tmp_path) -> None:
     with pytest.raises(InputError) as other:
         read_yaml(path)
     assert "blanks" not in str(other.value)
+
+
+SHIPPED = sorted(
+    path
+    for kind in ("models", "clusters", "clusters/devices", "clusters/generations", "engines")
+    for path in library.folder(kind).glob("*.yaml")
+)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_shipped_documents_read_the_same_by_libyaml(path):
+    """Values, and the position of each: what the slow reader gives."""
+    assert shipped_yaml(path, "it") == read_yaml(path, "it")

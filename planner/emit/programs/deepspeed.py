@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
 from planner.emit.target import Refusal, Setting, Target, only
-from planner.layout import offloads_activations, offloads_optimizer
+from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
@@ -47,6 +47,8 @@ def _write_layout(plan: Plan) -> Values:
             "zero_optimization.offload_optimizer.pin_memory": True,
             "zero_force_ds_cpu_optimizer": False,
         }
+    if offloads_params(layout):
+        found |= {"zero_optimization.offload_param.device": "cpu", "zero_optimization.offload_param.pin_memory": True}
     if offloads_activations(layout):
         found["activation_checkpointing.cpu_checkpointing"] = True
     if layout.tp > 1:

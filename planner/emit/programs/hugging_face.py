@@ -19,6 +19,7 @@ from planner.emit.names import decisive, listed, names_beside
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.target import Refusal, Setting, field_of, follows, only
 from planner.errors import InputError
+from planner.layout import offload_of
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
 from planner.specs.training import NEVER_CLIPS, OF_MEGATRON, OF_THE_RUN
@@ -230,7 +231,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         found["layout.sp"] = 0
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
     given.whole(f"{_PARALLEL}dp_shard_size", 1)
-    fsdp, offload, is_hybrid = _read_fsdp(given)
+    (fsdp, offload, is_hybrid), params = _read_fsdp(given), False
     is_plain = PLAIN in given
     if fsdp is not None:
         found["layout.zero"] = fsdp
@@ -238,11 +239,19 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     elif any(key.startswith("deepspeed.") for key in given.values):
         found["layout.zero"] = given.whole("deepspeed.zero_optimization.stage")
         given.text("accelerate.deepspeed_config.zero3_init_flag")
-        offload = given.text("deepspeed.zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
+        offload, params = (
+            given.text(f"deepspeed.zero_optimization.{each}.device") in ("cpu", "nvme")
+            for each in ("offload_optimizer", "offload_param")
+        )
+        if params and not (offload and found["layout.zero"] == 3):
+            why = "weights in the host's memory without ZeRO-3's states have no price"
+            given.doubt("deepspeed.zero_optimization.offload_param.device", why, "layout.offload")
+            params = False
     elif is_plain:
         found["layout.zero"] = 0
     activations = given.flag("deepspeed.activation_checkpointing.cpu_checkpointing")
-    found["layout.offload"] = ("none", "optimizer", "activations", "both")[int(offload) + 2 * activations]
+    on_host = {"params": params, "states": offload, "activations": activations}
+    found["layout.offload"] = offload_of(name for name, is_on in on_host.items() if is_on) or "none"
     recompute = given.flag("gradient_checkpointing") or given.flag(
         "accelerate.fsdp_config.fsdp_activation_checkpointing"
     )

@@ -250,7 +250,7 @@ def _missing_offload(engine: EngineSpec, layout: Mapping[str, Any]) -> dict[str,
     found: dict[str, list[Any]] = {}
     if offload not in has.what:
         found["engine.offload.what"] = [*has.what, offload]
-    if offload in ("activations", "both") and policy not in (None, *has.activations_of):
+    if ("activations" in offload or offload == "both") and policy not in (None, *has.activations_of):
         found["engine.offload.activations_of"] = [*has.activations_of, policy]
     return found
 
@@ -268,7 +268,7 @@ _ADAPTERS: Final = ("lora", "peft", "adapter")
 
 def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
     """Settings in addition to the options: of the training document, and of the engine if the row states more."""
-    words = f"{run.flags} {run.notes}".lower()
+    words = f"{run.flags} {run.notes} fp8_recipe={run.fp8_recipe}".lower()
     task = run.task.lower()
     if any(word in task for word in _NO_TRAINING):
         raise UnpricedRun(f"task {printable(run.task, 40)}")
@@ -292,6 +292,8 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     if "tiled mlp" in words and model.moe is None and run.seq:  # as many as DeepSpeed makes (ulysses_sp.py, TiledMLP)
         tiles = -(-run.seq // ((run.cp or 1) * model.hidden_size))
         found |= {"training.mlp_tiles": str(tiles), "engine.can.mlp_tiles": "true"}
+    if run.mean_sample_tokens:
+        found["training.mean_sample_tokens"] = str(round(run.mean_sample_tokens))
     found["training.cuda_graphs"] = _graphs(run)
     overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
     if overlaps and model.moe is not None and (run.ep or 1) > 1:
@@ -451,8 +453,12 @@ def _layout(
     found |= _pipeline(run, model, pp, assumed)
     offload = _offload(run, assumed)
     zero = _zero(run) if dp * degrees["cp"] > 1 else 0
-    if not zero and offload in ("optimizer", "both"):
+    if not zero and offload not in ("none", "activations"):
         zero = _zero(run) or 1  # the host updates shards, also those of one device
+    if zero == 3 and pp > 1 and 3 in engine.pipeline.zero_stages and engine.memory.whole_gradients == "piped":
+        zero = 1  # FSDP2: without a word of it, a pipeline's weights and gradients stay whole between microbatches
+        rule = "fully_shard does not reshard under a pipeline by default"
+        assumed.append(Assumed(key="zero", value="1", rule=rule))
     if zero is not None:
         found["zero"] = zero
     hsdp = _hsdp(run, dp)
@@ -568,6 +574,8 @@ def _offload(run: Run, assumed: list[Assumed]) -> Offload:
         assumed.append(Assumed(key="offload", value="none", rule=rule))
     if "full cpu offload" in words:
         return "both"
+    if "weights on the host" in words and _zero(run) == 3:
+        return "params+states"
     if "checkpoint-in-cpu" in words:
         return "activations"
     return "optimizer" if run.offload or "cpu offload" in words or "offload=true" in words else "none"

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.specs.yaml import read_yaml
+from planner.specs.yaml import shipped_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ class UnpricedRun(Exception):
 @cache
 def knowledge(name: str) -> Mapping[str, Any]:
     """One of the YAML files beside this module, as plain values."""
-    plain = read_yaml(Path(__file__).with_name(f"{name}.yaml")).plain
+    plain = shipped_yaml(Path(__file__).with_name(f"{name}.yaml")).plain
     assert isinstance(plain, dict)
     return plain
 

@@ -13,7 +13,7 @@ from planner.cost.mixers import mixer_heads
 from planner.cost.recompute import absent_modules
 from planner.cost.segments import domain_devices, num_domains, segments_of
 from planner.cost.stage import pattern_of
-from planner.layout import divisors, offloads_activations
+from planner.layout import divisors, offloads_activations, offloads_params
 from planner.specs.by_name import other_engines
 from planner.specs.job import Job
 from planner.specs.recipe import ADAM_RECIPES
@@ -210,6 +210,8 @@ def offloaded_optimizer(job: Job, layout: Layout) -> str:
         return f"a host updates by adamw or sgd, not by {job.training.optimizer}; --set training.optimizer=adamw"
     if not layout.zero:
         return "a host updates shards of the states, and ZeRO-0 has none; zero=1 or more"
+    if offloads_params(layout) and layout.zero < 3:
+        return f"weights on the host are gathered by ZeRO-3, and zero is {layout.zero}; zero=3, or offload=optimizer"
     return f"engine {job.engine.name} offloads no optimizer under a pipeline of {layout.pp} stages; pp=1"
 
 

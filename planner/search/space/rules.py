@@ -16,7 +16,7 @@ from planner.cost.mixers import mixer_heads
 from planner.cost.schedule import exists
 from planner.cost.segments import domain_devices, is_possible
 from planner.cost.stage import pattern_of
-from planner.layout import offloads_activations, offloads_optimizer
+from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 from planner.search.space import faults
 from planner.specs.recipe import ADAM_RECIPES
 
@@ -357,7 +357,8 @@ def _host(job: Job, x: Degrees) -> Flag:
 
 @_rule(
     "pp zero offload",
-    "an offloaded optimizer must be adamw or sgd with ZeRO, and not every engine has it under a pipeline",
+    "an offloaded optimizer must be adamw or sgd with ZeRO (with weights, ZeRO-3), and not every engine has it under a "
+    "pipeline",
 )
 def _offloaded_optimizer(job: Job, layout: Degrees) -> Flag:
     if not offloads_optimizer(layout):
@@ -365,7 +366,7 @@ def _offloaded_optimizer(job: Job, layout: Degrees) -> Flag:
     if job.training.optimizer not in ("adamw", "sgd") or job.training.lora_rank:
         return False
     alone = np.equal(layout.pp, 1) | (job.engine.offload.with_pipeline in ("optimizer", "both"))
-    return alone & np.greater(layout.zero, 0)
+    return alone & np.greater_equal(layout.zero, 3 if offloads_params(layout) else 1)
 
 
 @_rule("pp offload", "this engine must have no pipeline to offload activations")

@@ -71,9 +71,9 @@ def windows(config: Config) -> None:
         config.add_kind(layers - layers // period, "sliding_window", sliding_window=width)
 
 
-def local_window(config: Config, every: int = 0) -> None:
-    """Local attention with `sliding_window`. Every `every`-th layer is global (0: none) unless the file has a list."""
-    width, names = config.count("sliding_window"), config.entries("layer_types")
+def local_window(config: Config, every: int = 0, of: str = "sliding_window") -> None:
+    """Local attention, as wide as `of` says. Every `every`-th layer is global (0: none), or those that a list names."""
+    width, names = config.count(of), config.entries("layer_types")
     period = config.count("sliding_window_pattern") or config.count("_sliding_window_pattern") or every
     if names:
         is_global = [name == "full_attention" for name in names]
@@ -82,7 +82,7 @@ def local_window(config: Config, every: int = 0) -> None:
             hint = "every n-th layer is full_attention"
             config.unsupported("layer_types", "`layer_types` is no regular pattern", hint)
     if width and period != 1 and width < config.ours("max_sequence_length"):
-        config.put("sliding_window", width, "sliding_window")
+        config.put("sliding_window", width, of)
         config.put("global_every", period, "layer_types" if names else "sliding_window_pattern")
 
 
@@ -97,15 +97,15 @@ def late_window(config: Config) -> None:
 
 
 def llama4(config: Config) -> None:
-    """Layers with rotary positions attend within chunks."""
+    """Layers attend within chunks, but for the global ones: those of `layer_types`, or else those without positions."""
     regular = list(range(config.size("interleave_moe_layer_step", 1) - 1, config.ours("num_layers"),
                          config.size("interleave_moe_layer_step", 1)))  # fmt: skip
     if config.entries("moe_layers") not in ([], regular):
         config.unsupported("moe_layers", "`moe_layers` is not every `interleave_moe_layer_step`-th layer")
-    chunk = config.count("attention_chunk_size", 8192)
-    if chunk and chunk < config.ours("max_sequence_length"):
-        config.put("sliding_window", chunk, "attention_chunk_size")
-        config.put("global_every", 4, "attention_chunk_size")
+    if (rotary := config.entries("no_rope_layers")) and not config.entries("layer_types"):
+        config.values["layer_types"] = ["chunked_attention" if each else "full_attention" for each in rotary]
+    local_window(config, config.count("no_rope_layer_interval", 4), of="attention_chunk_size")
+    if config.ours("sliding_window"):
         config.notes.append("attention within chunks is priced as a sliding window of their length")
 
 
