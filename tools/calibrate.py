@@ -28,7 +28,7 @@ from memory_runs import memory_runs, memory_spreads
 from planner.cost.band import axes_of, features_of, one_family_of, spread_of
 from planner.cost.limits import unpriced
 from planner.evidence.compare.score import score, step_seconds
-from planner.evidence.fit import calibration_text
+from planner.evidence.fit import calibration_text, regression
 from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
 from planner.specs.calibration import Calibration, CalibrationEntry, Evidence, precision_class
@@ -223,6 +223,8 @@ def _fitted(samples: Iterable[Sample]) -> list[Sample]:
 def _fit(samples: Sequence[Sample]) -> _Fit:
     """Factors of least penalised |log(measured / predicted)|, by reweighted least squares.
 
+    A penalty is the precision of a prior in the regression from which a user's corrections come, too.
+
     Source: Huber (1964) for the weights; Gauss-Newton.
     """
     used = _fitted(samples)
@@ -243,8 +245,7 @@ def _fit(samples: Sequence[Sample]) -> _Fit:
         error = measured - np.log(predicted)
         weight = _NOISE / np.maximum(np.abs(error), _NOISE)
         gradient = np.einsum("fsg,sf->sg", designs, slopes / predicted[:, None])
-        normal = gradient.T @ (gradient * weight[:, None]) + np.diag(penalty)
-        step = np.linalg.solve(normal, gradient.T @ (weight * error) - penalty * logs)
+        step = regression(gradient, error + gradient @ logs, penalty, weight)[0] - logs
         logs = logs + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
         if np.abs(step).max() < _CLOSE:
             break

@@ -6,7 +6,7 @@ by the log of this factor. The fit regresses the log errors of the runs on these
 mean 1, and the variance that this factor has over clusters of published runs (empirical Bayes). The fit averages over
 two unknown numbers: the share of this variance that applies to the user's cluster, and the scatter of that cluster's
 runs (as in Raftery, Madigan and Hoeting, JASA 1997). Few runs therefore change the factors little, and many runs
-determine them.
+determine them. The shipped calibration comes from the same regression, with another prior (tools/calibrate.py).
 """
 
 from __future__ import annotations
@@ -153,16 +153,32 @@ def posterior(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: P
     return found
 
 
+def regression(
+    slopes: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    precision: NDArray[np.float64],
+    weights: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Means, (..., factors), and covariances of the log factors, in the model of `posterior` with known variances.
+
+    slopes, errors: as in `posterior`.
+    precision: inverse variances of the log factors before any run is known, (..., factors); their means are 0.
+    weights: inverse variances of the runs' scatter, (..., runs).
+
+    Source: as in `posterior`.
+    """
+    weighted = slopes.T * weights[..., None, :]  # (..., factors, runs)
+    covariances = np.linalg.inv(weighted @ slopes + precision[..., None] * np.eye(slopes.shape[1]))
+    return (covariances @ (weighted @ errors)[..., None])[..., 0], covariances
+
+
 def _averaged(slopes: NDArray[np.float64], errors: NDArray[np.float64], prior: Prior) -> Posterior:
     grid = list(itertools.product(_SHARES, _SCATTERS))
     variances = np.array([share for share, _ in grid])[:, None] * np.square(prior.spreads)  # (grid, factors)
     noise = np.square(prior.scatter * np.array([scatter for _, scatter in grid]))  # (grid,)
-    products, seen = slopes.T @ slopes, slopes.T @ errors
-    precisions = products / noise[:, None, None] + np.eye(len(seen)) / variances[:, None, :]
-    covariances = np.linalg.inv(precisions)
-    means = covariances @ seen / noise[:, None]
-    unexplained = (errors @ errors - means @ seen) / noise
-    volume = len(errors) * np.log(noise) + np.linalg.slogdet(precisions)[1] + np.log(variances).sum(axis=1)
+    means, covariances = regression(slopes, errors, 1 / variances, np.tile(1 / noise[:, None], len(errors)))
+    unexplained = (errors @ errors - means @ (slopes.T @ errors)) / noise
+    volume = len(errors) * np.log(noise) - np.linalg.slogdet(covariances)[1] + np.log(variances).sum(axis=1)
     likelihood = -(volume + unexplained) / 2
     weights = np.exp(likelihood - likelihood.max())
     weights /= weights.sum()

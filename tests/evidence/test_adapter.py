@@ -596,6 +596,15 @@ def test_columns_that_are_needed_are_all_named(tmp_path) -> None:
     assert runs[0].gpus == 8
 
 
+def test_families_beside_a_table_are_joined_by_source_and_any_other_file_of_that_name_is_ignored(tmp_path) -> None:
+    table, beside = tmp_path / "runs.csv", tmp_path / "families.csv"
+    table.write_text("source_set,model,gpu,gpus,seq,gbs\nours,x,H100,8,8192,64\n,x,H100,8,8192,64\n")
+    beside.write_text("source_set,family,fit\nours,kin,bands\n")
+    assert [(run.family, run.fit) for run in read_runs(table)] == [("kin", "bands"), ("", "")]
+    beside.write_text("family,members\nkin,3\n")
+    assert [run.family for run in read_runs(table)] == ["ours", ""]
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'"' + b"x" * 200_000, b"model,gpu\x00\n"])
 def test_what_is_no_table_is_a_mistake_of_the_user(content: bytes, tmp_path) -> None:
     table = tmp_path / "runs.csv"

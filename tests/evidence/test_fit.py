@@ -17,6 +17,7 @@ from planner.evidence.fit import (
     learn,
     learn_calibration,
     posterior,
+    regression,
     slopes_of,
 )
 from planner.evidence.rows.observation import Observation
@@ -42,6 +43,19 @@ def observed(plan, times):
 
 def slower(plans, factor):
     return [observed(plan, plan.step_seconds * factor) for plan in plans]
+
+
+def test_the_regression_is_least_squares_with_a_row_for_each_prior():
+    """Oracle: a prior is a run whose error is 0, whose slope is 1 for its factor, and whose weight is its precision."""
+    rng = np.random.default_rng(0)
+    slopes, errors = rng.normal(size=(9, 3)), rng.normal(size=9)
+    precision, weights = rng.uniform(0.1, 5.0, (4, 3)), rng.uniform(0.1, 5.0, (4, 9))
+    means, covariances = regression(slopes, errors, precision, weights)
+    for mean, covariance, own, weight in zip(means, covariances, precision, weights, strict=True):
+        scales = np.sqrt([*weight, *own])
+        rows = np.concatenate([slopes, np.eye(3)]) * scales[:, None]
+        assert mean == pytest.approx(np.linalg.lstsq(rows, np.append(errors, np.zeros(3)) * scales)[0])
+        assert np.linalg.pinv(rows) @ np.linalg.pinv(rows).T == pytest.approx(covariance)
 
 
 def test_no_run_changes_nothing_and_few_runs_move_less_than_many(plans):

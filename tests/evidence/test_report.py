@@ -21,8 +21,7 @@ from planner.cost.ledger import LineName
 from planner.errors import ExitCode
 from planner.evidence.compare.groups import kinds_of
 from planner.evidence.compare.null_model import null_seconds
-from planner.evidence.compare.outcomes import outcomes
-from planner.evidence.compare.report import Report, report_of, report_to_json
+from planner.evidence.compare.report import Report, outcomes, report_of, report_to_json
 from planner.evidence.compare.score import memory_by_class
 from planner.evidence.compare.sweeps import CLEAR, kendall_tau
 from planner.evidence.rows.runs import read_runs, run_of

@@ -35,8 +35,7 @@ class Group:
 
 
 def _cut(row: Row) -> str:
-    assert row.setup is not None
-    job, layout = row.setup.job, row.setup.layout
+    job, layout = _setup(row).job, _setup(row).layout
     if job.model.moe is not None:
         return "experts"
     if layout.cp > 1:

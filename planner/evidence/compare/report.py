@@ -8,14 +8,43 @@ from typing import TYPE_CHECKING, Any
 
 from planner.evidence.compare.groups import Group, memory_groups, time_groups
 from planner.evidence.compare.null_model import null_seconds
-from planner.evidence.compare.outcomes import Outcomes, outcomes
-from planner.evidence.compare.score import Row, score_all
+from planner.evidence.compare.score import Row, score
 from planner.evidence.compare.sweeps import Sweep, sweeps
 from planner.evidence.rows.runs import read_runs
 from planner.specs.by_name import load_calibration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """Verdicts on published runs; "may not fit" counts as right for both kinds of runs.
+
+    num_oom: number of runs that ran out of memory.
+    caught: number of these runs with another verdict than "fits".
+    num_ran: number of runs that were measured.
+    false_alarms: number of these runs with the verdict "does not fit".
+    """
+
+    num_oom: int
+    caught: int
+    num_ran: int
+    false_alarms: int
+
+
+def outcomes(rows: Iterable[Row]) -> Outcomes:
+    """Count the verdicts; rows without a prediction are left out."""
+    judged = [row for row in rows if row.fits is not None]
+    oom = [row for row in judged if row.run.oom]
+    ran = [row for row in judged if not row.run.oom and row.measured_seconds]
+    return Outcomes(
+        num_oom=len(oom),
+        caught=sum(not row.fits for row in oom),
+        num_ran=len(ran),
+        false_alarms=sum(row.verdict == "does not fit" for row in ran),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +72,7 @@ def report_of(path: Path, calibration: Path | None = None) -> Report:
         EnvironmentProblem: a file cannot be read.
     """
     corrections = load_calibration(calibration) if calibration else None
-    rows = score_all(read_runs(path), corrections)
+    rows = tuple(score(run, corrections) for run in read_runs(path))
     null = null_seconds(rows)
     return Report(
         rows=rows,

@@ -14,8 +14,6 @@ from planner.made_by import with_corrections
 from planner.search.search import plan_for_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from planner.evidence.rows.runs import Run
     from planner.specs.calibration import Calibration
     from planner.specs.job import PoolJob
@@ -64,13 +62,8 @@ class Row:
         return self.predicted_memory_bytes / self.measured_memory_bytes - 1
 
 
-def score_all(runs: Iterable[Run], corrections: Calibration | None = None) -> tuple[Row, ...]:
-    """Every run with its prediction, in order; `corrections` replace the shipped corrections."""
-    return tuple(score(run, corrections) for run in runs)
-
-
 def score(run: Run, corrections: Calibration | None = None) -> Row:
-    """One run with its prediction, or with the reason why it cannot be priced.
+    """One run with its prediction, or with the reason why it cannot be priced; `corrections` replace the shipped ones.
 
     The forecast equals the output of `planner explain` for the row's question (`jobs.question_of`): both call the same
     functions.

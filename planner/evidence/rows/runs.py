@@ -129,58 +129,58 @@ class Run:
 
 
 def read_runs(path: Path) -> tuple[Run, ...]:
-    """Read every row of a CSV file; blank lines are left out.
+    """Read every row of a table, with the cells of its source in `families.csv` beside the table.
+
+    Raises:
+        InputError: as `read_cells`.
+        EnvironmentProblem: a file cannot be read.
+    """
+    beside = path.with_name("families.csv")
+    families = {cells.get("source_set"): cells for _, cells in _table(beside)[1]} if beside.is_file() else {}
+    return tuple(
+        run_of({**families.get(cells.get("source_set") or "", {}), **cells}, f"row {number}")
+        for number, (_, cells) in enumerate(read_cells(path)[1], 1)
+    )
+
+
+_Cells = dict[str, Any]
+
+
+def read_cells(path: Path) -> tuple[tuple[str, ...], list[tuple[int, _Cells]]]:
+    """The columns of a table of runs, and the line and the cells of each row; blank lines are left out.
 
     Raises:
         InputError: the file does not exist, is too large, is not a CSV table, or lacks required columns (all are
         named).
         EnvironmentProblem: the file cannot be read.
     """
+    columns, rows = _table(path)
+    if missing := [name for name in REQUIRED_COLUMNS if name not in columns]:
+        hint = "docs/formats.md describes the columns; a file needs at least " + ", ".join(REQUIRED_COLUMNS)
+        raise InputError(f"lacks the columns {', '.join(missing)}", where=f"{printable(str(path))}:1", hint=hint)
+    return columns, rows
+
+
+def _table(path: Path) -> tuple[tuple[str, ...], list[tuple[int, _Cells]]]:
+    """Any CSV table: column names in lower case with `_` for blanks, and the line and the cells of each row.
+
+    The separator is a comma; a header without commas may have semicolons or tabs.
+    """
     shown = printable(str(path))
     try:
         with path.open("rb") as file:
-            reader = rows_of(limited_text(file, shown))
-        _check_columns(reader.fieldnames or (), shown)
-        families = _families(path.with_name("families.csv"))
-        return tuple(
-            run_of({**families.get(row.get("source_set") or "", {}), **row}, f"row {number}")
-            for number, row in enumerate(reader, 1)
-        )
+            text = limited_text(file, shown)
+        header = text.lstrip().partition("\n")[0]
+        separator = next((each for each in (",", ";", "\t") if each in header), ",")
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+        reader.fieldnames = [re.sub(r"\s+", "_", name.strip().lower()) for name in reader.fieldnames or ()]
+        return tuple(reader.fieldnames), [(reader.line_num, row) for row in reader]
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise InputError(f"{shown} is no file", hint="name a CSV table of runs") from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
     except (csv.Error, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{shown} is not a CSV table: {printable(str(error))}") from None
-
-
-def _families(path: Path) -> dict[str, dict[str, str]]:
-    """The cells of each source's rows; sources of one family share authors, programs and machines."""
-    if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        return {row["source_set"]: row for row in rows_of(limited_text(file, printable(str(path))))}
-
-
-def rows_of(text: str) -> csv.DictReader[str]:
-    """The rows of a CSV table, with column names in lower case and `_` for blanks.
-
-    The separator is a comma; a header without commas may have semicolons or tabs.
-    """
-    header = text.lstrip().partition("\n")[0]
-    separator = next((each for each in (",", ";", "\t") if each in header), ",")
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
-    reader.fieldnames = [re.sub(r"\s+", "_", name.strip().lower()) for name in reader.fieldnames or ()]
-    return reader
-
-
-def _check_columns(found: Any, shown: str) -> None:
-    missing = [name for name in REQUIRED_COLUMNS if name not in found]
-    if missing:
-        raise InputError(
-            f"{shown} lacks the columns {', '.join(missing)}",
-            hint="docs/formats.md describes the columns; a file needs at least " + ", ".join(REQUIRED_COLUMNS),
-        )
 
 
 def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:

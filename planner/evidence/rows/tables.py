@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.limits import unpriced
-from planner.errors import EnvironmentProblem, InputError
+from planner.errors import InputError
 from planner.evidence.rows.jobs import Setup, Unsupported, job_of
 from planner.evidence.rows.observation import Observation, faults_of
-from planner.evidence.rows.runs import REQUIRED_COLUMNS, Run, rows_of, run_of, unread_cells
+from planner.evidence.rows.runs import Run, read_cells, run_of, unread_cells
 from planner.specs.by_name import engine_names
-from planner.specs.files import limited_text
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import did_you_mean, printable, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _TIMES: Final = ("measured_step_s", "step_s", "tok_s_gpu")
@@ -38,7 +36,9 @@ def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list
     found: list[Observation] = []
     assumed: dict[tuple[str, str, str], list[int]] = {}
     alike: dict[frozenset[tuple[str, str]], list[int]] = {}
-    for line, cells in _rows(path, shown):
+    columns, written = read_cells(path)
+    _check_columns(columns, f"{shown}:1")
+    for line, cells in written:
         where = f"{shown}:{line}"
         run = run_of(cells, where)
         if not _check_cells(mistakes, cells, run, where):
@@ -84,24 +84,12 @@ def _left_out(run: Run, setup: Setup | Unsupported) -> str:
     return f"it cannot be priced: {reason}" if reason else ""
 
 
-def _rows(path: Path, shown: str) -> list[tuple[int, Mapping[str, Any]]]:
-    """The line number of each row, and its cells by column."""
-    try:
-        with path.open("rb") as file:
-            reader = rows_of(limited_text(file, shown))
-        columns = list(reader.fieldnames or ())
-        missing = [name for name in REQUIRED_COLUMNS if name not in columns]
-        hint = "the columns are those of RUNS.csv in docs/formats.md"
-        if missing or not set(_TIMES) & set(columns):
-            lacks = ", ".join(missing) or "a step time (step_s, or tok_s_gpu)"
-            raise InputError(f"lacks the columns {lacks}", where=f"{shown}:1", hint=hint)
-        if twice := [name for name, count in Counter(filter(None, columns)).items() if count > 1]:
-            raise InputError(f"has the columns {', '.join(twice)} more than once", where=f"{shown}:1", hint=hint)
-        return [(reader.line_num, row) for row in reader]
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot read {shown}: {error.strerror}") from None
-    except csv.Error as error:
-        raise InputError(f"is not a CSV table: {printable(str(error))}", where=shown) from None
+def _check_columns(columns: Sequence[str], where: str) -> None:
+    hint = "the columns are those of RUNS.csv in docs/formats.md"
+    if not set(_TIMES) & set(columns):
+        raise InputError("lacks a column of step times: step_s, or tok_s_gpu", where=where, hint=hint)
+    if twice := [name for name, count in Counter(filter(None, columns)).items() if count > 1]:
+        raise InputError(f"has the columns {', '.join(twice)} more than once", where=where, hint=hint)
 
 
 def _check_cells(mistakes: Mistakes, cells: Mapping[Any, Any], run: Run, where: str) -> bool:
