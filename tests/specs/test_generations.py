@@ -104,13 +104,13 @@ def test_processors_follow_from_the_peak(name: str) -> None:
 
 def test_a_plan_says_that_nothing_was_measured_on_the_device() -> None:
     words = {}
-    for cluster in ("g6e", "p5"):
+    for cluster in ("g5", "p5"):
         job = load_job(model="llama3-8b", cluster=cluster, global_batch_size=8, sequence_length=2048)
         plan = plan_for_text(job, "tp=1,zero=3,dp=8,mbs=1")
         words[cluster] = {name: str(of(plan)) for name, of in BAND.items()}
-    assert "l40s-48gb those of ada" in words["g6e"]["device"]
-    assert "no run behind it has l40s-48gb" in words["g6e"]["band"]
-    assert "planner measure" in words["g6e"]["narrower"]
+    assert "a10g-24gb those of ampere" in words["g5"]["device"]
+    assert "no run behind it has a10g-24gb" in words["g5"]["band"]
+    assert "planner measure" in words["g5"]["narrower"]
     assert words["p5"]["device"] == ""
     assert "planner measure" not in words["p5"]["narrower"]
 
