@@ -427,12 +427,15 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
     compute, graphs = job.engine.compute, job.training.cuda_graphs
     if graphs == "step" or (graphs == "layers" and not experts):
         return 0.0, 0.0
-    factor: Number = compute.expert_host_factor if experts else compute.host_factor
+    factor: Number = compute.host_factor
+    if experts:
+        casts = compute.expert_cast_factor * (job.training.precision in ("fp8", "fp4"))
+        factor = compute.expert_host_factor + casts + compute.expert_tp_factor * np.greater(layout.tp, 1)
     each: Number = 0.0
     if experts and job.model.moe is not None and _launches_each_expert(job):
         each = _LOOP_FACTOR * job.model.moe.num_experts / layout.ep
     if graphs == "layers":
-        return max(0.0, compute.expert_host_factor - compute.host_factor) + each, 0.0
+        return np.maximum(0.0, factor - compute.host_factor) + each, 0.0
     return factor + each, _num_hops(job, layout) * (_HOP_SHARE * compute.host_factor)
 
 

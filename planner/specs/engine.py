@@ -343,6 +343,12 @@ class EngineCompute(InputDocument):
         default=1, ge=0, le=1e6, description="further factor on the host time of a layer with tensor parallelism"
     )
     expert_host_factor: float = Field(ge=0, le=1e6, description="host_factor of a layer with experts")
+    expert_cast_factor: float = Field(
+        default=0, ge=0, le=1e6, description="what casts to 8 or 4 bits add to `expert_host_factor`"
+    )
+    expert_tp_factor: float = Field(
+        default=0, ge=0, le=1e6, description="what tensor parallelism adds to `expert_host_factor`"
+    )
     loops_over_experts: bool = Field(
         default=False, description="experts run one after the other, not as one grouped product"
     )
