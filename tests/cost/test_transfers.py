@@ -27,7 +27,7 @@ from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.cost.stage import Stage, pool_indices, stages_of
 from planner.cost.traffic import priced
-from planner.cost.transfers import transfers
+from planner.cost.transfers import context_transfers, transfers
 from planner.layout import parse_layout
 from planner.specs.by_name import engine_names
 from planner.specs.calibration import UNCALIBRATED
@@ -365,3 +365,28 @@ def test_whole_gradients_that_add_up_are_reduced_once(engine, text, reductions):
     found, layers = counted(job, layout), 32 // layout.pp
     assert found["dp reduce-scatter 16x1"] == reductions * layers
     assert found["dp all-gather 16x1"] == 2 * 4 * layers
+
+
+def test_layers_that_mix_no_tokens_exchange_no_keys_and_values(make_job):
+    """Nemotron 3 Nano (NVIDIA, 2025), table 1: 23 layers with Mamba-2, 23 with experts, 6 with attention."""
+    job = make_job("nemotron3-nano-30b-a3b", gpus=8, engine="megatron")
+    layout = parse_layout("cp=4,dp=2", num_layers=52, num_devices=8)
+    (ring,) = context_transfers(job, layout)
+    assert ring.times["forward"] == pytest.approx((23 + 6) / 52 * 3)
+
+
+def test_each_kind_of_layers_exchanges_its_own_heads(make_job):
+    """MiMo-V2-Flash (Xiaomi, 2025), config.json: 9 layers with 4 key-value heads, 39 with windows and 8; 192 + 128."""
+    job = make_job("mimo-v2-flash", gpus=8, engine="megatron", sequence=4096)
+    rings = context_transfers(job, parse_layout("cp=4,dp=2", num_layers=48, num_devices=8))
+    tokens = 4096 // 4 * 2
+    sizes = [(round(each.times["forward"] / 3 * 48), float(each.num_bytes)) for each in rings]
+    assert sorted(sizes) == [(9, tokens * 4 * (192 + 128)), (39, tokens * 8 * (192 + 128))]
+
+
+def test_layers_without_experts_exchange_no_tokens(make_job):
+    """Nemotron 3 Nano (NVIDIA, 2025), table 1: 23 of 52 layers have experts, each with two exchanges in each pass."""
+    job = make_job("nemotron3-nano-30b-a3b", gpus=8, engine="megatron")
+    layout = parse_layout("dp=8,ep=8", num_layers=52, num_devices=8)
+    exchanges = [each for each in transfers(job, layout, stages_of(job, layout)) if each.kind == "all-to-all"]
+    assert sum(float(each.times["forward"][0]) for each in exchanges) == pytest.approx(2 * 23)
