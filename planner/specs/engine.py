@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,7 +17,20 @@ Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dua
 Offload = Literal["none", "optimizer", "activations", "both"]
 
 
-class EngineDefaults(InputDocument):
+class _Explained(InputDocument):
+    """A document whose docstrings explain its keys; schemas and error messages have these sentences, too."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Give each field its sentence of the docstring."""
+        super().__pydantic_init_subclass__(**kwargs)
+        pieces = re.split(rf"^ +({'|'.join(cls.model_fields)}): ", cls.__doc__ or "", flags=re.MULTILINE)
+        for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            cls.model_fields[name].description = " ".join(text.split()).removesuffix(".")
+        cls.model_rebuild(force=True)
+
+
+class EngineDefaults(_Explained):
     """Settings that apply if the user sets nothing: the engine's defaults, or the settings of its published recipes.
 
     These settings fill the gaps of a `--layout` (planner/search/questions/given.py), together with rules that follow
@@ -29,7 +43,7 @@ class EngineDefaults(InputDocument):
     etp: Literal["tp", "1"] = "1"
 
 
-class EngineAbilities(InputDocument):
+class EngineAbilities(_Explained):
     """Features that the engine can run.
 
     axes: axes of the mesh whose degree may exceed 1.
@@ -98,7 +112,7 @@ class EngineAbilities(InputDocument):
         return policy in self.recompute or set(policy.split("+")) <= set(self.recompute_modules)
 
 
-class EnginePipeline(InputDocument):
+class EnginePipeline(_Explained):
     """Pipelines that the engine can run.
 
     zero_stages: ZeRO stages under a pipeline.
@@ -116,7 +130,7 @@ class EnginePipeline(InputDocument):
     needs_filling: bool
 
 
-class EngineMemory(InputDocument):
+class EngineMemory(_Explained):
     """Data that the engine keeps in a device's memory.
 
     whole_gradients: when a device holds gradients of all its parameters. `lasting`: below ZeRO-2, in a permanent
@@ -218,7 +232,7 @@ class EngineMemory(InputDocument):
     communicator_memory: Bytes | None = None
 
 
-class EngineOffload(InputDocument):
+class EngineOffload(_Explained):
     """Data that the engine keeps in the host's memory.
 
     what: data that the engine can keep there.
@@ -237,7 +251,7 @@ class EngineOffload(InputDocument):
     host_update_factor: float = Field(default=1, gt=0)
 
 
-class EngineCompute(InputDocument):
+class EngineCompute(_Explained):
     """Costs of the engine's computing in addition to the device's efficiency.
 
     attention_kernel: `latest`: fused attention written for the device's generation (cuDNN in Transformer Engine,
@@ -266,7 +280,7 @@ class EngineCompute(InputDocument):
 _Messages = Annotated[int, Field(ge=1, le=1000)]
 
 
-class EngineCommunication(InputDocument):
+class EngineCommunication(_Explained):
     """How the engine communicates.
 
     context_exchange: `ring`: context parallel ranks pass keys and values round a ring; `gather`: each rank gathers and
@@ -300,7 +314,7 @@ class EngineCommunication(InputDocument):
     scatters_pipeline_sends: bool
 
 
-class EngineOverlap(InputDocument):
+class EngineOverlap(_Explained):
     """Communication that the engine hides behind computing.
 
     data_parallel: reductions of gradients and ZeRO's gathering of weights.
@@ -326,7 +340,7 @@ class EngineOverlap(InputDocument):
     offload: bool = False
 
 
-class EngineSpec(InputDocument):
+class EngineSpec(_Explained):
     """An engine profile: data that the cost model reads, so that no formula depends on the engine's name.
 
     program: program that runs the plan.
