@@ -10,7 +10,14 @@ import numpy as np
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.mixers import mixer_shape
-from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width, value_size
+from planner.cost.operators import (
+    core_widths,
+    cross_attention_share,
+    layer_of,
+    output_width,
+    share_with_experts,
+    value_size,
+)
 from planner.cost.parameters import layer_params_on_device
 from planner.cost.recompute import ACTIVATION, norm_modules
 from planner.once import once
@@ -451,7 +458,8 @@ def layer_seconds(
 
     experts: whether the layer has experts in place of its feed-forward block.
     local: whether its attention has a sliding window.
-    exchanges: seconds of each pass's exchanges, during which the host runs ahead; the device then waits less for it.
+    exchanges: seconds of each pass's exchanges in the mean layer, during which the host runs ahead; the device then
+        waits less for it.
 
     Source: sum of the operators; the floor's ratio of 1.6 is about the number of backward per forward operators.
     """
@@ -494,8 +502,8 @@ def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool, local: b
     """The mean over the kinds of layers, which are spread evenly over the stack."""
     passes, core, parts, covered = PassSeconds(), PassSeconds(), dict[frozenset[str], "Number"](), 0.0
     for num, kind in job.model.kinds():
-        share, ahead = num / job.model.num_layers, exchanges if kind.moe else 0.0
-        own = replace(job, model=kind)
+        share, own = num / job.model.num_layers, replace(job, model=kind)
+        ahead = exchanges / share_with_experts(job.model) if kind.moe else 0.0
         one = layer_seconds(own, layout, experts=experts, local=local or is_local(kind), exchanges=ahead)
         passes, core, covered = passes + one.passes * share, core + one.core * share, covered + one.covered * share
         for modules, seconds in one.parts.items():

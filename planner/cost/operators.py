@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.cost.mixers import mixer_shape
 from planner.once import once
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,6 +130,14 @@ def layer_of(model: ModelSpec, *, experts: bool) -> Layer:
             own = replace(each, share=each.share * (num / model.num_layers), shared_by=kind.shared_by)
             products.append(own) if isinstance(own, Product) else vectors.append(own)
     return Layer(products=tuple(products), vectors=tuple(vectors))
+
+
+def share_with_experts(model: ModelSpec) -> float:
+    """Share of the kinds of layers that have experts: 1 for a mixture whose layers are of one kind.
+
+    Source: definition of the model document.
+    """
+    return sum_of(each.share for each in layer_of(model, experts=True).products if "router" in each.outputs)
 
 
 def num_blocks(model: ModelSpec) -> int:

@@ -19,7 +19,15 @@ from planner.cost.adapters import frozen_bytes, trained_params
 from planner.cost.layers import choices_per_microbatch, tokens_per_microbatch
 from planner.cost.ledger import LineName
 from planner.cost.model_states import whole_gradients
-from planner.cost.operators import core_widths, cross_attention_share, layer_of, num_blocks, output_width, value_size
+from planner.cost.operators import (
+    core_widths,
+    cross_attention_share,
+    layer_of,
+    num_blocks,
+    output_width,
+    share_with_experts,
+    value_size,
+)
 from planner.cost.parameters import embedding_params_on_device
 from planner.cost.recompute import repeated_transfers
 from planner.cost.stage import (
@@ -217,18 +225,36 @@ def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer,
 
 
 def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
-    """Context-parallel exchanges of one layer.
+    """Context-parallel exchanges of one layer, or of the mean layer: of each size of heads, as often as layers have it.
 
     In ring attention each rank sends keys and values c - 1 times to its neighbour, and in the backward pass their
     gradients too. Torch gathers keys and values in each pass, and sends their gradients round in fp32, in c hops. Some
     engines instead gather keys and values before the core of attention, and reduce their gradients after it. Ulysses
     exchanges the rank's part of the sequence for a part of the heads before the core, and reverses the exchange after
-    the core.
+    the core. A mixer is assumed to exchange as much as the model's attention; layers with neither exchange nothing.
 
     Source: Liu et al., Ring Attention (2023), section 3; Megatron-LM, cp_comm_type p2p; torch, distributed/tensor/
     experimental/_context_parallel/_attention.py; Llama 3 (2024), section 3.3.2, for gathering; Jacobs et al., DeepSpeed
     Ulysses (2023), section 3, for exchanging.
     """
+    shares: dict[tuple[Number, ...], tuple[ModelSpec, float]] = {}
+    for num, kind in job.model.kinds():
+        if kind.attends or kind.mixer:
+            sizes = core_widths(kind, 1)
+            shares[sizes] = kind, num / job.model.num_layers + shares.get(sizes, (kind, 0.0))[1]
+    return tuple(
+        _as_often(each, share)
+        for kind, share in shares.values()
+        for each in _context_transfers(replace(job, model=kind) if job.model.layers else job, layout)
+    )
+
+
+def _as_often(transfer: Transfer, share: float) -> Transfer:
+    """The transfer of a share of the layers as one of the mean layer."""
+    return replace(transfer, times={when: share * times for when, times in transfer.times.items()})
+
+
+def _context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     exchanged = context_bytes(job, layout)
     of = partial(Transfer, line=LineName.CP_COMM, where=_span(layout, layout.cp, layout.tp))
     if job.engine.communication.context_exchange == "all-to-all":
@@ -252,7 +278,7 @@ def context_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...
 
 
 def context_bytes(job: PoolJob, layout: LayerDegrees) -> tuple[Number, ...]:
-    """Bytes of keys and values that one rank exchanges in one layer and pass of context parallelism.
+    """Bytes of keys and values that one rank exchanges in one layer of a kind and pass of context parallelism.
 
     An engine that exchanges sequence for heads sends queries, keys, values and outputs separately; key-value heads are
     repeated if there are fewer heads than ranks.
@@ -290,7 +316,7 @@ def unmeasured_dispatch(model: ModelSpec, engine: EngineSpec, cluster: ClusterSp
 
 
 def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
-    """Exchanges of tokens in one layer with experts, equally many in the forward and in the backward pass.
+    """Exchanges of tokens in a layer with experts, equally many in both passes; of several kinds, in the mean layer.
 
     Each rank sends its tokens' choices to the ranks of their experts and receives the results: two exchanges of (ep -
     1) / ep of s b k h / (c t) elements. Ranks that share an expert (etp) also gather and reduce tokens. If the engine
@@ -316,12 +342,9 @@ def expert_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     if low:
         share = (1.0 + 4.0 / 128) / 2
         exchanges.insert(0, exchange(num_bytes=num_bytes * share, message_bytes=token * share))
-    gathered = num_bytes * layout.etp
-    return (
-        *exchanges,
-        of(kind="all-gather", where=shared, num_bytes=gathered),
-        of(kind="reduce-scatter", where=shared, num_bytes=gathered),
-    )
+    kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter")
+    exchanges += [of(kind=kind, where=shared, num_bytes=num_bytes * layout.etp) for kind in kinds]
+    return tuple(_as_often(each, share_with_experts(job.model)) for each in exchanges)
 
 
 def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ...]:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
+from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
 from planner.cost.memory import host_lines, memory_lines
-from planner.cost.model_states import state_bytes_per_param
+from planner.cost.model_states import state_bytes_per_param, whole_gradients
 from planner.cost.stage import Stage, expert_padding, expert_shard_divisor
 from planner.cost.transients import layer_backward_bytes
 from planner.layout import parse_layout
@@ -560,3 +561,20 @@ def test_only_quantised_weights_are_converted_for_their_products(make_job):
         for settings in (lora, (*lora, "training.frozen_weights=nf4"))
     )
     assert layer_backward_bytes(low, layout, stage) - layer_backward_bytes(plain, layout, stage) == 2 * 14336 * 4096
+
+
+@pytest.mark.parametrize(("text", "whole"), [("pp=2,dp=4", True), ("pp=4,dp=2", True), ("dp=8,zero=2", False)])
+def test_a_pipeline_of_two_stages_adds_gradients_up_for_a_single_microbatch(make_job, text, whole):
+    layout = f"{text},mbs=1"
+    job = make_job("llama3-8b", gpus=8, batch=int(text[text.index("dp=") + 3]), engine="megatron")
+    job = replace(job, engine=job.engine.model_copy(update={
+        "memory": job.engine.memory.model_copy(update={"whole_gradients": "accumulated"})}))  # fmt: skip
+    assert bool(whole_gradients(job, parse_layout(layout, num_layers=32, num_devices=8))) == whole
+
+
+def test_a_layout_fits_only_if_every_stage_does(make_job):
+    """The logits of 32 sequences, 32 x 2,048 x 128,256 x 2 bytes at the least, are on the last stage alone."""
+    job = make_job("llama3-8b", gpus=16, batch=256, engine="megatron")
+    found = estimate(job, parse_layout("pp=2,dp=8,zero=1,mbs=32,recompute=full", num_layers=32, num_devices=16))
+    assert [stage.fits for stage in found.memory] == [True, False]
+    assert not found.fits

@@ -396,3 +396,28 @@ def test_the_layer_at_work_holds_the_gathered_keys_and_values(make_job, with_eng
         held.append(float(layer_backward_bytes(job, layout, stages_of(job, layout))[0]))
     own = 2048 * 2 * 1024
     assert held[1] - held[0] == pytest.approx(4 * 2 * own + 2 * 4 * own)
+
+
+def test_layers_that_mix_no_tokens_exchange_no_keys_and_values(make_job):
+    """Nemotron 3 Nano (NVIDIA, 2025), table 1: 23 layers with Mamba-2, 23 with experts, 6 with attention."""
+    job = make_job("nemotron3-nano-30b-a3b", gpus=8, engine="megatron")
+    layout = parse_layout("cp=4,dp=2", num_layers=52, num_devices=8)
+    (ring,) = context_transfers(job, layout)
+    assert ring.times["forward"] == pytest.approx((23 + 6) / 52 * 3)
+
+
+def test_each_kind_of_layers_exchanges_its_own_heads(make_job):
+    """MiMo-V2-Flash (Xiaomi, 2025), config.json: 9 layers with 4 key-value heads, 39 with windows and 8; 192 + 128."""
+    job = make_job("mimo-v2-flash", gpus=8, engine="megatron", sequence=4096)
+    rings = context_transfers(job, parse_layout("cp=4,dp=2", num_layers=48, num_devices=8))
+    tokens = 4096 // 4 * 2
+    sizes = [(round(each.times["forward"] / 3 * 48), float(each.num_bytes)) for each in rings]
+    assert sorted(sizes) == [(9, tokens * 4 * (192 + 128)), (39, tokens * 8 * (192 + 128))]
+
+
+def test_layers_without_experts_exchange_no_tokens(make_job):
+    """Nemotron 3 Nano (NVIDIA, 2025), table 1: 23 of 52 layers have experts, each with two exchanges in each pass."""
+    job = make_job("nemotron3-nano-30b-a3b", gpus=8, engine="megatron")
+    layout = parse_layout("dp=8,ep=8", num_layers=52, num_devices=8)
+    exchanges = [each for each in transfers(job, layout, stages_of(job, layout)) if each.kind == "all-to-all"]
+    assert sum(float(each.times["forward"][0]) for each in exchanges) == pytest.approx(2 * 23)

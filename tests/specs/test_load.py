@@ -11,6 +11,7 @@ import pytest
 from planner.errors import InputError
 from planner.specs.by_name import load_model, other_engines
 from planner.specs.cluster_documents import load_cluster
+from planner.specs.engine import EngineSpec
 from planner.specs.files import kind_of
 from planner.specs.job import PoolJob
 from planner.specs.load import load_job
@@ -291,3 +292,12 @@ def test_a_job_can_use_the_hosts_of_a_segment_in_every_domain():
 )
 def test_a_file_of_another_kind_is_named(name, text, kind):
     assert kind_of(name, text) == kind
+
+
+@pytest.mark.parametrize("key", ["memory.live_params", "communication.lone_gather"])
+def test_the_schema_of_a_profile_explains_its_keys_with_sentences_of_docstrings(key: str) -> None:
+    part, _, name = key.partition(".")
+    schema = EngineSpec.model_json_schema()
+    reference = schema["properties"][part].get("$ref") or schema["properties"][part]["allOf"][0]["$ref"]
+    fields = schema["$defs"][reference.rpartition("/")[2]]
+    assert fields["properties"][name]["description"] in " ".join(fields["description"].split())
