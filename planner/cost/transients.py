@@ -14,9 +14,10 @@ from planner.cost.activations import (
     layer_activation_bytes,
 )
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
+from planner.cost.layers import tokens_per_microbatch
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.model_states import model_state_bytes, whole_gradients
-from planner.cost.operators import layer_of
+from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import (
     end_params_on_device,
@@ -227,7 +228,9 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
     moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
-    moved = moved + _gathered_context(job, layout)
+    # attention's gradients come after those of the feed-forward block, whose inner tensors (gate, up, their activation
+    # and product) and two gradients are freed by then: three times the bytes of the gradients
+    moved = moved + np.maximum(0.0, _gathered_context(job, layout) - 3.0 * inner)
     return recompute_bytes(job, layout, stage) + moved
 
 
@@ -349,14 +352,19 @@ def _score_gradients(job: PoolJob, layout: Degrees) -> Number:
 
 
 def _gathered_context(job: PoolJob, layout: Degrees) -> Number:
-    """Bytes of the gathered keys and values of one layer, and of the two fp32 gradients that a rank adds and sends.
+    """Bytes of what the backward pass of one layer's attention holds, where each pass gathers keys and values.
+
+    Keys and values of all ranks; their own gradients in fp32, which the rank adds to and sends, and in 16 bits as a hop
+    leaves them; of queries the sum in fp32, a hop's gradient, and the gradient of the output.
 
     Source: torch, distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention_backward.
     """
     if job.engine.communication.context_exchange != "gathered-ring" or not job.model.attends:
         return 0.0
-    (own,) = context_bytes(job, layout)
-    return np.where(np.greater(layout.cp, 1), own * (layout.cp + 8.0 / job.compute_bytes), 0.0)
+    (own,), b = context_bytes(job, layout), job.compute_bytes
+    queries = tokens_per_microbatch(job, layout) * core_widths(job.model, layout.tp)[0] / layout.tp
+    held = own * (layout.cp + 8.0 / b + 1.0) + queries * (4.0 + 2.0 * b)
+    return np.where(np.greater(layout.cp, 1), held, 0.0)
 
 
 def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -385,17 +385,21 @@ def test_torch_gathers_keys_and_values_in_both_passes_and_sends_fp32_gradients_r
     assert {moment: float(times) for moment, times in round_the_ring.times.items()} == {"backward": 4}
 
 
-def test_the_layer_at_work_holds_the_gathered_keys_and_values(make_job, with_engine):
-    """Beside the gathered ones of all ranks: two fp32 gradients of the rank's own, one added to and one sent."""
+@pytest.mark.parametrize("width", [256, 14_336])
+def test_the_layer_at_work_holds_the_gathered_keys_and_values(make_job, with_engine, width):
+    """Of all ranks; of the rank's own, two gradients in fp32 and one in 16 bits; of queries 4 + 2 + 2 bytes.
+
+    A wide feed-forward block needs more before, and its four tensors and two gradients are freed by then.
+    """
     held = []
     for exchange in ("ring", "gathered-ring"):
-        job = with_engine(
-            make_job("llama3-8b", engine="torchtitan", sequence=8192), communication={"context_exchange": exchange}
-        )
+        settings = (f"model.ffn_hidden_size={width}",)
+        job = make_job("llama3-8b", engine="torchtitan", sequence=8192, settings=settings)
+        job = with_engine(job, communication={"context_exchange": exchange})
         layout = parse_layout("cp=4,dp=16", num_layers=32, num_devices=64)
         held.append(float(layer_backward_bytes(job, layout, stages_of(job, layout))[0]))
     own = 2048 * 2 * 1024
-    assert held[1] - held[0] == pytest.approx(4 * 2 * own + 2 * 4 * own)
+    assert held[1] - held[0] == pytest.approx(max(0, (8 + 8 + 2) * own + 8 * 2048 * 4096 - 12 * 2048 * width))
 
 
 def test_layers_that_mix_no_tokens_exchange_no_keys_and_values(make_job):

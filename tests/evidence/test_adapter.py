@@ -799,7 +799,7 @@ def test_a_dispatcher_in_the_flags_sends_once_to_each_host() -> None:
 
 @pytest.mark.parametrize(
     ("row", "within"),
-    [("P0801", 0.05), ("P0803", 0.05), ("P0799", 0.2), ("P0222", 0.15), ("P0066", 0.05), ("P0127", 0.05)],
+    [("P0801", 0.07), ("P0803", 0.05), ("P0799", 0.05), ("P0222", 0.15), ("P0066", 0.05), ("P0127", 0.05)],
 )
 def test_peaks_of_fine_tuning_are_near_the_published_ones(row: str, within: float) -> None:
     """A million tokens under TRL with parts of 256 tokens at the loss, adapters under FSDP1, and whole models."""
