@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.layers import choices_per_microbatch, tokens_per_microbatch
+from planner.cost.layers import choices_per_microbatch
 from planner.cost.ledger import LineName
+from planner.cost.microbatch import tokens_per_microbatch
 from planner.cost.model_states import whole_gradients
 from planner.cost.operators import (
     core_widths,
