@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import adapted_matrices, widens_stream
-from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of, tokens_per_microbatch
+from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of
+from planner.cost.microbatch import tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.loss import bytes_moved_per_logit, tokens_at_once
+from planner.cost.microbatch import tokens_per_microbatch
 from planner.cost.parameters import head_width, padded_vocab
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
 
     Source: cost/loss.py; torchtitan, components/loss.py (ChunkedLossWrapper).
     """
-    tokens = job.training.sequence_length * layout.mbs / layout.cp
+    tokens = tokens_per_microbatch(job, layout)
     vocab, at_once = padded_vocab(job.model, job.engine, layout), tokens_at_once(job, layout)
     parts = tokens / at_once
     linear = linear_seconds(job, at_once, head_width(job.model), vocab, precision=job.core_precision) * parts

@@ -24,6 +24,7 @@ from planner.cost.ledger import (
     verdict_of,
 )
 from planner.cost.memory import host_lines, memory_lines
+from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import (
     StagePrices,
     chunk_parts,
@@ -31,7 +32,6 @@ from planner.cost.prices import (
     exchange_share,
     interleaving_terms,
     layout_prices,
-    num_microbatches,
 )
 from planner.cost.schedule import (
     EXECUTED,

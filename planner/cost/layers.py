@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
+from planner.cost.microbatch import tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.operators import (
     core_widths,
@@ -71,15 +72,6 @@ class LayerSeconds:
     core: PassSeconds
     parts: Mapping[frozenset[str], Number]
     covered: Number
-
-
-@once
-def tokens_per_microbatch(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Tokens of one microbatch on one context-parallel rank: s b / c.
-
-    Source: definition of context parallelism.
-    """
-    return job.training.sequence_length * layout.mbs / layout.cp
 
 
 @once

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cost.microbatch import tokens_per_microbatch
 from planner.cost.parameters import padded_vocab
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
     Source: torchtitan, components/loss.py (ChunkedLossWrapper); Liger-Kernel, ops/fused_linear_cross_entropy.py; engine
     profile, loss_chunk_tokens.
     """
-    tokens = job.training.sequence_length * layout.mbs / layout.cp
+    tokens = tokens_per_microbatch(job, layout)
     if job.loss == "chunked":
         fixed = job.engine.memory.loss_chunk_tokens
         return np.minimum(tokens, fixed) if fixed else np.ceil(tokens / job.training.loss_chunks)
@@ -63,7 +64,7 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
         per_logit = per_logit * job.engine.memory.fused_logits_bytes / 2
     found = per_logit * num_logits(job, layout)
     ahead = {"chunked": 4.0 + job.compute_bytes, "fused-linear": job.compute_bytes}.get(job.loss, 0.0)
-    tokens = job.training.sequence_length * layout.mbs / layout.cp
+    tokens = tokens_per_microbatch(job, layout)
     return found + ahead * tokens * job.model.hidden_size if ahead else found
 
 

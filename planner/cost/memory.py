@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.cost.activations import device_activation_bytes, offloaded_activation_bytes
 from planner.cost.ledger import LineName, MemoryLine
+from planner.cost.microbatch import num_microbatches
 from planner.cost.model_states import host_param_bytes, host_state_bytes, model_state_bytes
 from planner.cost.schedule import weight_versions
 from planner.cost.transients import transient_bytes
@@ -53,7 +54,7 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
 
     Source: each line names its own.
     """
-    m = job.training.global_batch_size / (layout.dp * layout.mbs)
+    m = num_microbatches(job, layout)
     weights, grads, optimizer = model_state_bytes(job, layout, stage)
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
@@ -127,7 +128,7 @@ def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine,
             )
         )
     if offloads_activations(layout):
-        m = job.training.global_batch_size / (layout.dp * layout.mbs)
+        m = num_microbatches(job, layout)
         lines.append(
             MemoryLine(
                 name=LineName.ACTIVATIONS,

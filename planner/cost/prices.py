@@ -11,9 +11,10 @@ import numpy as np
 from planner.cost.adapters import trained_params
 from planner.cost.chance import memory_limit_bytes
 from planner.cost.compute import PassSeconds, accumulation_seconds, head_seconds, linear_seconds, memory_bound_seconds
-from planner.cost.layers import layer_seconds, tokens_per_microbatch
+from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName, total_bytes
 from planner.cost.memory import host_lines, memory_lines
+from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
 from planner.cost.model_states import whole_gradients
 from planner.cost.offload import host_copy_seconds, host_update_seconds
 from planner.cost.optimizers import newton_schulz_seconds, optimizer_seconds
@@ -128,14 +129,6 @@ class StagePrices:
     def tail_seconds(self) -> Number:
         """Seconds of the stage after its last microbatch: exposed reduction, copies to the host and the optimizer."""
         return self.dp.exposed_once + self.tied_embedding + self.host.exposed_once + self.optimizer
-
-
-def num_microbatches(job: Job, layout: Degrees) -> Number:
-    """Microbatches of one step on one data-parallel rank: B / (dp * mbs).
-
-    Source: Narayanan et al. (SC 2021), section 3.
-    """
-    return job.training.global_batch_size / (layout.dp * layout.mbs)
 
 
 def num_updates(job: Job, layout: Degrees) -> Number:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from planner.cost.adapters import frozen_bytes, trained_params
-from planner.cost.layers import choices_per_microbatch, tokens_per_microbatch
+from planner.cost.layers import choices_per_microbatch
 from planner.cost.ledger import LineName
+from planner.cost.microbatch import tokens_per_microbatch
 from planner.cost.model_states import whole_gradients
 from planner.cost.operators import (
     core_widths,
@@ -399,7 +400,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     """
     held, frozen, zero = trained_params(job, layout, stage), frozen_bytes(job, layout, stage), np.asarray(layout.zero)
     whole = (zero <= 1) | whole_gradients(job, layout)
-    late, once, each = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
+    # shares, 1 or 0: gradients wait for the last backward pass; weights are gathered once an update, or in every pass
+    late, once, each_pass = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
     layers = np.maximum(stage.num_layers, 1)
     reductions = np.where(zero >= 2, layers, 1)  # calls, of equal parts
     reduces: dict[Moment, Number] = {"backward": reductions * (1.0 - late), "last backward": reductions * late}
@@ -418,7 +420,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         parts_of_gather = _num_tensors(job, layout, stage, of_experts=True) if is_alone else layers
         gatherings = np.where(zero == 3, parts_of_gather, updated)
         waits = job.calibration.host * job.engine.communication.lone_gather * is_alone * (zero == 3)
-        gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each)}
+        gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each_pass)}
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         reduced, gathered = grads / reductions, (weights + (zero >= 3) * frozen_bytes) / gatherings

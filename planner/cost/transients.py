@@ -14,8 +14,8 @@ from planner.cost.activations import (
     layer_activation_bytes,
 )
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
-from planner.cost.layers import tokens_per_microbatch
 from planner.cost.loss import logits_bytes, num_logits
+from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
 from planner.cost.model_states import model_state_bytes, whole_gradients
 from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
@@ -62,7 +62,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     head = job.state_bytes.weights * head_params_on_device(job.model, job.engine, layout)
     piped = np.greater(layout.pp, 1)
     if layout.schedule == "gpipe":
-        m = job.training.global_batch_size / (layout.dp * layout.mbs)
+        m = num_microbatches(job, layout)
         return holds_head(layout, stage) * (np.where(piped, m, 1) * one + head)
     before = np.where(piped & (layout.schedule == "1f1b"), one, 0.0)
     return holds_head(layout, stage) * (one + np.maximum(before, head))

@@ -16,7 +16,8 @@ from planner.cost.compute import PassSeconds
 from planner.cost.estimate import timeline
 from planner.cost.flops import chunk_flops
 from planner.cost.ledger import LineName
-from planner.cost.prices import chunk_parts, layout_prices, num_microbatches, num_updates
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import chunk_parts, layout_prices, num_updates
 from planner.cost.simulate import simulate
 from planner.cost.stage import pool_indices, stages_of
 from planner.cost.transfers import transfers

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.ledger import LineName
-from planner.cost.prices import num_microbatches, num_updates
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import num_updates
 from planner.cost.stage import (
     Stage,
     pool_indices,

@@ -16,8 +16,9 @@ from planner.cost.flops import (
     sc21_flops_per_step,
 )
 from planner.cost.ledger import LineName, total_exposed_seconds
+from planner.cost.microbatch import num_microbatches
 from planner.cost.parameters import num_active_params, num_matmul_params
-from planner.cost.prices import interleaving_terms, layout_prices, num_microbatches
+from planner.cost.prices import interleaving_terms, layout_prices
 from planner.cost.schedule import cycle_seconds
 from planner.cost.stage import pool_indices, stages_of
 from planner.explain.operations import operations_of_step

@@ -10,7 +10,8 @@ import pytest
 
 from planner.cost.chance import memory_limit_bytes
 from planner.cost.estimate import estimate, timeline
-from planner.cost.prices import chunk_parts, layout_prices, num_microbatches, stage_prices
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import chunk_parts, layout_prices, stage_prices
 from planner.cost.stage import stages_of
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import interleaving_terms, stage_fits, stage_prices
 from planner.cost.schedule import cycle_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
 from planner.search.space.arrays import unrolled

@@ -9,7 +9,8 @@ import numpy as np
 
 from planner.cost.compute import head_seconds
 from planner.cost.ledger import LineName
-from planner.cost.prices import num_microbatches, stage_parts
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import stage_parts
 from planner.cost.schedule import EXECUTED, steady_count, step_seconds
 from planner.cost.shapes import LAYER_KEYS
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.cost.chance import memory_limit_bytes
-from planner.cost.prices import num_microbatches, stage_bytes
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import stage_bytes
 from planner.cost.schedule import in_flight_microbatches
 from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
 from planner.search.space.arrays import TIE, unrolled

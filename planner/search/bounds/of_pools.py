@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from planner.cost.prices import num_microbatches
+from planner.cost.microbatch import num_microbatches
 from planner.cost.schedule import steady_count, step_seconds
 from planner.search.bounds.of_layers import LayerBounds, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.compute import PassSeconds
-from planner.cost.prices import num_microbatches, stage_fits, stage_prices
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import stage_fits, stage_prices
 from planner.cost.schedule import steady_count, step_seconds
 from planner.cost.shapes import spread
 from planner.cost.stage import stage_of

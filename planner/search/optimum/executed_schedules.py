@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.estimate import estimate
-from planner.cost.prices import exchange_share, num_microbatches
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import exchange_share
 from planner.cost.schedule import steady_seconds
 from planner.cost.stage import Pattern, pattern_of
 from planner.search.bounds.even_splits import even_splits

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from planner.cost.prices import interleaving_terms, num_microbatches, stage_fits, stage_prices
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import interleaving_terms, stage_fits, stage_prices
 from planner.cost.schedule import EXECUTED, steady_count
 from planner.cost.stage import Pattern, Stage, pattern_of, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
