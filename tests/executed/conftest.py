@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 RUNNERS = {"torch": "run_torch.py", "accelerate": "run_hugging_face.py", "deepspeed": "run_hugging_face.py"}
+RUNNERS["megatron"] = "run_megatron.py"
 STARTER = f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv, dict(os.environ)]))\n"
 """Stands for torchrun and accelerate: tells how run.sh calls it."""
 
@@ -75,7 +76,11 @@ def start(tmp_path: Path) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
         path.chmod(0o755)
 
     def called(folder: Path) -> tuple[list[str], dict[str, str]]:
-        own = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        own = {
+            **os.environ,
+            "MEGATRON_PATH": os.environ.get("MEGATRON_LM", ""),
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        }
         done = subprocess.run(["bash", folder / "run.sh"], env=own, capture_output=True, text=True, check=True)
         words, variables = json.loads(done.stdout)
         return words, {k: v for k, v in variables.items() if k not in {*own, "SHLVL", "_", "OLDPWD", "PWD"}}

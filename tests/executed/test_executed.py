@@ -6,6 +6,8 @@ trainer runs in `make test`; other programs run in their environments: `python t
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +19,34 @@ from planner.emit.bundle import write_bundle
 from planner.emit.target import How
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from planner.plan import Plan
 
 SLACK_BYTES = 256
-NEEDS = {"accelerate": "peft", "deepspeed": "deepspeed"}
-MORE = ["logging_steps=1", "save_strategy=no", "report_to=[]", "disable_tqdm=true"]
+NEEDS = {"torch": "torch", "accelerate": "peft", "deepspeed": "deepspeed", "megatron": "triton"}
+OF_TRAINER = ("logging_steps=1", "save_strategy=no", "report_to=[]", "disable_tqdm=true")
+MORE = {
+    "torch": (),
+    "accelerate": OF_TRAINER,
+    "deepspeed": OF_TRAINER,
+    "megatron": (
+        *("--distributed-backend", "gloo", "--use-cpu-initialization", "--transformer-impl", "local"),
+        *("--attention-backend", "unfused", "--no-gradient-accumulation-fusion", "--no-rope-fusion"),
+        *("--no-masked-softmax-fusion", "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion"),
+        *("--no-bias-dropout-fusion", "--no-persist-layer-norm", "--log-interval", "1", "--eval-iters", "0"),
+    ),
+}
+"""Options behind those of the script: what a run tells, and for Megatron-LM the kernels that a CPU has."""
 
 
 def cases() -> list[Any]:
     found = []
-    for program in ("torch", "accelerate", "deepspeed"):
-        need = NEEDS.get(program, "torch")
-        why = f"{need} is not installed: python tools/real_parsers.py executed"
-        marks = [pytest.mark.skipif(find_spec(need) is None, reason=why)]
-        marks += [] if program == "torch" else [pytest.mark.slow]
+    for program, need in NEEDS.items():
+        lacks = find_spec(need) is None or (program == "megatron" and "MEGATRON_LM" not in os.environ)
+        why = f"{need} is not installed, or a checkout not named: python tools/real_parsers.py executed"
+        marks = [pytest.mark.skipif(lacks, reason=why), *([] if program == "torch" else [pytest.mark.slow])]
         found += [pytest.param(each, id=str(each), marks=marks) for each in stated(program)]
     return found
 
@@ -38,17 +54,28 @@ def cases() -> list[Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", cases())
 def test_a_run_is_the_plans(case, tmp_path, ask, start):
-    plan, folder = plan_of(case, tmp_path), tmp_path / "emitted"
-    is_ours = case.program == "torch"
-    write_bundle(plan, folder, how=How(smoke=not is_ours), force_unfit=True)
-    words, variables = start(folder)
-    job = {"folder": str(folder), "world": plan.layout.world_size, "environment": variables}
-    program = words[words.index("-m") if is_ours else next(n for n, word in enumerate(words) if word.endswith(".py")) :]
-    ranks = ask(case.program, {**job, "words": [*program, *(() if is_ours else MORE)]})
+    plan, is_ours = plan_of(case, tmp_path), case.program == "torch"
+    job = job_of(case, plan, tmp_path / "emitted", start)
+    ranks = ask(case.program, job)
     steps = rows_of_steps(plan, ranks)
-    alone = {"reference": True, "steps": plan.training.steps} if is_ours else {"rows": steps}
-    (reference,) = ask(case.program, {**job, "world": 1, **alone}, key=f"{case.program} {case.model}" * is_ours)
-    assert differences(case, plan, ranks, steps, reference["losses"]) == []
+    if case.program == "megatron":  # the same program on one rank
+        alone = replace(case, layout=f"zero=0,mbs={plan.layout.mbs}", settings=())
+        job, key = job_of(alone, plan_of(alone, tmp_path), tmp_path / "alone", start), f"{case.model} {plan.layout.mbs}"
+    else:
+        key = f"torch {case.model}" * is_ours
+        job |= {"world": 1} | ({"reference": True, "steps": STEPS} if is_ours else {"rows": steps})
+    (reference,) = ask(case.program, job, key=key)
+    rows = batches_of(reference["rows"]) if case.program == "megatron" else []
+    assert differences(case, plan, ranks, steps, reference["losses"], rows) == []
+
+
+def job_of(case: Case, plan: Plan, folder: Path, start: Callable[[Path], Any]) -> dict[str, Any]:
+    """What the emitted run.sh starts, and on how many ranks."""
+    write_bundle(plan, folder, how=How(smoke=case.program != "torch"), force_unfit=True)
+    words, variables = start(folder)
+    first = next(number for number, word in enumerate(words[1:], 1) if word == "-m" or word.endswith(".py"))
+    words = [*words[first:], *MORE[case.program]]
+    return {"folder": str(folder), "world": plan.layout.world_size, "environment": variables, "words": words}
 
 
 def rows_of_steps(plan: Plan, ranks: list[dict[str, Any]]) -> list[list[list[int]]]:
@@ -62,20 +89,34 @@ def rows_of_steps(plan: Plan, ranks: list[dict[str, Any]]) -> list[list[list[int
     for step in range(STEPS):
         found = []
         for rows in readers.values():
-            each = len(rows) // STEPS
-            found += [row for batch in rows[step * each : (step + 1) * each] for row in batch]
+            found += batches_of(rows)[step]
         steps.append(found)
     return steps
 
 
+def batches_of(rows: list[list[list[int]]]) -> list[list[list[int]]]:
+    """Rows of each step, from those of each microbatch."""
+    each = len(rows) // STEPS
+    return [[row for batch in rows[step * each : (step + 1) * each] for row in batch] for step in range(STEPS)]
+
+
 def differences(
-    case: Case, plan: Plan, ranks: list[dict[str, Any]], steps: list[list[list[int]]], losses: list[float]
+    case: Case,
+    plan: Plan,
+    ranks: list[dict[str, Any]],
+    steps: list[list[list[int]]],
+    losses: list[float],
+    alone: list[list[list[int]]],
 ) -> list[str]:
-    """Where a run differs from its plan; a text for each."""
+    """Where a run differs from its plan; a text for each.
+
+    alone: rows of the reference's steps, if the reference reads data itself; else a step has no row twice.
+    """
     layout, wrong = plan.layout, []
     m = layout.num_microbatches(BATCH)
     for number, rows in enumerate(steps):
-        if len(rows) != BATCH or len({tuple(row) for row in rows}) != BATCH:
+        is_right = sorted(rows) == sorted(alone[number]) if alone else len({tuple(row) for row in rows}) == BATCH
+        if len(rows) != BATCH or not is_right:
             wrong.append(f"step {number} has {len({tuple(row) for row in rows})} different rows of {BATCH}")
     within = 1e-2 if plan.training.precision == "bf16" else 1e-4 if layout.tp > 1 else 1e-5
     for rank, seen in enumerate(ranks):
@@ -138,6 +179,11 @@ def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:
     planned: dict[str, dict[str, Any]] = {
         "torch": {"mesh": mesh},
         "accelerate": {"placements": [f"{replicas}dp_shard_cp={shards}:S(0)"]},
+        "megatron": {
+            "place": {axis: layout.coordinates(rank)[axis] for axis in ("tp", "pp", "dp", "cp")},
+            "ep": layout.ep,
+            "chunks": layout.num_chunks // layout.pp,
+        },
         "deepspeed": {"zero": layout.zero, "dp": layout.dp, "stage": layout.coordinates(rank)["pp"]},
     }
     return [f"{key} {seen[key]}, planned {value}" for key, value in planned[case.program].items() if seen[key] != value]
