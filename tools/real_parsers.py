@@ -80,8 +80,11 @@ PARSERS: dict[str, Parser] = {
         packages=(*_DEEPSPEED, "accelerate==1.15.0", "peft==0.19.1"),
         tests=("test_executed.py",),
         folder="executed",
-        only="not torch-",
+        only="accelerate or deepspeed",
         options=("--no-deps", "--no-build-isolation"),
+    ),
+    "executed-megatron": Parser(
+        packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_executed.py",), folder="executed", only="megatron"
     ),
     "kubeflow": Parser(packages=("kubeflow_trainer_api==2.3.0",), tests=(_HUGGING_FACE,), only="kubeflow or schema"),
     "skypilot": Parser(packages=("skypilot==0.14.1",), tests=(_HUGGING_FACE,), only="skypilot", options=()),

@@ -27,11 +27,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": SHAPE | {"tied_embeddings": True},
     "moe": SHAPE | {"ffn_hidden_size": 96, "moe": {"num_experts": 4, "experts_per_token": 2, "ffn_hidden_size": 96}},
 }
-ENGINES = {"torch": "torch", "accelerate": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"}
 RUN = ("steps=4", "schedule=constant", "warmup_steps=0", "learning_rate=0.01", "precision=fp32", "dropout=0")
 """A constant rate, high enough that a wrong update shows in the next loss."""
 OWN = {"torch": ("training.warmup_steps=2",)}  # its schedule is always a cosine, which its reference repeats
 EXECUTED = yaml.safe_load((Path(planner.__file__).parent / "specs" / "executed.yaml").read_text(encoding="utf-8"))
+ENGINES = {program: row["engine"] for program, row in EXECUTED["programs"].items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,24 @@ def stated(program: str) -> list[Case]:
         for axis, text in rows
         for model, layout, *settings in [text.split()]
     ]
+
+
+def drawn(program: str, count: int = 12) -> list[Case]:
+    """Plans drawn by seed among the axes of the data file, on at most 8 ranks."""
+    random_of = random.Random(program)
+    axes = {*EXECUTED["programs"][program]["executed"]}
+    found: dict[str, Case] = {}
+    while len(found) < count:
+        tp, pp = (random_of.choice((1, 2)) if axis in axes else 1 for axis in ("tp", "pp"))
+        dp = random_of.choice((1, 2))
+        chunks = random_of.choice((1, 2)) if "interleave" in axes and pp > 1 else 1
+        zeros = [zero for zero in range(4) if f"zero={zero}" in axes and (zero < 2 or pp == 1)] or [0]
+        layout = f"tp={tp},pp={pp},dp={dp},interleave={chunks},zero={random_of.choice(zeros)}"
+        layout += f",mbs={random_of.choice((1, 2))},recompute={random_of.choice(('none', 'full'))}"
+        is_legal = not (program == "deepspeed" and tp > 1)
+        if is_legal:
+            found.setdefault(layout, Case(program, "drawn", random_of.choice(("llama", "tied")), layout))
+    return list(found.values())
 
 
 def plan_of(case: Case, folder: Path) -> Plan:

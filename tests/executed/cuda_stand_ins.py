@@ -23,7 +23,7 @@ class Event:
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: self
 
-    def __enter__(self) -> Event:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -132,9 +132,9 @@ def stand_in() -> None:
         module.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     cuda.default_generators = [Generator()] * 16
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
-        setattr(torch.optim.Optimizer, name, lambda self: None)
+        setattr(torch.optim.Optimizer, name, lambda _: None)
     torch.Tensor.cuda = torch.nn.Module.cuda = torch.Tensor.pin_memory = lambda self, *_, **__: self
-    torch.Tensor.is_cuda = property(lambda self: True)
+    torch.Tensor.is_cuda = property(lambda _: True)
     torch.Tensor.record_stream = lambda *_: None
     kinds = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Long": torch.int64}
     for name, kind in (kinds | {"Int": torch.int32, "Double": torch.float64, "Byte": torch.uint8}).items():

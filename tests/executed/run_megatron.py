@@ -80,8 +80,7 @@ def begin(chunks: list[Any]) -> None:
     for chunk in chunks:
         modules = dict(chunk.named_modules())
         for name, weight in chunk.named_parameters():
-            module = modules[name.rpartition(".")[0]]
-            weight.data.copy_(value_of(whole_name(name, modules), weight, module))
+            weight.data.copy_(value_of(whole_name(name, modules), weight))
 
 
 def whole_name(name: str, modules: dict[str, Any]) -> str:
@@ -97,7 +96,7 @@ def whole_name(name: str, modules: dict[str, Any]) -> str:
     return "embedding.word_embeddings.weight" if name == "output_layer.weight" and is_tied else name
 
 
-def value_of(name: str, weight: torch.Tensor, module: Any) -> torch.Tensor:
+def value_of(name: str, weight: torch.Tensor) -> torch.Tensor:
     if weight.dim() < 2:
         return weight.data
     of_expert = "local_experts" in name

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cases import BATCH, STEPS, Case, plan_of, stated
+from cases import BATCH, STEPS, Case, drawn, plan_of, stated
 
 from planner.cost.ledger import LineName
 from planner.emit.bundle import write_bundle
@@ -48,6 +48,8 @@ def cases() -> list[Any]:
         why = f"{need} is not installed, or a checkout not named: python tools/real_parsers.py executed"
         marks = [pytest.mark.skipif(lacks, reason=why), *([] if program == "torch" else [pytest.mark.slow])]
         found += [pytest.param(each, id=str(each), marks=marks) for each in stated(program)]
+        marks = [*marks, pytest.mark.slow]
+        found += [pytest.param(each, id=str(each), marks=marks) for each in drawn(program)]
     return found
 
 
