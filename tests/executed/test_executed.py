@@ -180,7 +180,7 @@ def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:
     mesh = {"pp": layout.pp, "dp_replicate": whole, "dp_shard": layout.dp * layout.cp // whole, "tp": layout.tp}
     planned: dict[str, dict[str, Any]] = {
         "torch": {"mesh": mesh},
-        "accelerate": {"placements": [f"{replicas}dp_shard_cp={shards}:S(0)"]},
+        "accelerate": {"placements": [f"{replicas}dp_shard_cp={shards}:S(0)" if shards > 1 else "=1:S(0)"]},
         "megatron": {
             "place": {axis: layout.coordinates(rank)[axis] for axis in ("tp", "pp", "dp", "cp")},
             "ep": layout.ep,
