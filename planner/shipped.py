@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.parameters import num_active_params, num_params
-from planner.specs.banned import bans_of
+from planner.specs.banned import bans_of, runs_of
 from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
 from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
 from planner.specs.engine import EngineSpec
@@ -101,6 +101,7 @@ def _engine_entry(engine: EngineSpec) -> dict[str, Any]:
         "offload": list(engine.offload.what),
         "emits": list(engine.emits),
         "priced_only": sorted(bans_of(engine)),
+        "runs": runs_of(engine),
     }
 
 

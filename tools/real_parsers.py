@@ -1,10 +1,11 @@
 """Let the programs' own parsers read the files of `planner emit`, in one pinned environment for each program.
 
 `python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` if it is missing, and runs the tests of that
-program in `tests/emit/real`. An environment sees the packages of the present interpreter, so that torch and the planner
-are not installed again. Some sources are in no package, and environment variables name their paths: MEGATRON_LM and
-TORCHTITAN name checkouts of Megatron-LM and of torchtitan's newest source, and TRAINJOB_CRD names the file
-trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If a variable is not set, its tests are skipped with a message.
+program in `tests/emit/real`; `executed` runs the emitted files themselves, in `tests/executed`. An environment sees the
+packages of the present interpreter, so that torch and the planner are not installed again. Some sources are in no
+package, and environment variables name their paths: MEGATRON_LM and TORCHTITAN name checkouts of Megatron-LM and of
+torchtitan's newest source, and TRAINJOB_CRD names the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If
+a variable is not set, its tests are skipped with a message.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ FOLDER = ROOT / ".real-parsers"
 class Parser:
     """Packages to install in addition to the planner's own, and pytest's words that select the tests to run.
 
+    folder: folder of these tests, in tests/.
     options: options of pip; by default packages are installed without dependencies.
     """
 
     packages: tuple[str, ...]
     tests: tuple[str, ...]
     only: str = ""
+    folder: str = "emit/real"
     options: tuple[str, ...] = ("--no-deps",)
 
 
@@ -43,6 +46,10 @@ _DATASETS = (
     *("datasets==4.7.0", "pyarrow==26.0.1", "pandas==3.1.1", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0"),
     *("python-dateutil==4.0.0", "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18"),
     *("charset-normalizer==3.5.2", "idna==3.20", "fsspec==2026.9.0", *_TRANSFORMERS),
+)
+_DEEPSPEED = (
+    *("deepspeed==0.19.8", "hjson==3.1.0", "py-cpuinfo==9.0.0", "msgpack==1.2.4", "ninja==1.13.2"),
+    *("einops==0.8.2", *_DATASETS),
 )
 PARSERS: dict[str, Parser] = {
     "megatron-lm": Parser(packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_megatron_lm.py",)),
@@ -64,13 +71,20 @@ PARSERS: dict[str, Parser] = {
         only="accelerate or transformers or trainer",
     ),
     "deepspeed": Parser(
-        packages=(
-            *("deepspeed==0.19.8", "hjson==3.1.0", "py-cpuinfo==9.0.0", "msgpack==1.2.4", "ninja==1.13.2"),
-            *("einops==0.8.2", *_DATASETS),
-        ),
+        packages=_DEEPSPEED,
         tests=(_HUGGING_FACE, "test_deepspeed_pipeline.py"),
         only="deepspeed_reads or stages or tiles",
         options=("--no-deps", "--no-build-isolation"),
+    ),
+    "executed": Parser(
+        packages=(*_DEEPSPEED, "accelerate==1.15.0", "peft==0.19.1"),
+        tests=("test_executed.py",),
+        folder="executed",
+        only="accelerate or deepspeed",
+        options=("--no-deps", "--no-build-isolation"),
+    ),
+    "executed-megatron": Parser(
+        packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_executed.py",), folder="executed", only="megatron"
     ),
     "kubeflow": Parser(packages=("kubeflow_trainer_api==2.3.0",), tests=(_HUGGING_FACE,), only="kubeflow or schema"),
     "skypilot": Parser(packages=("skypilot==0.14.1",), tests=(_HUGGING_FACE,), only="skypilot", options=()),
@@ -107,7 +121,7 @@ def main(names: list[str]) -> int:
         variables = {**os.environ, "REAL_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
         command: list[str | Path] = [str(python), "-m", "pytest", "-q", "-rs", "-n", "0"]
         command += [
-            *(ROOT / "tests" / "emit" / "real" / each for each in parser.tests),
+            *(ROOT / "tests" / parser.folder / each for each in parser.tests),
             *(["-k", parser.only] if parser.only else []),
         ]
         codes.append(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)

@@ -56,7 +56,8 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     grads = np.where(whole_gradients(job, layout), kept, reduced)
     if offloads:
         return weights, grads, 0.0 * x
-    return weights, grads, (states.master + moment_bytes_per_param(job)) / x
+    master = states.master + states.zero_master * np.greater(layout.zero, 0)
+    return weights, grads, (master + moment_bytes_per_param(job)) / x
 
 
 def gathers_from_host(job: PoolJob, layout: Degrees) -> bool:

@@ -44,6 +44,7 @@ class Ban:
 
 
 _ROWS: Any = shipped_yaml(Path(__file__).with_name("banned.yaml")).plain
+_PROGRAMS: Any = shipped_yaml(Path(__file__).with_name("executed.yaml")).plain["programs"]
 BANS: Final = tuple(Ban(**row) for row in _ROWS["bans"])
 """Axes that a search leaves out, and that `planner emit` refuses; an executed test of the axis removes its row."""
 
@@ -53,6 +54,20 @@ def bans_of(engine: EngineSpec) -> dict[str, Ban]:
     found = {each.axis: each for each in BANS if each.program in engine.emits}
     rows = {(each.program, each.axis) for each in BANS}
     return {axis: ban for axis, ban in found.items() if all((program, axis) in rows for program in engine.emits)}
+
+
+def runs_of(engine: EngineSpec) -> dict[str, dict[str, dict[str, str]]]:
+    """Program -> axis -> whether tests execute or construct the axis, or it is banned; the versions, and the run."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for program in engine.emits:
+        row = _PROGRAMS.get(program, {})
+        row = row if row.get("engine") == engine.name else {}  # other engines run the program with other options
+        axes = {axis: {"state": "constructed", "tried": row["tried"]} for axis in row.get("constructed", ())}
+        for axis, run in row.get("executed", {}).items():
+            axes[axis] = {"state": "executed", "tried": row["tried"], "run": run}
+        bans = (each for each in BANS if each.program == program)
+        found[program] = axes | {ban.axis: {"state": "banned", "tried": ban.tried, "seen": ban.seen} for ban in bans}
+    return found
 
 
 def searched_axes(engine: EngineSpec) -> frozenset[str]:

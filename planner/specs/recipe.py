@@ -45,6 +45,7 @@ class StateBytes(InputDocument):
     grads: accumulated gradients; sharded from ZeRO-2 on, if the engine can.
     grad_copy: a 16-bit gradient in addition to the fp32 sum, sharded and freed with it.
     master: the optimizer's master weights, if they are a copy separate from `weights`; sharded from ZeRO-1 on.
+    zero_master: further master weights from ZeRO-1 on: a copy even if `weights` are in fp32.
     step_grads: copies of gradients that the update makes, when no activations are in memory; sharded like the optimizer
     state.
     moment: one running mean of the optimizer (AdamW has two, SGD one); sharded with the master weights.
@@ -56,6 +57,7 @@ class StateBytes(InputDocument):
     grads: float = Field(ge=0)
     grad_copy: float = Field(default=0, ge=0)
     master: float = Field(ge=0)
+    zero_master: float = Field(default=0, ge=0)
     step_grads: float = Field(default=0, ge=0)
     moment: float = Field(default=4, ge=0)
     moment_copy: float = Field(default=0, ge=0)

@@ -132,6 +132,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "lr_warmup_iters": min(training.warmup_steps, training.steps - 1),
         "lr_decay_iters": training.steps,
         "train_iters": training.steps,
+        "eval_interval": training.steps,  # the program divides by it
         "weight_decay": training.weight_decay,
         "clip_grad": training.gradient_clip,
         "adam_beta1": training.adam_beta1,

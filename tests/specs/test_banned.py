@@ -124,6 +124,20 @@ def test_the_list_of_engines_says_which_axes_are_priced_only(capsys):
     assert rows["torch"].split()[-1] == "torch"
 
 
+def test_the_list_of_engines_says_what_was_executed_constructed_or_banned(capsys):
+    """Each axis that a search may use for these programs has a row, and no row says two things."""
+    assert main(["engines", "--json"]) == 0
+    runs = {each["name"]: each["runs"] for each in json.loads(capsys.readouterr().out)}
+    assert runs["fsdp"]["accelerate"]["tp"]["state"] == "banned"
+    assert runs["megatron"]["megatron"]["cp"] == {"state": "constructed", "tried": "Megatron-LM d98e8a64"}
+    assert runs["deepspeed"]["deepspeed"]["pp"]["run"].split()[1].startswith("pp=2")
+    untested = {
+        name: [axis for axis in load_engine(name).can.axes if axis not in runs[name][program]]
+        for name, program in (("torch", "torch"), ("deepspeed", "deepspeed"), ("megatron", "megatron"))
+    }
+    assert untested == {"torch": [], "deepspeed": [], "megatron": []}
+
+
 def test_answers_offer_no_banned_axis():
     """Changes that make a layout fit, other layouts that a question asks for, and what is said when nothing fits."""
     plan = estimate_layout(

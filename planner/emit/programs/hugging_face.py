@@ -35,31 +35,15 @@ if TYPE_CHECKING:
 DATA: Final = "DATA_PATH"
 TOKENIZER: Final = "TOKENIZER_PATH"
 MODEL: Final = "MODEL_NAME"
-OPTIMIZERS: Final = {
-    "adamw": "adamw_torch_fused",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "sgd": "sgd",
-    "adafactor": "adafactor",
-}
+_NAMES: Final = names_beside(__file__)
+OPTIMIZERS: Final[dict[str, str]] = _NAMES["optimizers"]
 _OPTIMIZERS_READ: Final = {
     **{name: ours for ours, name in OPTIMIZERS.items()},
-    **dict.fromkeys(("adamw_torch", "adamw_hf", "adamw_apex_fused", "adamw", "adam", "fusedadam"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), "adamw-8bit"),
-    **dict.fromkeys(("paged_adamw_32bit", "adamw_bnb", "cpuadam", "deepspeedcpuadam"), "adamw"),
-    "muon": "muon",
+    **_NAMES["optimizers_read"],
 }
-_OTHERS_MODULES: Final = {
-    *("phi3", "gpt2", "gpt_neox", "bloom", "falcon", "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral"),
-}
+_OTHERS_MODULES: Final[list[str]] = _NAMES["fused_matrices"]
 _LIGER: Final = ("rope", "rms_norm", "swiglu")
-_DROPOUT: Final = {
-    "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-    "opt": ("dropout", "attention_dropout"),
-    "bloom": ("hidden_dropout", "attention_dropout"),
-    "gpt_neox": ("hidden_dropout", "attention_dropout"),
-    "falcon": ("hidden_dropout", "attention_dropout"),
-    "starcoder2": ("residual_dropout", "embedding_dropout", "attention_dropout"),
-}
+_DROPOUT: Final[dict[str, list[str]]] = _NAMES["dropout"]
 """Model type -> keys of config.json for dropout whose default is not 0, or which must all have one probability."""
 
 
@@ -105,14 +89,14 @@ def _write_model(plan: Plan) -> Values:
     config = config_of(plan.model)
     if config is None:
         return {}
-    names = _DROPOUT.get(config["model_type"], ("attention_dropout",))
+    names = _DROPOUT.get(config["model_type"], ["attention_dropout"])
     return flat(config | dict.fromkeys(names, plan.training.dropout), "config.")
 
 
 def _read_model(given: Given) -> Mapping[str, Any]:
     config = nested(given.values, "config.")
     given.understood |= {key for key in given.values if key.startswith("config.")}
-    drops = {each for names in (*_DROPOUT.values(), ("attention_dropout",)) for each in names}
+    drops = {each for names in (*_DROPOUT.values(), ["attention_dropout"]) for each in names}
     found: dict[str, Any] = {}
     dropout = max((float(config.pop(each)) for each in drops & set(config)), default=0.0)
     if config:
@@ -330,12 +314,7 @@ def _read_precision(given: Given) -> Mapping[str, Any]:
     return found
 
 
-_SCHEDULES: Final = {
-    "cosine": "cosine",
-    "constant": "constant_with_warmup",
-    **{each: each for each in ("linear", "cosine_with_restarts", "polynomial", "inverse_sqrt")},
-    **{each: each for each in ("reduce_lr_on_plateau", "cosine_warmup_with_min_lr", "warmup_stable_decay")},
-}
+_SCHEDULES: Final[dict[str, str]] = _NAMES["schedules"]
 """Schedule -> the Trainer's name. Source: transformers 5.23, trainer_utils.py (SchedulerType) and optimization.py."""
 
 
@@ -588,7 +567,6 @@ def yours(plan: Plan, how: How) -> dict[str, str]:
     return found
 
 
-_NAMES: Final = names_beside(__file__)
 IGNORED: Final = listed(_NAMES["ignores"])
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
 DECISIVE: Final = decisive(_NAMES["decides"])

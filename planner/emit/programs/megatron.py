@@ -85,7 +85,13 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
 TARGET: Final = Target(
     name="megatron",
     program="Megatron-LM of August 2026 or later, pretrain_gpt.py",
-    settings=(*FAMILY, LOSS, Setting(says=("training.weights",), write=_write_weights, read=_read_weights)),
+    settings=(
+        *FAMILY,
+        LOSS,
+        Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
+        # has no default, and divides the number of iterations before the first (training/training.py)
+        Setting(says=(), write=lambda plan: {"eval_interval": plan.training.steps}),
+    ),
     refuse=(
         *REFUSALS,
         WHOLE_LOSS,

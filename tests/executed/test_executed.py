@@ -1,0 +1,191 @@
+"""What `planner emit` writes, run on a CPU: the layout, batches, bytes and losses of every rank are those of the plan.
+
+Oracles: one process that trains on the same rows in a plain loop, and bytes of the storages that a rank holds. Our own
+trainer runs in `make test`; other programs run in their environments: `python tools/real_parsers.py executed`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cases import BATCH, STEPS, Case, drawn, plan_of, stated
+
+from planner.cost.ledger import LineName
+from planner.emit.bundle import write_bundle
+from planner.emit.target import How
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from planner.plan import Plan
+
+SLACK_BYTES = 256
+NEEDS = {"torch": "torch", "accelerate": "peft", "deepspeed": "deepspeed", "megatron": "triton"}
+OF_TRAINER = ("logging_steps=1", "save_strategy=no", "report_to=[]", "disable_tqdm=true")
+MORE = {
+    "torch": (),
+    "accelerate": OF_TRAINER,
+    "deepspeed": OF_TRAINER,
+    "megatron": (
+        *("--distributed-backend", "gloo", "--use-cpu-initialization", "--transformer-impl", "local"),
+        *("--attention-backend", "unfused", "--no-gradient-accumulation-fusion", "--no-rope-fusion"),
+        *("--no-masked-softmax-fusion", "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion"),
+        *("--no-bias-dropout-fusion", "--no-persist-layer-norm", "--log-interval", "1", "--eval-iters", "0"),
+    ),
+}
+"""Options behind those of the script: what a run tells, and for Megatron-LM the kernels that a CPU has."""
+
+
+def cases() -> list[Any]:
+    found = []
+    for program, need in NEEDS.items():
+        lacks = find_spec(need) is None or (program == "megatron" and "MEGATRON_LM" not in os.environ)
+        why = f"{need} is not installed, or a checkout not named: python tools/real_parsers.py executed"
+        marks = [pytest.mark.skipif(lacks, reason=why), *([] if program == "torch" else [pytest.mark.slow])]
+        found += [pytest.param(each, id=str(each), marks=marks) for each in stated(program)]
+        marks = [*marks, pytest.mark.slow]
+        found += [pytest.param(each, id=str(each), marks=marks) for each in drawn(program)]
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", cases())
+def test_a_run_is_the_plans(case, tmp_path, ask, start):
+    plan, is_ours = plan_of(case, tmp_path), case.program == "torch"
+    job = job_of(case, plan, tmp_path / "emitted", start)
+    ranks = ask(case.program, job)
+    steps = rows_of_steps(plan, ranks)
+    if case.program == "megatron":  # the same program on one rank
+        alone = replace(case, layout=f"zero=0,mbs={plan.layout.mbs}", settings=())
+        job, key = job_of(alone, plan_of(alone, tmp_path), tmp_path / "alone", start), f"{case.model} {plan.layout.mbs}"
+    else:
+        key = f"torch {case.model}" * is_ours
+        job |= {"world": 1} | ({"reference": True, "steps": STEPS} if is_ours else {"rows": steps})
+    (reference,) = ask(case.program, job, key=key)
+    rows = batches_of(reference["rows"]) if case.program == "megatron" else []
+    assert differences(case, plan, ranks, steps, reference["losses"], rows) == []
+
+
+def job_of(case: Case, plan: Plan, folder: Path, start: Callable[[Path], Any]) -> dict[str, Any]:
+    """What the emitted run.sh starts, and on how many ranks."""
+    write_bundle(plan, folder, how=How(smoke=case.program != "torch"), force_unfit=True)
+    words, variables = start(folder)
+    first = next(number for number, word in enumerate(words[1:], 1) if word == "-m" or word.endswith(".py"))
+    words = [*words[first:], *MORE[case.program]]
+    return {"folder": str(folder), "world": plan.layout.world_size, "environment": variables, "words": words}
+
+
+def rows_of_steps(plan: Plan, ranks: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """The sequences of each step; ranks of one sequence have equal rows, or parts of the rows."""
+    layout, steps = plan.layout, []
+    readers = {}
+    for rank in range(layout.world_size):
+        where = layout.coordinates(rank)
+        if where["tp"] == where["cp"] == where["pp"] == 0:
+            readers[where["dp"]] = ranks[rank]["rows"]
+    for step in range(STEPS):
+        found = []
+        for rows in readers.values():
+            found += batches_of(rows)[step]
+        steps.append(found)
+    return steps
+
+
+def batches_of(rows: list[list[list[int]]]) -> list[list[list[int]]]:
+    """Rows of each step, from those of each microbatch."""
+    each = len(rows) // STEPS
+    return [[row for batch in rows[step * each : (step + 1) * each] for row in batch] for step in range(STEPS)]
+
+
+def differences(
+    case: Case,
+    plan: Plan,
+    ranks: list[dict[str, Any]],
+    steps: list[list[list[int]]],
+    losses: list[float],
+    alone: list[list[list[int]]],
+) -> list[str]:
+    """Where a run differs from its plan; a text for each.
+
+    alone: rows of the reference's steps, if the reference reads data itself; else a step has no row twice.
+    """
+    layout, wrong = plan.layout, []
+    m = layout.num_microbatches(BATCH)
+    for number, rows in enumerate(steps):
+        is_right = sorted(rows) == sorted(alone[number]) if alone else len({tuple(row) for row in rows}) == BATCH
+        if len(rows) != BATCH or not is_right:
+            wrong.append(f"step {number} has {len({tuple(row) for row in rows})} different rows of {BATCH}")
+    within = 1e-2 if plan.training.precision == "bf16" else 1e-4 if layout.tp > 1 else 1e-5
+    for rank, seen in enumerate(ranks):
+        stage = layout.coordinates(rank)["pp"]
+        if seen["losses"] and seen["losses"] != pytest.approx(losses, rel=within):
+            wrong.append(f"rank {rank}: losses {seen['losses']}, alone {losses}")
+        held, planned = seen["bytes"], planned_bytes(case, plan, stage)
+        held["shards"] = held.get("params", 0) + held.get("states", 0)
+        wrong += [
+            f"rank {rank}: {kind} {held.get(kind, 0)} bytes, planned {planned[kind]:.0f}"
+            for kind in planned
+            if abs(held.get(kind, 0) - planned[kind]) > SLACK_BYTES
+        ]
+        calls = STEPS * m * blocks(plan, stage)
+        if seen["calls"] != calls:
+            wrong.append(f"rank {rank}: blocks ran {seen['calls']} times, planned {calls}")
+        batches = {len(batch) for batch in seen["rows"]}
+        if seen["rows"] and (batches != {layout.mbs} and len(seen["rows"]) != STEPS):
+            wrong.append(f"rank {rank}: microbatches of {batches} rows, planned {layout.mbs}")
+        wrong += [f"rank {rank}: {each}" for each in place(case, plan, rank, seen)]
+    if not ranks[-1]["losses"]:
+        wrong.append("the last rank has no losses")
+    return wrong
+
+
+def blocks(plan: Plan, stage: int) -> int:
+    """How often a stage runs its feed-forward blocks for a microbatch: again where it recomputes a layer."""
+    layout = plan.layout
+    kind, _, number = layout.recompute_of_stage(stage).partition(":")
+    found = 0
+    for chunk in layout.chunks_of_stage(stage):
+        count = layout.layers_per_stage[chunk]
+        again = {"none": 0, "full": min(int(number or count), count), "every": count // int(number or 1)}
+        found += count + again[kind]
+    return found
+
+
+def planned_bytes(case: Case, plan: Plan, stage: int) -> dict[str, float]:
+    """The ledger's bytes by kind of observation.
+
+    Weights that FSDP gathers are copies, which nobody holds between the steps; its shards are master weights.
+    """
+    ledger = {line.name: float(line.num_bytes) for line in plan.memory[stage].lines}
+    params, states = ledger[LineName.PARAMS], ledger[LineName.OPTIMIZER_STATE]
+    found = {"grads": ledger[LineName.GRADS]}
+    if case.program == "accelerate":
+        return found | {"shards": states + (params if plan.layout.zero == 3 else 0.0)}
+    if case.program == "torch" and plan.layout.zero == 3:  # gathered units are transients
+        return found | {"states": states}
+    return found | {"params": params, "states": states}
+
+
+def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:
+    """Where the mesh, the placements or the ZeRO stage are not the plan's."""
+    layout = plan.layout
+    replicas = f"dp_replicate={layout.hsdp}:R " if layout.hsdp > 1 else ""
+    shards = layout.dp * layout.cp // layout.hsdp
+    whole = layout.dp * layout.cp if layout.zero == 0 else layout.hsdp
+    mesh = {"pp": layout.pp, "dp_replicate": whole, "dp_shard": layout.dp * layout.cp // whole, "tp": layout.tp}
+    planned: dict[str, dict[str, Any]] = {
+        "torch": {"mesh": mesh},
+        "accelerate": {"placements": [f"{replicas}dp_shard_cp={shards}:S(0)" if shards > 1 else "=1:S(0)"]},
+        "megatron": {
+            "place": {axis: layout.coordinates(rank)[axis] for axis in ("tp", "pp", "dp", "cp")},
+            "ep": layout.ep,
+            "chunks": layout.num_chunks // layout.pp,
+        },
+        "deepspeed": {"zero": layout.zero, "dp": layout.dp, "stage": layout.coordinates(rank)["pp"]},
+    }
+    return [f"{key} {seen[key]}, planned {value}" for key, value in planned[case.program].items() if seen[key] != value]
