@@ -429,7 +429,7 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
     factor: Number = compute.host_factor
     if experts:
         casts = compute.expert_cast_factor * (job.training.precision in ("fp8", "fp4"))
-        factor = compute.expert_host_factor + casts + compute.expert_tp_factor * np.greater(layout.tp, 1)
+        factor = compute.expert_host_factor + np.maximum(casts, compute.expert_tp_factor * np.greater(layout.tp, 1))
     each: Number = 0.0
     if experts and job.model.moe is not None and _launches_each_expert(job):
         each = _LOOP_FACTOR * job.model.moe.num_experts / layout.ep

@@ -265,7 +265,7 @@ class EngineCompute(_Explained):
     tp_host_factor: further factor on the host time of a layer with tensor parallelism.
     expert_host_factor: host_factor of a layer with experts.
     expert_cast_factor: what casts to 8 or 4 bits add to `expert_host_factor`.
-    expert_tp_factor: what tensor parallelism adds to `expert_host_factor`.
+    expert_tp_factor: what tensor parallelism adds to `expert_host_factor`; with casts, the larger of the two counts.
     loops_over_experts: experts run one after the other, not as one grouped product.
     """
 

@@ -202,7 +202,7 @@ def test_launches_of_a_mixer_take_the_measured_host_time(make_job):
 
 
 @pytest.mark.parametrize(
-    ("precision", "tp", "factor"), [("bf16", 1, 6), ("fp8", 1, 6 + 4), ("bf16", 2, 6 + 5), ("fp8", 2, 6 + 4 + 5)]
+    ("precision", "tp", "factor"), [("bf16", 1, 6), ("fp8", 1, 6 + 5), ("bf16", 2, 6 + 5), ("fp8", 2, 6 + 5)]
 )
 def test_casts_and_cut_tokens_launch_more_in_a_layer_with_experts(make_job, precision, tp, factor):
     settings = ("device.efficiency.layer_floor=90 ms",)
