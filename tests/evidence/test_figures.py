@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,17 @@ FIGURES = load_tool("accuracy_figures")
 @pytest.fixture(scope="module", autouse=True)
 def priced_once():
     """A setup has the same step times whatever was measured, so rows that a test changes are not priced again."""
-    calibrate = sys.modules[FIGURES.read_samples.__module__]
+    calibrate, known = sys.modules[FIGURES.read_samples.__module__], []
+    honest = calibrate._seconds
+
+    def seconds(setup):
+        found = next((each for own, each in known if own == setup), None)
+        if found is None:
+            known.append((setup, found := honest(setup)))
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrate, "_seconds", cache(calibrate._seconds))
+        patch.setattr(calibrate, "_seconds", seconds)
         yield
 
 
