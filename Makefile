@@ -38,7 +38,7 @@ check: lint types test docs-check ## everything a change must pass
 
 .PHONY: test
 test: $(STAMP) ## the tests, without the long ones
-	$(BIN)/pytest -n auto -m "not slow and not gpu"
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not gpu"
 
 .PHONY: coverage
 coverage: $(STAMP) ## the lines that the tests execute (a report)
