@@ -27,7 +27,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 settings.register_profile("planner", deadline=None)  # a loaded machine is no failure
 settings.load_profile("planner")
@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection() -> Generator[None, object, object]:
     """Collect tests without the collector of cycles, and keep it from what they leave: modules and thousands of tests.
 
     These live until the end. The collector would walk through them again and again, for a third of the time of the
@@ -69,7 +69,7 @@ def pytest_collection() -> Iterator[None]:
     """
     gc.disable()
     try:
-        yield
+        return (yield)
     finally:
         gc.collect()
         gc.freeze()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_runs import published_runs
 
 from planner.cost.band import band
 from planner.cost.flops import model_flops_per_step
@@ -30,7 +31,7 @@ from planner.specs.engine import EngineSpec
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
 CELLS = list(csv.DictReader(io.StringIO(PUBLISHED.read_text(encoding="utf-8"), newline="")))
-RUNS = read_runs(PUBLISHED)
+RUNS = published_runs()
 ODD = ["", "not stated", "see recipe", "-1", "0", "1e999", "nan", "0.5", "1/2", "999999999999", "\x00", "7", "yes", "é"]
 
 

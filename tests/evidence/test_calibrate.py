@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from project_tools import load_tool
+from published_runs import published_runs
 
-from planner.evidence.rows.runs import read_runs
 from planner.specs.by_name import shipped_calibration
 from planner.specs.calibration import UNCALIBRATED, Calibration, CalibrationEntry, find_entry
 
 TOOL = load_tool("calibrate")
 Sample, calibrate, held_out_ratios = TOOL.Sample, TOOL.calibrate, TOOL.held_out_ratios
 
-PUBLISHED = Path(__file__).parents[1] / "published" / "measurements.csv"
 DEVICES = {"a100-80gb": 1.0, "h100-80gb": 1.3, "b200-180gb": 1.7}
 ENGINES = {"megatron": 1.0, "fsdp": 1.25}
 POINTS = np.array([0.6, 1.0, 1.6, 2.6])  # where the fit has prices; a slowdown is 1.2 times as much
@@ -110,7 +108,7 @@ def test_sources_kept_for_validation_move_no_factor_and_bands_only_where_their_f
 
 
 def test_the_table_of_families_says_what_each_source_teaches():
-    teaches = {run.source_set: run.fit for run in read_runs(PUBLISHED)}
+    teaches = {run.source_set: run.fit for run in published_runs()}
     assert {source for source, fit in teaches.items() if fit == "bands"} == {
         "megatron-sc21-t1", "megatron-sc21-t2", "korthikanti-t5"
     }  # fmt: skip

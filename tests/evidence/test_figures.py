@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from project_tools import load_tool
+from published_runs import published_runs
 
 from planner.cost.band import Band
-from planner.evidence.rows.runs import read_runs
 
 ROOT = Path(__file__).parents[2]
-TABLE = Path(__file__).parents[1] / "published" / "measurements.csv"
 EVERY = 60
 
 FIGURES = load_tool("accuracy_figures")
@@ -39,7 +38,7 @@ def priced_once():
 
 @pytest.fixture(scope="module")
 def runs():
-    return read_runs(TABLE)[::EVERY]
+    return published_runs()[::EVERY]
 
 
 @pytest.fixture(scope="module")

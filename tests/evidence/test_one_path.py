@@ -9,15 +9,16 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from published_runs import published_runs
 
 from planner.api import estimate_layout
 from planner.errors import PlannerError
 from planner.evidence.compare.score import memory_by_class, score
 from planner.evidence.rows.jobs import Question, question_of
 from planner.evidence.rows.knowledge import UnpricedRun
-from planner.evidence.rows.runs import Run, read_runs
+from planner.evidence.rows.runs import Run
 
-RUNS = read_runs(Path(__file__).parents[1] / "published" / "measurements.csv")
+RUNS = published_runs()
 
 
 def sample() -> list[Run]:

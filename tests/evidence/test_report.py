@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from published_runs import published_runs
 
 from planner.cli import main
 from planner.cost.estimate import estimate
@@ -24,7 +25,7 @@ from planner.evidence.compare.null_model import null_seconds
 from planner.evidence.compare.report import Report, outcomes, report_of, report_to_json
 from planner.evidence.compare.score import memory_by_class
 from planner.evidence.compare.sweeps import CLEAR, kendall_tau
-from planner.evidence.rows.runs import read_runs, run_of
+from planner.evidence.rows.runs import run_of
 from planner.show.accuracy import accuracy
 from planner.show.screen import Screen, to_text
 
@@ -314,7 +315,7 @@ def test_tables_fit_the_screen(width: int, report: Report) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
-ONLY_TESTS = {run.source_set for run in read_runs(PUBLISHED) if run.fit == "no"}
+ONLY_TESTS = {run.source_set for run in published_runs() if run.fit == "no"}
 """Sources from which no fit and no formula has learnt yet: fine-tuning, mostly."""
 
 

@@ -8,11 +8,11 @@ from math import log
 from pathlib import Path
 
 import pytest
+from published_runs import published_runs
 
 from planner.cost.band import band
 from planner.cost.transfers import MEASURED_DISPATCH, unmeasured_dispatch
 from planner.evidence.rows.jobs import Unsupported, job_of
-from planner.evidence.rows.runs import read_runs
 from planner.explain.difference import difference_of
 from planner.explain.what_if import what_if
 from planner.search.questions.given import plan_for_text
@@ -29,7 +29,7 @@ FAMILIES = {
     for row in csv.DictReader((PUBLISHED / "families.csv").read_text(encoding="utf-8").splitlines())
 }
 
-FITTED = [run for run in read_runs(PUBLISHED / "measurements.csv") if run.fit != "no"]
+FITTED = [run for run in published_runs() if run.fit != "no"]
 
 
 def plan_of(engine, layout="dp=16,zero=3,mbs=1,recompute=full", **given):
@@ -55,7 +55,7 @@ def publishers_of_long_sequences(engine, device, length):
 
 def test_every_source_of_the_evidence_has_its_family():
     assert {each.source: each.family for each in shipped_calibration().evidence}.items() <= FAMILIES.items()
-    sources = {run.source_set for run in read_runs(PUBLISHED / "measurements.csv")}
+    sources = {run.source_set for run in published_runs()}
     assert sources == set(FAMILIES)
 
 

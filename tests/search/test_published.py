@@ -5,14 +5,12 @@ Engine megatron-2021, ZeRO 0, full recompute, the batch of each figure. No fit u
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from published_runs import published_runs
 
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.evidence.rows.jobs import job_of
-from planner.evidence.rows.runs import read_runs
 from planner.layout import parse_layout
 from planner.search.questions.given import plan_for_text
 from planner.search.questions.layout_remedies import layout_remedies
@@ -20,8 +18,7 @@ from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 
-TABLE = Path(__file__).parents[1] / "published" / "measurements.csv"
-ROWS = [run for run in read_runs(TABLE) if run.source_set == "megatron-sc21-t1"]
+ROWS = [run for run in published_runs() if run.source_set == "megatron-sc21-t1"]
 
 
 def gpt(layers, hidden, heads, *, gpus, batch, across=False):
