@@ -188,7 +188,7 @@ def machine_options(*, ranges: bool) -> Callable[[Any], Any]:
         share_option("--headroom", help="Memory to leave free, instead of --risk."),
         calibration_option,
         click.option("--allow-tp-across-nodes", is_flag=True, help="Let tp cross scale-up domains."),
-        click.option("--allow-offload", is_flag=True, help="Let states and activations go to the hosts."),
+        click.option("--allow-offload", is_flag=True, help="Let states, weights and activations go to the hosts."),
     )
 
 

@@ -244,7 +244,9 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
 
 
 def _num_hops(job: PoolJob, layout: LayerDegrees) -> Number:
-    """Number of times that ring attention sends keys and values to the neighbour."""
+    """Number of times that ring attention sends keys and values to the neighbour; 0 for layers that mix no tokens."""
+    if not (job.model.attends or job.model.mixer):
+        return 0.0 * layout.cp
     return np.maximum(layout.cp - 1, 0) * ("ring" in job.engine.communication.context_exchange)
 
 

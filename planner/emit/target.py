@@ -31,10 +31,9 @@ Value: TypeAlias = "str | int | float | bool | tuple[Any, ...] | None"
 Values: TypeAlias = Mapping[str, Value]
 
 _OF_THE_RUN: Final = {
-    "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints",
-    "mean_sample_tokens",
+    "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
 }  # fmt: skip
-"""Training fields that describe the data, and the length and price of the whole run; no program has keys for them."""
+"""Training fields that describe the length and price of the whole run and do not change a training step."""
 _OF_THE_DOCUMENT: Final = {"name", "architecture"}
 """Model fields without a setting: the name, and the architecture, which other fields express."""
 

@@ -294,7 +294,7 @@ def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     model, training = job.model, job.training
     tokens = float(training.sequence_length * training.global_batch_size)
     flops = model_flops_per_step(model, training)
-    whole = attention_flops_per_token(model, training.sequence_length, causal=False)
+    whole = attention_flops_per_token(model, training.attended_tokens, causal=False)
     conventions = [
         ("MFU", flops_convention(training), flops),
         ("HFU", "the same with recomputed forward passes", flops * priced.hfu / priced.mfu),

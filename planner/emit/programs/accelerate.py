@@ -94,6 +94,7 @@ TARGET: Final = Target(
         only("layout.pp", 1, why="Accelerate has no pipelines for training"),
         only("layout.zero", 3, 2, why="FSDP shards at least gradients and states"),
         only("layout.offload", "none", "optimizer", why="Accelerate offloads no activations"),
+        only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
         only("training.mlp_tiles", 1, why="the Trainer computes feed-forward blocks at once"),
         Refusal(says=(), fault=_replicas_fault),
         Refusal(says=(), fault=uneven_hosts),

@@ -134,6 +134,7 @@ TARGET: Final = Target(
         *shared.REFUSALS,
         Refusal(says=(), fault=_pipeline_fault),
         only("layout.hsdp", 1, why="DeepSpeed shards gradients and states over all ranks"),
+        only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
         Refusal(says=(), fault=_offload_fault),
     ),
     render=_render,

@@ -227,6 +227,10 @@ def read_layout(given: Given) -> Mapping[str, Any]:
             given.text(f"deepspeed.zero_optimization.{each}.device") in ("cpu", "nvme")
             for each in ("offload_optimizer", "offload_param")
         )
+        for each in ("offload_optimizer", "offload_param"):
+            if given.text(f"deepspeed.zero_optimization.{each}.device") == "nvme":
+                why = "no rate of a disk is known"
+                given.doubt(f"deepspeed.zero_optimization.{each}.device", why, "layout.offload")
         if params and not (offload and found["layout.zero"] == 3):
             why = "weights in the host's memory without ZeRO-3's states have no price"
             given.doubt("deepspeed.zero_optimization.offload_param.device", why, "layout.offload")

@@ -460,6 +460,7 @@ REFUSALS: Final = (
     only("layout.schedule", "1f1b", "interleaved", why="Megatron-Core does not run it", pin="--pin schedule=1f1b"),
     only("training.optimizer", *_OPTIMIZERS, why="Megatron-LM does not have it"),
     only("training.precision", *_PRECISION, why="Megatron-LM does not have it"),
+    only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
     only("training.mlp_tiles", 1, why="Megatron-LM computes feed-forward blocks at once"),
     Refusal(says=(), fault=_recompute_fault),
     Refusal(says=(), fault=_recipe_fault),

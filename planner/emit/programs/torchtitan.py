@@ -536,6 +536,7 @@ REFUSALS: Final = (
     only("training.attention", "flash", why="its kernels keep no scores"),
     only("training.loss", "engine", "whole", "chunked", why="torchtitan has no fused loss"),
     only("training.cuda_graphs", "none", why="none are captured"),
+    only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
     only("training.mlp_tiles", 1, why="torchtitan computes feed-forward blocks at once"),
     only("training.expert_overlap", False, why="torchtitan does not overlap them so"),
     only("training.dropout", 0.0, why="its models have none"),

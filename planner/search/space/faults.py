@@ -210,7 +210,7 @@ def offloaded_optimizer(job: Job, layout: Layout) -> str:
         return f"a host updates by adamw or sgd, not by {job.training.optimizer}; --set training.optimizer=adamw"
     if not layout.zero:
         return "a host updates shards of the states, and ZeRO-0 has none; zero=1 or more"
-    if offloads_params(layout) and layout.zero < 3:
+    if offloads_params(layout) and layout.zero < 3 and layout.pp == 1:
         return f"weights on the host are gathered by ZeRO-3, and zero is {layout.zero}; zero=3, or offload=optimizer"
     return f"engine {job.engine.name} offloads no optimizer under a pipeline of {layout.pp} stages; pp=1"
 
