@@ -188,10 +188,9 @@ def test_documents_that_are_read_once_stay_as_they_are(tool):
     fuzz = tool("battery_fuzz")
     given = {"model": "tiny-gpt", "cluster": "dgx-a100", "global_batch_size": 8}
     untouched = fuzz.load_job(**given)
-    with fuzz.shipped_read_once():
-        for setting in ("device.memory=141GiB", "nvlink.latency=1 us", "model.num_layers=4"):
-            fuzz.load_job(**given, settings=[setting])
-        assert fuzz.load_job(**given) == untouched
+    for setting in ("device.memory=141GiB", "nvlink.latency=1 us", "model.num_layers=4"):
+        fuzz.load_job(**given, settings=[setting])
+    assert fuzz.load_job(**given) == untouched
 
 
 def test_every_row_has_its_cases(tool):

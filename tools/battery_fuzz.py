@@ -17,11 +17,9 @@ import signal
 import sys
 import tempfile
 import traceback
-from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from unittest.mock import patch
 
 from planner import api
 from planner.commands import options
@@ -32,7 +30,6 @@ from planner.layout import parse_layout
 from planner.plan import _checksum, plan_to_json
 from planner.reading import read_plan
 from planner.search.space.constraints import Constraints
-from planner.specs import by_name, cluster_documents, generations, library
 from planner.specs.batch import read_batch
 from planner.specs.calibration import Calibration
 from planner.specs.change import change_job
@@ -44,7 +41,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.recompute import policy_fault
 from planner.specs.training import TrainingSpec
 from planner.specs.validate import validate
-from planner.specs.yaml import parse_yaml, read_yaml
+from planner.specs.yaml import parse_yaml
 from planner.units import parse_count, parse_length, parse_quantity, parse_share
 
 if TYPE_CHECKING:
@@ -472,21 +469,6 @@ def check(number: int, folder: Path) -> str:
     return ""
 
 
-@contextmanager
-def shipped_read_once() -> Iterator[None]:
-    """Read each shipped document only once, because reading them took half of the time and no edit changes them."""
-    once = cache(read_yaml)
-
-    def read(path: Path, name: str = "") -> Any:
-        return once(path, name) if path.is_relative_to(ROOT) else read_yaml(path, name)
-
-    with ExitStack() as stack:
-        for module in (by_name, cluster_documents, generations):
-            stack.enter_context(patch.object(module, "read_yaml", read))
-        stack.enter_context(patch.object(library, "names", cache(library.names)))
-        yield
-
-
 def inputs(numbers: range) -> Iterator[str]:
     """The fault of each case in words."""
     signal.signal(signal.SIGPROF, _alarm)
@@ -494,7 +476,7 @@ def inputs(numbers: range) -> Iterator[str]:
         warm()
     _limit_memory()
     memory = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, shipped_read_once():
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         for number in numbers:
             try:
                 yield check(number, Path(folder))

@@ -268,7 +268,7 @@ def test_the_host_launches_every_hop_of_a_ring(make_job):
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-next-80b-a3b"])
 def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make_job, with_engine, model):
-    """With 128 tokens a rank, a layer with its exchange takes the host's time for launches, 11 x 300 us.
+    """With 128 tokens a rank, a layer with its exchange takes the host's time for launches, 6 x 300 us.
 
     A pair of passes hides nothing of this exchange, because the host needs its time for both. An all-to-all waits for
     the sizes of its parts, so its time is added. The same holds for the mean layer of several kinds.
@@ -282,8 +282,8 @@ def test_the_device_waits_for_the_host_beside_exchanges_that_need_no_answer(make
         exchange = layer.busy[LineName.EP_COMM].forward
         on_top = exchange if waits else 0.0
         assert exchange > 0
-        assert float(layer.passes.forward + exchange) == pytest.approx(11 * 300e-6 + on_top)
-        assert float(layer.passes.backward + exchange) == pytest.approx(1.6 * 11 * 300e-6 + on_top)
+        assert float(layer.passes.forward + exchange) == pytest.approx(6 * 300e-6 + on_top)
+        assert float(layer.passes.backward + exchange) == pytest.approx(1.6 * 6 * 300e-6 + on_top)
         assert (layer.hidden[LineName.EP_COMM].total > 1e-9) == waits
 
 
