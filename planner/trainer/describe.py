@@ -326,9 +326,8 @@ class Stack:
                 continue
             layer.take(list(taken.values()))
             layer.found |= {"attends": True, "num_heads": a, "num_kv_heads": g, "head_size": d}
-            layer.found |= {"value_head_size": values if values != d else 0} | (
-                {"attention_gate": "element"} if gated else {}
-            )
+            layer.found |= {"attention_gate": "element"} if gated else {}
+            layer.found["value_head_size"] = values if values != d else 0
             layer.found |= {"shares_keys": not key and not fused, "keys_are_values": bool(key) and "value" not in named}
             return
 
@@ -414,11 +413,8 @@ class Stack:
             embedding, head = (getattr(self.module, f"get_{part}_embeddings")() for part in ("input", "output"))
         except NotImplementedError as error:
             raise InputError(f"the library does not say where the embeddings are: {error}") from error
-        weight, matrix, bias = (
-            getattr(embedding, "weight", None),
-            getattr(head, "weight", None),
-            getattr(head, "bias", None),
-        )
+        weight = getattr(embedding, "weight", None)
+        matrix, bias = (getattr(head, name, None) for name in ("weight", "bias"))
         if weight is None or (matrix is not None and matrix.shape[0] > weight.shape[0]):
             raise InputError("a head that is larger than the table of embeddings, or no such table, is not expressible")
         rows, width = weight.shape
@@ -427,10 +423,8 @@ class Stack:
         own: dict[str, Any] = {"vocab_size": words, "position": "rope" if rotary else "none"}
         own |= {"tied_embeddings": matrix is None or matrix is weight, "output_head": matrix is not None}
         own |= {"embedding_size": width if width != self.hidden else 0, "head_input_size": wide if wide != width else 0}
-        own |= {
-            "kind": "encoder" if is_encoder or matrix is None else "decoder",
-            "table_params": (rows - words) * width,
-        }
+        own["kind"] = "encoder" if is_encoder or matrix is None else "decoder"
+        own["table_params"] = (rows - words) * width
         own["head_bias"] = bias is not None and bias.numel() == words
         taken = [weight, *([] if matrix is None else [matrix]), *([bias] if own["head_bias"] else [])]
         return own | self._last_norm(taken)

@@ -89,11 +89,11 @@ def local_window(config: Config, every: int = 0, of: str = "sliding_window") -> 
 def late_window(config: Config) -> None:
     """Qwen: local attention after the first `max_window_layers` layers; the published models turn it off."""
     config.get("sliding_window")
-    full = config.count("max_window_layers")
-    if config.flag("use_sliding_window") and full < config.ours("num_layers"):
-        config.unsupported("use_sliding_window", "local attention in some layers only is not supported")
-    if any(kind != "full_attention" for kind in config.entries("layer_types")):
-        config.unsupported("layer_types", "local attention in some layers only is not supported")
+    late, used = config.count("max_window_layers") < config.ours("num_layers"), config.flag("use_sliding_window")
+    listed = any(kind != "full_attention" for kind in config.entries("layer_types"))
+    if (late and used) or listed:
+        key = "layer_types" if listed else "use_sliding_window"
+        config.unsupported(key, "local attention in some layers only is not supported")
 
 
 def llama4(config: Config) -> None:
