@@ -20,6 +20,7 @@ import click
 from planner.commands import (
     accuracy,
     calibrate,
+    check,
     clusters,
     diff,
     emit,
@@ -92,6 +93,10 @@ _EXAMPLES: Final = {
     accuracy: ("planner accuracy runs.csv",),
     measure: ("planner measure -o measured/ --model llama3-8b",),
     calibrate: ("planner calibrate runs/ -o mine.json", "planner calibrate train.log --plan plan.json -o mine.json"),
+    check: (
+        "planner check runs/plan --plan plan.json",
+        "planner check train.log --plan plan.json --baseline last-week.log --fail-on slower",
+    ),
     models: ("planner models llama3-70b", "planner models --from Qwen3-8B/config.json -o qwen3-8b.yaml"),
     clusters: ("planner clusters gb200-nvl72", "planner clusters --detect > mine.yaml"),
     engines: ("planner engines", "planner engines megatron"),

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     SOLVER = 4
     ENVIRONMENT = 5
     RANK_FAILED = 6
+    DIFFERS = 7
     DIVERGED = 17
     PREEMPTED = 75
     INTERRUPTED = 130

@@ -110,7 +110,10 @@ def imports_point_one_way(sources: Sources) -> list[str]:
     return wrong
 
 
-PARTS = {"search": {"space": 0, "bounds": 1, "optimum": 2, "questions": 4}, "evidence": {"rows": 0, "inputs": 4}}
+PARTS = {
+    "search": {"space": 0, "bounds": 1, "optimum": 2, "questions": 4},
+    "evidence": {"rows": 0, "inputs": 4, "check": 5},
+}
 """Parts of packages by their level; a part that is not listed is at level 3."""
 
 

@@ -56,7 +56,7 @@ CONTRACT = {
     | {"--layout", "--why-not", "--what-if", "--schedules", "--collectives", "--batch", "--scaling", "--json"}
     | {"--html", "--trace", "--ranks", "--force", "--section", "--all"}
     | FOREIGN,
-    "diff": {"--json"},
+    "diff": {"--exit-code", "--json"},
     "verify": {"--rank", "--json"},
     "launch": RUN
     | {
@@ -72,6 +72,7 @@ CONTRACT = {
     "emit": RUN | {"--to", "--on", "-o", "--output", "--smoke", "--force", "--force-unfit"},
     "accuracy": {"--calibration", "--json"},
     "calibrate": {"--plan", "-o", "--output", "--force"},
+    "check": {"--plan", "--row", "--baseline", "--fail-on", "--json"},
     "measure": {"-o", "--output", "--model", "--seconds", "--nodes", "--force"}
     | {"--node-rank", "--master-addr", "--master-port"},
     "models": {"--json", "--from", "-o", "--output", "--force"},
@@ -609,6 +610,9 @@ def test_diff_of_two_plans(small_plan, capsys) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["after"]["step_seconds"] == json.loads(Path("other.json").read_text())["step_seconds"]
     assert {"path": "tp", "before": "1", "after": "2"} in found["layout"]
+    assert main(["diff", small_plan, small_plan, "--exit-code"]) == 0
+    assert main(["diff", small_plan, "other.json", "--exit-code"]) == 7
+    capsys.readouterr()
     assert main(["diff", small_plan, "other.json"]) == 0
     assert "Totals" in capsys.readouterr().out
 

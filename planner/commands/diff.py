@@ -11,8 +11,10 @@ from planner.commands.options import json_option
 from planner.errors import ExitCode, InputError
 
 
-def run(before: str, after: str, *, console: Console, as_json: bool = False) -> int:
+def run(before: str, after: str, *, console: Console, as_json: bool = False, exit_code: bool = False) -> int:
     """Print the differences between the plans in two files and return the exit code.
+
+    exit_code: whether plans that differ give DIFFERS, as `git diff --exit-code` does.
 
     Raises:
         PlannerError: a file cannot be read, or holds no plan.
@@ -24,12 +26,13 @@ def run(before: str, after: str, *, console: Console, as_json: bool = False) -> 
         raise InputError("only one plan can come from standard input", hint="write the other one to a file")
     found = difference_of(console.read_plan(before), console.read_plan(after))
     console.render(found.model_dump_json(indent=1) + "\n" if as_json else difference_view(found, names=("A", "B")))
-    return ExitCode.OK
+    return ExitCode.DIFFERS if exit_code and found.differs else ExitCode.OK
 
 
 @click.command("diff")
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
+@click.option("--exit-code", is_flag=True, help="Exit with 7 if the plans differ.")
 @json_option
 def command(**options: Any) -> int:
     """Compare plan B with plan A: inputs, layout, every line.

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.errors import EnvironmentProblem, InputError, Mistake
 from planner.evidence.logs.lines import lines_of, opened
-from planner.evidence.logs.programs import read_log
+from planner.evidence.logs.programs import Log, OtherRun, read_log
 from planner.evidence.logs.steps import Step, step_time
 from planner.evidence.rows.observation import Observation, faults_of
-from planner.evidence.rows.tables import read_table
+from planner.evidence.rows.tables import read_table, row_of
+from planner.explain.difference import difference_of
 from planner.explain.plan_inputs import job_of
 from planner.made_by import with_shipped_corrections
 from planner.reading import read_plan
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from planner.plan import Plan
+    from planner.specs.calibration import Counter
 
 PLAN: Final = "plan.json"
 METRICS: Final = "metrics.jsonl"
 
+_COUNTERS: Final[dict[str, Counter]] = {"allocated": "allocated", "reserved": "reserved", "device": "device"}
 _MOST_STEPS: Final = 10**15
 
 
@@ -127,19 +130,92 @@ def _of_run(folder: Path, tell: Callable[[str], None]) -> _Source:
     return _Source(log, printable(str(log)), plan)
 
 
+class Measured(NamedTuple):
+    """What a run measured; scatter: of its steps, as a share; counter: of the peak, where the record tells one."""
+
+    seconds: float
+    scatter: float = 0.0
+    peak_bytes: float | None = None
+    counter: Counter | None = None
+
+
+def read_run(path: Path, plan: Plan, *, row: str = "", tell: Callable[[str], None] = lambda _: None) -> Measured:
+    """What one run of a plan measured: a run folder, a log, a metrics file, or the row of a table with this id.
+
+    Raises:
+        OtherRun: the record says that another model, batch, layout or program ran.
+        InputError: the file cannot be read as one run.
+        EnvironmentProblem: a file cannot be opened.
+    """
+    sources = _sources(path, None, tell)
+    if len(sources) > 1:
+        raise InputError(f"{printable(str(path))} holds {len(sources)} runs", hint="name the folder of one of them")
+    if sources[0].plan is None:
+        return _measured_row(path, plan, row)
+    if row:
+        raise InputError("--row is for a table of runs (.csv)", where=printable(str(path)))
+    file, where, beside = sources[0]
+    if file != path and beside is not None and (other := _changed(read_plan(beside, tell=tell), plan, where)):
+        raise OtherRun(*other)
+    log = _log(file, plan, tell)
+    found = step_time(log.steps, where)
+    for note in found.notes:
+        tell(note)
+    on_cpu = any(pool.device.kind == "cpu" for pool in plan.cluster.pools)  # its peak is the process's, libraries too
+    return Measured(found.seconds, found.scatter, *((not on_cpu and log.peak) or (None, None)))
+
+
+def _measured_row(path: Path, plan: Plan, row: str) -> Measured:
+    """The figures of a row, if each cell that it states is the plan's."""
+    where, run = row_of(path, row)
+    if not run.measured_step_seconds:
+        raise InputError("the row has no step time", where=where, hint="give it in step_s, or in tok_s_gpu")
+    model, training, layout = plan.model, plan.training, plan.layout
+    planned = {"layers": model.num_layers, "hidden": model.hidden_size, "gpus": layout.world_size}
+    planned |= {"seq": training.sequence_length, "gbs": training.global_batch_size, "zero_stage": layout.zero}
+    planned |= {name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "dp", "mbs", "interleave")}
+    stated = {name: getattr(run, name) for name in planned}
+    other = [
+        Mistake(message=f"{name} is {stated[name]}, and {value} in the plan", where=where)
+        for name, value in planned.items()
+        if stated[name] not in (None, value)
+    ]
+    if other:
+        raise OtherRun(*other)
+    counter = _COUNTERS.get(run.mem_class)
+    return Measured(run.measured_step_seconds, peak_bytes=run.mem_bytes if counter else None, counter=counter)
+
+
+def _changed(ran: Plan, plan: Plan, where: str) -> list[Mistake]:
+    """The keys of model, training, engine and layout in which the plan of a folder differs from another."""
+    found = difference_of(plan, ran)
+    inputs = [each for each in found.inputs if each.path.partition(".")[0] in ("model", "training", "engine")]
+    return [
+        Mistake(
+            message=f"{each.path} is {each.after or 'absent'}, and {each.before or 'absent'} in the plan", where=where
+        )
+        for each in (*found.layout, *inputs)
+    ]
+
+
 def _read(source: _Source, tell: Callable[[str], None]) -> list[Observation]:
     """The runs of a file: the rows of a table, or the run that a log records."""
     file, where, beside = source
     if beside is None:
         return read_table(file, tell)
     shown = printable(str(file))
+    if beside == file.with_name(PLAN) and not beside.is_file():
+        hint = f"--plan PLAN names the plan that ran, or put it beside the log as {PLAN}"
+        raise InputError("a log does not say what ran", where=shown, hint=hint)
+    plan = read_plan(beside, tell=tell)
+    return [_observed(plan, _log(file, plan, tell).steps, shown, where, tell)]
+
+
+def _log(file: Path, plan: Plan, tell: Callable[[str], None]) -> Log:
+    """The steps and the peak that a log or a metrics file tells."""
+    shown = printable(str(file))
     with opened(file) as text:
-        if beside == file.with_name(PLAN) and not beside.is_file():
-            hint = f"--plan PLAN names the plan that ran, or put it beside the log as {PLAN}"
-            raise InputError("a log does not say what ran", where=shown, hint=hint)
-        plan = read_plan(beside, tell=tell)
-        steps = _metrics(shown, text) if file.name == METRICS else read_log(shown, text, plan, tell)
-    return [_observed(plan, steps, shown, where, tell)]
+        return _metrics(shown, text) if file.name == METRICS else read_log(shown, text, plan, tell)
 
 
 def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: Callable[[str], None]) -> Observation:
@@ -160,14 +236,15 @@ def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: C
     return observed
 
 
-def _metrics(shown: str, file: TextIO) -> list[Step]:
+def _metrics(shown: str, file: TextIO) -> Log:
     """The steps in the metrics file of the planner's trainer, which has a JSON object on each line."""
-    steps = []
+    steps, peak = [], 0.0
     for line in lines_of(file, shown):
         try:
             record: Any = json.loads(line.text)
             step, seconds, loss = int(record["step"]), float(record["step_seconds"]), record.get("loss")
             loss = None if loss is None else float(loss)
+            peak = max(peak, float(record.get("peak_memory_bytes") or 0))
             if abs(step) > _MOST_STEPS:
                 raise ValueError("no number of a step")  # noqa: TRY301
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -175,4 +252,4 @@ def _metrics(shown: str, file: TextIO) -> list[Step]:
             hint = "cut the line out; the trainer writes `step` and `step_seconds` on each"
             raise InputError("no record of a step", where=f"{shown}:{line.number}:{column}", hint=hint) from None
         steps.append(Step(number=step, seconds=seconds, line=line.number, loss=loss))
-    return steps
+    return Log(steps, (peak, "allocated") if peak else None)

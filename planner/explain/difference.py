@@ -65,6 +65,12 @@ class Difference(Document):
     memory: tuple[LineDifference, ...]
     not_compared: tuple[str, ...] = ()
 
+    @property
+    def differs(self) -> bool:
+        """Whether an input, the layout, a line or a total differs."""
+        lines = any(each.before != each.after for each in (*self.time, *self.memory))
+        return bool(self.inputs or self.layout or lines or self.before != self.after)
+
 
 def figures_of(plan: Plan) -> PlanFigures:
     """The totals of a plan."""

@@ -165,7 +165,7 @@ def test_a_log_of_the_plan_passes(plan) -> None:
         "  lr ........ 0.1",
         "Model x size: 8,030,261,248 total parameters",
     ]
-    assert len(read_log("train.log", io.StringIO("\n".join([*said, *megatron(range(3))])), plan)) == 3
+    assert len(read_log("train.log", io.StringIO("\n".join([*said, *megatron(range(3))])), plan).steps) == 3
 
 
 @pytest.mark.parametrize(("time", "words"), [("nan", "took nan seconds"), ("0.0", "took 0.0 seconds")])
@@ -296,7 +296,7 @@ def test_parameters_of_adapters_are_compared_with_the_trained_ones() -> None:
         "Number of trainable parameters = 3,407,872",
         *trainer(2.0),
     ]  # peft's count for q_proj and v_proj at rank 8
-    assert read_log("train.log", io.StringIO("\n".join(lines)), plan_of("fsdp", **common))
+    assert read_log("train.log", io.StringIO("\n".join(lines)), plan_of("fsdp", **common)).steps
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_parameters_of_adapters_are_compared_with_the_trained_ones() -> None:
     ],
 )  # fmt: skip
 def test_a_log_that_its_plan_can_print_is_read(engine: str, lines: list[str]) -> None:
-    assert len(read_log("train.log", io.StringIO("\n".join(lines)), plan_of(engine))) > 2
+    assert len(read_log("train.log", io.StringIO("\n".join(lines)), plan_of(engine)).steps) > 2
 
 
 @pytest.mark.parametrize(("lines", "engine"), [*PROGRAMS, (lambda _: trainer(2.0), "fsdp")])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from planner.plan import Plan
+    from planner.specs.calibration import Counter
 
 _NUMBER: Final = re.compile(
     r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|nan|inf)", re.IGNORECASE
@@ -134,6 +135,7 @@ _SAMPLES: Final = _pattern(r"'train_samples_per_second': ", "samples")
 _NUM_STEPS: Final = re.compile(r"Total optimization steps = (?P<count>[0-9,]{1,20})")
 _WORDS: Final = (
     *("per iteration", "per_iteration", "tps:", "SamplesPerSec", "iter time", "it/s", "s/it", "'loss'", "'train_"),
+    *("max allocated", "Max_MA", "memory(GiB)"),
     *(" ..", "_per_gpu ", "batch size", "batch_size", "parameters", "mesh with", "Trainer is", "Total optimization"),
 )
 """Every line that tells a time or the model has one of these words."""
@@ -148,14 +150,47 @@ class _Read(NamedTuple):
     notes: list[str]
 
 
-def read_log(name: str, file: TextIO, plan: Plan, tell: Callable[[str], None] = lambda _: None) -> list[Step]:
-    """The steps of a log, read in the format of its program; `plan` is the plan of the run.
+class OtherRun(InputError):
+    """A record of a run says that another model, batch, layout or program ran than a plan says."""
+
+
+class Log(NamedTuple):
+    """The steps of a run, and its peak in bytes with the counter that the record names, if it tells one."""
+
+    steps: list[Step]
+    peak: tuple[float, Counter] | None
+
+
+_PEAKS: Final[tuple[tuple[Counter, re.Pattern[str], float], ...]] = (
+    ("allocated", re.compile(r"\| max allocated: (?P<count>[0-9.]{1,20})"), 2**20),  # Megatron-LM
+    ("reserved", re.compile(r"memory: {0,9}(?P<count>[0-9.]{1,20})GiB\("), 2**30),  # torchtitan
+    ("allocated", re.compile(r"Max_MA (?P<count>[0-9.]{1,20}) GB"), 2**30),  # DeepSpeed
+    ("reserved", re.compile(r"'memory\(GiB\)': (?P<count>[0-9.]{1,20})"), 2**30),  # ms-swift
+)
+"""Peaks in the lines of programs: the counter, the number, and its unit in bytes.
+
+Source: Megatron-LM, megatron/training/utils/common_utils.py (`report_memory`); torchtitan, components/metrics.py
+(`max_reserved_gib`); DeepSpeed, runtime/utils.py (`see_memory_usage`); ms-swift, swift/trainers.
+"""
+
+
+def _peak(lines: Sequence[Line]) -> tuple[float, Counter] | None:
+    """The largest peak of any rank, by the first counter that the lines tell."""
+    for counter, pattern, unit in _PEAKS:
+        if found := [_value(peak["count"]) for line in lines if (peak := pattern.search(line.text))]:
+            return max(each or 0.0 for each in found) * unit, counter
+    return None
+
+
+def read_log(name: str, file: TextIO, plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Log:
+    """The steps and the peak of a log, read in the format of its program; `plan` is the plan of the run.
 
     file: a stream that keeps its line ends; it is read once.
     tell: called with each note about lines that are left out.
 
     Raises:
-        InputError: a line shows that another model, batch, layout or program ran, or no line is of a known program.
+        OtherRun: a line shows that another model, batch, layout or program ran.
+        InputError: no line is of a known program.
     """
     lines, last = [], 1
     for line in lines_of(file, name):
@@ -170,12 +205,12 @@ def read_log(name: str, file: TextIO, plan: Plan, tell: Callable[[str], None] = 
     if found and not own:
         mistakes.append(_wrong_program(name, found[0], plan))
     if mistakes:
-        raise InputError(*mistakes)
+        raise OtherRun(*mistakes)
     if not own:
         raise _without_times(name, lines, last)
     for note in own[0].notes:
         tell(note)
-    return own[0].steps
+    return Log(own[0].steps, _peak(lines))
 
 
 def _wrong_program(name: str, read: _Read, plan: Plan) -> Mistake:

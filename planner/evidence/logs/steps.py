@@ -18,6 +18,9 @@ WARMUP_STEPS: Final = 2
 
 FEWEST_STEPS: Final = 3
 
+_DEVIATIONS: Final = 1.4826
+"""Standard deviations of a normal distribution in its median absolute deviation."""
+
 _FEW: Final = 3
 _SAME_TIME: Final = 0.1
 """Largest relative difference of the times of one step on two ranks."""
@@ -45,10 +48,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The median step of a log, and notes for the reader about it."""
+    """The median step of a log, and notes for the reader about it; scatter: of the steps, as a share of the median."""
 
     seconds: float
     num_steps: int
+    scatter: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -92,7 +96,9 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
     if len(steps) == 1:
         notes.append(f"{name}:{steps[0].line}: a mean of {steps[0].covers} steps is all that the log has")
     seconds = statistics.median(each.seconds for each in kept)
-    return StepTime(seconds=seconds, num_steps=counted, notes=tuple(notes))
+    apart = statistics.median(abs(each.seconds - seconds) for each in kept)
+    scatter = _DEVIATIONS * apart / seconds
+    return StepTime(seconds=seconds, num_steps=counted, scatter=scatter, notes=tuple(notes))
 
 
 def _of_one_rank(steps: Sequence[Step]) -> list[Step]:

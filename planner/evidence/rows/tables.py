@@ -71,6 +71,27 @@ def read_table(path: Path, tell: Callable[[str], None] = lambda _: None) -> list
     return found
 
 
+def row_of(path: Path, name: str) -> tuple[str, Run]:
+    """The place and the cells of the row of a table with this id.
+
+    Raises:
+        InputError: the file is not a table, or has no such row or several.
+        EnvironmentProblem: the file cannot be read.
+    """
+    shown, mistakes = printable(str(path)), Mistakes()
+    written = [(f"{shown}:{line}", cells) for line, cells in read_cells(path)[1]]
+    rows = [(where, cells) for where, cells in written if (cells.get("id") or "").strip() == name]
+    if len(rows) != 1 or not name:
+        known = did_you_mean(name, [cells.get("id") or "" for _, cells in written], otherwise="--row ID names one row")
+        count = "no row" if not rows else f"{len(rows)} rows"
+        raise InputError(f"{count} with the id {quoted(name)}", where=shown, hint=known)
+    where, cells = rows[0]
+    run = run_of(cells, where)
+    _check_cells(mistakes, cells, run, where)
+    mistakes.raise_if_any()
+    return where, run
+
+
 def _left_out(run: Run, setup: Setup | Unsupported) -> str:
     """Why nothing can be learnt from a row; empty if something can."""
     if run.measured_step_seconds is None:
