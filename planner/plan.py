@@ -245,11 +245,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "batch_choice": _plain(plan.batch),
         "memory": [_stage_memory_to_dict(stage, is_known=plan.fits is not None) for stage in plan.memory],
     }
-    document = {key: figures[key] if key in figures else _plain(getattr(plan, key)) for key in _KEYS}
+    document = {key: figures[key] if key in figures else _plain(getattr(plan, key)) for key in PLAN_KEYS}
     return document | {"checksum": _checksum(document)}
 
 
-_KEYS: Final = (
+PLAN_KEYS: Final = (
     *("format", "made_by", "model", "cluster", "training", "engine", "layout", "assumed", "world_size"),
     *("idle_devices", "idle_reason", "fits", "verdict", "chance_of_fitting", "unknown_because", "step_seconds"),
     *("low_step_seconds", "high_step_seconds", "band", "engine_label", "deadline_chance", "budget_chance"),

@@ -22,9 +22,9 @@ from planner.cli import cli, main
 from planner.commands.emit import PROGRAMS
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.explain import outcome
-from planner.explain.schema import explanation_schema
 from planner.plan import PLAN_FORMAT
 from planner.show.glossary import glossary_view
+from planner.show.schema import answer_schemas
 from planner.show.screen import Screen, to_text
 from planner.specs.by_name import load_model
 from planner.specs.glossary import entries
@@ -573,7 +573,7 @@ def test_each_question_adds_one_key_and_one_section(argv: list[str], key: str, s
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert {name: value for name, value in document.items() if name != key} == without
-    jsonschema.validate(document, explanation_schema(), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(document, answer_schemas()["explanation"], cls=jsonschema.Draft202012Validator)
     assert err == ""
     assert main(["explain", small_plan, *argv]) == 0
     assert "tiny-gpt on 2 x" in capsys.readouterr().out

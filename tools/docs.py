@@ -199,7 +199,7 @@ def walk(command: click.Command, name: str, parent: click.Context | None) -> Ite
 
 def schemas(folder: Path) -> dict[Path, str]:
     """docs/schemas/*.json, as the documents' own modules write them."""
-    for module in ("planner.specs.schema", "planner.explain.schema"):
+    for module in ("planner.specs.schema", "planner.show.schema"):
         subprocess.run([sys.executable, "-m", module, str(folder)], check=True, capture_output=True)
     return {ROOT / "docs" / "schemas" / path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
