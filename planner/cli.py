@@ -31,6 +31,7 @@ from planner.commands import (
     measure,
     models,
     plan,
+    serve,
     verify,
 )
 from planner.commands.console import Console
@@ -101,6 +102,7 @@ _EXAMPLES: Final = {
     clusters: ("planner clusters gb200-nvl72", "planner clusters --detect > mine.yaml"),
     engines: ("planner engines", "planner engines megatron"),
     glossary: ("planner glossary bubble",),
+    serve: ("planner serve",),
 }
 _FIRST: Final = (
     "planner plan llama3-8b dgx-h100 --global-batch 512 -o plan.json",

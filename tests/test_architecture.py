@@ -41,6 +41,7 @@ LAYERS = (
     ("describe", "emit", "evidence", "launch", "measure", "reading", "shipped", "show", "verify"),
     ("api",),
     ("",),  # planner/__init__.py: the Python API
+    ("serve",),
     ("cli", "commands", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -79,6 +79,7 @@ CONTRACT = {
     "clusters": {"--detect", "--json"},
     "engines": {"--json"},
     "glossary": {"--json"},
+    "serve": set(),
 }
 
 

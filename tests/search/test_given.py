@@ -70,6 +70,7 @@ def test_what_is_given_is_not_assumed(key: str) -> None:
     ("engine", "layout", "key", "value"),
     [
         ("fsdp", "dp=16", "zero", "3"),
+        ("fsdp", "dp=1", "zero", "3"),  # which has no ZeRO-0, on one device too
         ("torchtitan", "tp=2", "zero", "3"),
         ("torchtitan", "tp=2,pp=2", "zero", "1"),
         ("deepspeed", "tp=2", "sp", "0"),

@@ -68,10 +68,8 @@ def _microbatch(*_: Any) -> _Filled:
 
 
 def _zero(job: Job, layout: Layout, _: Mapping[str, str]) -> _Filled | None:
-    if layout.dp * layout.cp == 1:
-        return None
     stages = job.engine.pipeline.zero_stages if layout.pp > 1 else job.engine.can.zero_stages
-    if not stages:
+    if not stages or (layout.dp * layout.cp == 1 and 0 in stages):
         return None
     stage = 1 if 1 in stages else max(stages)
     return _Filled(str(stage), f"ZeRO-{stage} is what users of {job.engine.name} have")
