@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.chance import chance_of_fitting, largest_peak_bytes, spread_for
+from planner.cost.chance import chance_of_fitting, largest_peak_bytes, spread_for, spread_of
 from planner.cost.estimate import memory_of_stages
 from planner.cost.ledger import verdict_of
 from planner.cost.memory_band import MemoryDistribution
@@ -92,3 +92,13 @@ def test_a_plan_keeps_the_errors_of_its_own_engine_and_of_all_engines(make_job):
 
 def test_a_plan_document_without_stages_has_a_verdict():
     assert verdict_of(()) == "fits"
+
+
+def test_without_measured_peaks_8_of_10_peaks_lie_within_17_percent(make_job):
+    layout = parse_layout("dp=8,zero=3", num_layers=32, num_devices=8)
+    spread = spread_of(replace(make_job("llama3-8b", gpus=8, engine="fsdp"), spread=Spread()), layout)
+    draws = np.exp(0.1 * np.random.default_rng(3).standard_t(4, size=400_000))
+    assert chance_of_fitting(np.array([1 / 1.17, 1.0, 1.17]), 1.0, spread) == pytest.approx(
+        [np.mean(draws < 1.17), 0.5, np.mean(draws < 1 / 1.17)], abs=0.004
+    )
+    assert np.mean((draws > 1 / 1.17) & (draws < 1.17)) == pytest.approx(0.8, abs=0.02)

@@ -130,3 +130,37 @@ def test_the_slack_of_the_last_stage_is_the_last_chunk_with_its_head_and_further
     stages = stages_of(job, layout)
     _, slack = interleaving_terms(job, layout, stages, stage_prices(job, layout, stages))
     assert slack[-1] == pytest.approx(chunk_seconds(job, layout).total[-1], rel=0.02)
+
+
+def test_a_host_that_waits_for_all_ranks_stretches_both_passes_of_a_layer(make_job, with_engine):
+    """4 collectives of the forward and 6 of the backward pass wait for each of 8 ranks; both products wait alike."""
+    waits = {}
+    for seconds in (0.0, 1.0):
+        job = with_engine(make_job("llama3-8b", gpus=32, batch=64), communication={"rank_wait": seconds})
+        layout = parse_layout("tp=8,pp=4", num_layers=32, num_devices=32)
+        passes = stage_prices(job, layout, stages_of(job, layout)).passes
+        waits[seconds] = {name: np.broadcast_to(getattr(passes, name), 4)[1] for name in PASSES}  # a stage without ends
+    long, short = waits[1.0], waits[0.0]
+    assert long["forward"] == pytest.approx(8 * 4 * 8, rel=1e-3)
+    assert long["backward_input"] + long["backward_weight"] == pytest.approx(8 * 6 * 8, rel=1e-3)
+    of_weights = [
+        each["backward_weight"] / (each["backward_input"] + each["backward_weight"]) for each in (long, short)
+    ]
+    assert of_weights[0] == pytest.approx(of_weights[1], rel=0.25)  # collectives are no part of the products
+    one_host = with_engine(make_job("llama3-8b", gpus=8, batch=64), communication={"rank_wait": 1.0})
+    layout = parse_layout("tp=4,pp=2", num_layers=32, num_devices=8)
+    assert np.all(stage_prices(one_host, layout, stages_of(one_host, layout)).passes.forward < 1.0)
+
+
+def test_recompute_of_a_block_repeats_the_collectives_of_the_layers_that_have_it(make_job):
+    """One of four layers is dense: recompute of `mlp` repeats half of its collectives, that of `moe` of the others."""
+    settings = ("model.num_layers=4", "model.moe.num_dense_layers=1", "model.mtp_layers=0")
+    job = make_job("deepseek-v3", engine="megatron", gpus=8, settings=settings)
+    seconds = {}
+    for policy in ("none", "mlp", "moe", "mlp+moe", "full"):
+        layout = parse_layout(f"tp=4,ep=2,sp=1,recompute={policy}", num_layers=4, num_devices=8)
+        seconds[policy] = float(np.sum(stage_prices(job, layout, stages_of(job, layout)).tp_comm))
+    added = {policy: each - seconds["none"] for policy, each in seconds.items()}
+    assert added["moe"] == pytest.approx(3 * added["mlp"])
+    assert added["mlp+moe"] == pytest.approx(added["mlp"] + added["moe"])
+    assert added["full"] == pytest.approx(2 * added["mlp+moe"])
