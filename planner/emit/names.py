@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,12 @@ def names_beside(module: str) -> dict[str, Any]:
 
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader takes a tenth of the time
+
+
+def has_lines(*arguments: str) -> bool:
+    """Whether a text, the last argument, has lines that begin with all patterns; the name before it does not count."""
+    *patterns, _, text = arguments
+    return all(re.search(f"^{each}", text, re.MULTILINE) for each in patterns)
 
 
 def listed(lines: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from planner.emit.names import has_lines, names_beside
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS, THE_FILE
 from planner.emit.read.all import READERS
 from planner.emit.read.methods import GENERATION, check_method, length_of, online_key, with_method
@@ -277,12 +278,20 @@ class _Run:
         return replace(mistake, message=f"{key}{mistake.message}", where=next(places, self.shown))
 
 
+_REFUSED: Final = names_beside(__file__)["refused"]
+"""Programs whose files are recognised and not read."""
+
+
 def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
     """The reader that recognises a file, else `otherwise`.
 
     Raises:
         InputError: there is neither.
     """
+    if row := next((each for each in _REFUSED if has_lines(*each["lines"], file.shown, file.text)), None):
+        message = f"{file.shown} is a file of {row['program']}, which is not read"
+        said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
+        raise InputError(message, hint=row.get("instead", said))
     if reader := next((each for each in READERS if each.recognises(file.shown, file.text)), otherwise):
         return reader
     if kind_of(file.shown, file.text) == "a plan":

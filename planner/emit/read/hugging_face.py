@@ -10,10 +10,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import names_beside
+from planner.emit.names import listed, names_beside
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import PLAIN, flat
-from planner.emit.read import HOSTS, MODEL, RANKS, THE_FILE, Reader
+from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import UNSET, option_words
 from planner.errors import InputError
@@ -247,6 +247,33 @@ def _swift_options(text: str) -> Values:
     return _with_weights(_of_trainer(found))
 
 
+# --- OpenRLHF ---------------------------------------------------------------------------------------------------
+
+_OPENRLHF: Final = re.compile(r"\bopenrlhf\.cli\.train_(\w+)")
+_OPENRLHF_PLAIN: Final = listed(_NAMES["openrlhf_plain"])
+
+
+def _openrlhf_options(text: str) -> Values:
+    """Keys and values of OpenRLHF's supervised fine-tuning, which DeepSpeed runs; other commands name their method."""
+    said = {_NAMES["openrlhf_renamed"].get(key, key): value for key, value in options_of(option_words(text)).items()}
+    own = {key: value for key, value in said.items() if key.rpartition(".")[2] not in _OPENRLHF_PLAIN}
+    method = _OPENRLHF.search(text)
+    if method and method[1] != "sft":
+        own[METHOD] = method[1]
+    if str(own.pop("param_dtype", "bf16")) == "bf16":
+        own["bf16"] = True
+    if own.pop("adam_offload", False):
+        own |= _ON_HOST
+    if own.pop("flash_attn", False):
+        own.setdefault("attn_implementation", "flash_attention_2")
+    if str(own.get("lora_rank", 0)) == "0":
+        own = {key: value for key, value in own.items() if key not in ("lora_rank", "lora_alpha", "target_modules")}
+    else:
+        own = {"target_modules": "all-linear", "use_peft": True, **own}
+    found: dict[str, Value] = {_NAMES["openrlhf"].get(key, key): value for key, value in own.items()}
+    return _with_weights({**DEFAULTS, **_NAMES["openrlhf_defaults"], **found})
+
+
 # --- Axolotl -----------------------------------------------------------------------------------------------------
 
 _AXOLOTL_PLAIN: Final = ("model_type", "pad_to_sequence_len", "train_on_inputs", "group_by_length", "val_set_size")
@@ -382,6 +409,12 @@ READERS: Final = (
         values=_swift_options,
         is_shell=True,
         answer=512,  # arguments/rlhf_args.py, max_completion_length
+    ),
+    _OF_TRAINER(
+        name="a command line of OpenRLHF",
+        recognises=lambda name, text: _OPENRLHF.search(text) is not None,  # noqa: ARG005 - as the others
+        values=_openrlhf_options,
+        is_shell=True,
     ),
     _OF_TRAINER(
         name="a command line of Trainer or TRL",

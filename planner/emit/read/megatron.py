@@ -80,7 +80,8 @@ def _divides(found: Values) -> bool:
     return known and (int(layers) + 2) % int(stages) == 0
 
 
-def _engine(values: Values) -> str:
+def engine_of(values: Values) -> str:
+    """The profile that prices a run with these options."""
     if values.get("deepspeed"):
         return "deepspeed"
     sharded = values.get("use_megatron_fsdp") or values.get("use_custom_fsdp")
@@ -91,7 +92,7 @@ READER: Final = Reader(
     name="a command line of Megatron-LM",
     recognises=lambda name, text: _OWN_OPTION.search(text) is not None,  # noqa: ARG005 - as the others
     values=_values,
-    engine=_engine,
+    engine=engine_of,
     target=megatron.TARGET,
     is_shell=True,
 )

@@ -22,15 +22,22 @@ _SHORT: Final = {
 _MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
 
 
-def _bridge_values(text: str) -> Values:
-    """Keys and values of a Megatron-Bridge command, with the defaults of its recipes: gradient sums in 16 bits."""
+def _bridge_command(text: str) -> Values:
     words = option_words(text)
-    own = overrides_of(words)
+    named = (match[1] for word in words if (match := _MIXED.fullmatch(word.strip("'\""))))
+    return bridge_values(overrides_of(words), next(named, "bf16_mixed"))
+
+
+def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
+    """Keys and values of a recipe's overrides, with the defaults of the recipes: gradient sums in 16 bits.
+
+    mixed: the name of the recipe's precision.
+    """
+    own = dict(overrides)
     recipe, model = own.pop("recipe", None), own.pop("model", None)
     for key in ("mode", "dataset", "dry_run"):
         own.pop(key, None)
     found = dict(bridge.family_keys(own))
-    mixed = next((match[1] for word in words if (match := _MIXED.fullmatch(word.strip("'\"")))), "bf16_mixed")
     found = {**bridge.family_keys({"mixed_precision": mixed}), **found}
     for short, key in _SHORT.items():
         if short in found:
@@ -56,7 +63,7 @@ _DEGREES: Final = {
 BRIDGE: Final = Reader(
     name="overrides of a Megatron-Bridge recipe",
     recognises=lambda name, text: _OF_BRIDGE.search(text) is not None,  # noqa: ARG005 - as the others
-    values=_bridge_values,
+    values=_bridge_command,
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
     assumed=lambda values: {key: OF_RECIPE for key, name in _DEGREES.items() if name not in values},

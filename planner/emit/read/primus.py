@@ -1,0 +1,88 @@
+"""Readers for YAML of two programs over Megatron-Core: Primus' experiments, and overrides of Megatron-Bridge's recipes.
+
+Source: Primus, examples/megatron/configs, primus/configs/modules/megatron/pre_trainer.yaml (read 2026-11-26);
+Megatron-Bridge, scripts/training (`--config-file`), examples/recipes/*/conf.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.names import decisive, has_lines, listed, names_beside
+from planner.emit.programs import megatron
+from planner.emit.programs.hugging_face import flat
+from planner.emit.read import MODEL, THE_FILE, Reader
+from planner.emit.read.megatron import DEFAULTS, engine_of
+from planner.emit.read.overrides import BRIDGE, bridge_values
+from planner.errors import InputError
+from planner.specs.yaml import parse_yaml
+
+if TYPE_CHECKING:
+    from planner.emit.target import Value, Values
+
+_NAMES: Final = names_beside(__file__)
+_VARIABLE: Final = re.compile(r"\$\{\w+:([^{}]*)\}")
+"""`${NAME:value}`: the value of an environment variable, with the value that stands without it."""
+_OF_MEGATRON: Final = re.compile(r"^\s+framework:\s*['\"]?(?!megatron\b)(\w+)", re.MULTILINE)
+
+
+def _document(text: str) -> dict[str, Any]:
+    found = parse_yaml(_VARIABLE.sub(lambda match: match[1], text), THE_FILE).plain
+    if not isinstance(found, dict):
+        raise InputError("expected keys and values", where=THE_FILE)
+    return found
+
+
+def _primus_values(text: str) -> Values:
+    """Megatron-Core's options, with those that Primus' own files set before the experiment's."""
+    if other := _OF_MEGATRON.search(text):
+        hint = "the framework's own file or command can be read"
+        raise InputError(
+            f"only megatron is read of Primus' frameworks, and not {other[1]}", where="framework", hint=hint
+        )
+    modules = _document(text).get("modules")
+    runs = [each for each in modules.values() if isinstance(each, dict)] if isinstance(modules, dict) else []
+    if len(runs) != 1 or not isinstance(own := runs[0].get("overrides", {}), dict):
+        raise InputError("expected one module with its overrides", where="modules")
+    said: dict[str, Value] = {key: value for key, value in flat(own).items() if value is not None}
+    found = {
+        **DEFAULTS,
+        **_NAMES["defaults"],
+        **{_NAMES["renamed"].get(key, key): value for key, value in said.items()},
+    }
+    if found.get("moe_enable_deepep"):
+        found["moe_token_dispatcher_type"] = "flex"  # noqa: S105 # Primus' own dispatcher takes DeepEP's place in it
+    if found.pop("use_torch_fsdp2", False):
+        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+    name = str(runs[0].get("model") or "").removesuffix(".yaml")
+    return found | ({MODEL: name} if name else {})
+
+
+PRIMUS: Final = Reader(
+    name="an experiment of Primus",
+    recognises=partial(has_lines, r"modules:\s*$", r"\s+overrides:\s*$"),
+    values=_primus_values,
+    engine=engine_of,
+    target=replace(
+        megatron.TARGET,
+        ignores=(*megatron.TARGET.ignores, *listed(_NAMES["ignores"])),
+        decides={**megatron.TARGET.decides, **decisive(_NAMES["decides"])},
+    ),
+    assumed=lambda values: {"zero": _NAMES["sharded"]} if values.get("use_distributed_optimizer") else {},
+)
+
+
+def _bridge_document(text: str) -> Values:
+    return bridge_values({key: value for key, value in flat(_document(text)).items() if value is not None})
+
+
+BRIDGE_FILE: Final = replace(
+    BRIDGE,
+    name="YAML overrides of a Megatron-Bridge recipe",
+    recognises=partial(has_lines, r"model:\s*$", r"  (\w+_model_parallel_size|train_iters|train_samples):"),
+    values=_bridge_document,
+    is_shell=False,
+)

@@ -1,0 +1,82 @@
+"""Command lines of OpenRLHF's supervised fine-tuning are read; its other methods are refused by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from planner.emit.read.front import read_foreign
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """\
+set -x
+read -r -d '' training_commands <<EOF
+openrlhf.cli.train_sft \\
+   --max_len 4096 \\
+   --dataset a/b \\
+   --input_key question \\
+   --train_batch_size 64 \\
+   --micro_train_batch_size 2 \\
+   --pretrain meta-llama/Meta-Llama-3-8B \\
+   --save_path ./out \\
+   --zero_stage 3 \\
+   --bf16 \\
+   --flash_attn \\
+   --learning_rate 5e-6 \\
+   --packing_samples \\
+   --gradient_checkpointing
+EOF
+deepspeed --module $training_commands
+"""
+DOTTED = """\
+deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --model.model_name_or_path meta-llama/Meta-Llama-3-8B \\
+  --data.dataset a/b --data.input_key prompt --data.max_len 4096 --train.batch_size 64 --train.micro_batch_size 2 \\
+  --train.max_epochs 1 --adam.lr 5e-6 --ds.zero_stage 3 --ds.param_dtype bf16 --model.gradient_checkpointing_enable \\
+  --ds.attn_implementation flash_attention_2 --ds.packing_samples
+"""
+
+
+def read(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    return read_foreign(path, num_devices=8, per_host=8)
+
+
+@pytest.mark.parametrize("text", [SCRIPT, DOTTED], ids=["options", "options since 2026"])
+def test_a_fine_tuning_has_the_layout_and_the_batch_that_it_states(tmp_path: Path, text: str) -> None:
+    found = read(tmp_path, text)
+    assert (found.program, found.engine, found.model.name) == ("a command line of OpenRLHF", "deepspeed", "llama3-8b")
+    assert {"mbs": "2", "zero": "3", "recompute": "full", "tp": "1", "cp": "1"}.items() <= dict(found.layout).items()
+    stated = {"training.global_batch_size=64", "training.sequence_length=4096", "training.precision=bf16"}
+    assert stated <= {*found.settings}
+    assert not [each for each in found.assumed if each.kind == "open"]
+
+
+def test_what_a_command_leaves_out_is_the_programs_default(tmp_path: Path) -> None:
+    short = "deepspeed --module openrlhf.cli.train_sft --pretrain meta-llama/Meta-Llama-3-8B --bf16\n"
+    found = read(tmp_path, short)
+    assert {"mbs": "8", "zero": "2", "recompute": "none"}.items() <= dict(found.layout).items()
+    assert {"training.global_batch_size=128", "training.sequence_length=2048"} <= {*found.settings}
+
+
+def test_adapters_and_offload_are_read(tmp_path: Path) -> None:
+    found = read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --lora_rank 16 --lora_alpha 32 --adam_offload"))
+    assert "training.lora_rank=16" in found.settings
+    assert found.layout["offload"] != "none"
+    without = read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --lora_rank 0 --lora_alpha 32"))
+    assert not [each for each in without.settings if "lora" in each]
+
+
+@pytest.mark.parametrize("method", ["dpo", "rm", "kto"])
+def test_a_method_without_a_price_is_refused_by_name(tmp_path: Path, method: str) -> None:
+    with pytest.raises(InputError, match=f"{method} has no price here"):
+        read(tmp_path, SCRIPT.replace("train_sft", f"train_{method}"))
+
+
+def test_an_invented_degree_stops_the_reading(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="layout may depend on this key"):
+        read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --head_parallel_size 2"))
