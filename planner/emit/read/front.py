@@ -107,7 +107,10 @@ def read_foreign(
         EnvironmentProblem: a file cannot be read.
     """
     sized = num_devices // per_host if is_sized and per_host else 0
-    place = _Run([_opened(each) for each in ([paths] if isinstance(paths, Path) else paths)])
+    sources = [paths] if isinstance(paths, Path) else paths
+    beside = next((each for path in sources if isfile(each := path / "config.json")), None)  # noqa: PTH113
+    model = model or (str(beside) if beside else None)
+    place = _Run([file for path in sources for file in (_in_folder(path) if path.is_dir() else [_opened(path)])])
     reader, values = place.read(lambda text: _with_variables(text, define, args, sized))
     shown = place.shown
     _check_defined(define, place.files)
@@ -199,6 +202,33 @@ def _opened(path: Path) -> _File:
     return _File(path, shown, limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown))
 
 
+def _in_folder(folder: Path) -> list[_File]:
+    """The files in a folder that a reader recognises; one of them may be a script.
+
+    Raises:
+        InputError: there is none, there are several scripts, or the folder has a plan that can be explained itself.
+    """
+    names = sorted(each for each in folder.iterdir() if each.suffix in _KINDS and isfile(each))  # noqa: PTH113
+    files = [_opened(each) for each in names[:_MOST_NAMES]]
+    plans = [file for file in files if kind_of(file.shown, file.text) == "a plan"]
+    found = [(file, each) for file in files if file not in plans and (each := _known(file))]
+    if any(file.path.suffix == ".py" for file, _ in found):  # a whole configuration, which the script beside it names
+        found = [(file, each) for file, each in found if not each.is_shell]
+    scripts, shown = [file.shown for file, reader in found if reader.is_shell], printable(str(folder), 200)
+    if len(scripts) > 1:
+        raise InputError(f"{shown} holds several scripts: {', '.join(scripts)}", hint="--from names one of them")
+    if not found:
+        hint = (
+            f"`planner explain {shown}/plan.json` explains its plan" if plans else "--from names the files of the run"
+        )
+        raise InputError(f"no file in {shown} is of a kind that is known here", hint=hint)
+    return [file for file, _ in found]
+
+
+_KINDS: Final = (*_NAMED_KINDS, ".sh", ".slurm", ".sbatch", ".py")
+_MOST_NAMES: Final = 100
+
+
 class _Run:
     """The files that describe one run: those that the user gave, and those that these files name.
 
@@ -282,6 +312,10 @@ _REFUSED: Final = names_beside(__file__)["refused"]
 """Programs whose files are recognised and not read."""
 
 
+def _known(file: _File) -> Reader | None:
+    return next((each for each in READERS if each.recognises(file.shown, file.text)), None)
+
+
 def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
     """The reader that recognises a file, else `otherwise`.
 
@@ -292,7 +326,7 @@ def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
         message = f"{file.shown} is a file of {row['program']}, which is not read"
         said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
         raise InputError(message, hint=row.get("instead", said))
-    if reader := next((each for each in READERS if each.recognises(file.shown, file.text)), otherwise):
+    if reader := _known(file) or otherwise:
         return reader
     if kind_of(file.shown, file.text) == "a plan":
         raise InputError(f"{file.shown} is a plan", hint=f"`planner explain {file.shown}` explains it, without --from")

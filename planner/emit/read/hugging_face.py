@@ -14,6 +14,7 @@ from planner.emit.names import listed, names_beside
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import PLAIN, flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
+from planner.emit.read.methods import NAMES
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import UNSET, option_words
 from planner.errors import InputError
@@ -126,7 +127,8 @@ def _run_values(text: str) -> Values:
 # --- Trainer and TRL ---------------------------------------------------------------------------------------------
 
 _TRAINER_WORDS: Final = re.compile(
-    r"--(per_device_train_batch_size|model_name_or_path)\b|\b(accelerate\s+launch|(llamafactory-cli|axolotl)\s+train)\b"
+    r"--(per_device_train_batch_size|model_name_or_path)\b|\b(accelerate\s+launch|(llamafactory-cli|axolotl)\s+train"
+    rf"|trl\s+({NAMES}|sft))\b"
 )
 
 
@@ -141,6 +143,8 @@ def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
         found[RANKS] = found.pop("num_processes")
         found.pop("num_machines", None)
         found.pop(HOSTS, None)
+    if preset := _NAMES["trl_presets"].get(str(found.get("accelerate_config"))):
+        found = {**preset, **{key: value for key, value in found.items() if key != "accelerate_config"}}
     if "use_liger" in found:  # TRL's name until 0.16
         found.setdefault("use_liger_kernel", found.pop("use_liger"))
     return _without_auto(found)

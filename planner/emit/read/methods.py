@@ -29,9 +29,10 @@ REFUSED: Final = tuple(
 
 _ONLINE: Final = r"(vlm_)?(grpo|gspo|dapo|rloo|ppo|online_dpo|nash_md|xpo|reinforce)\w*"
 GENERATION: Final = Doubt("what generates answers on the same devices has no price")
-_NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
+NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
+"""Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
 _SCRIPT: Final = re.compile(
-    rf"^[^#\n]*?(?:\btrl\s+({_NAMES})\b|[\s/_]({_NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE
+    rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE
 )  # fmt: skip
 _SIGNS: Final = (
     *((key, "grpo") for key in ("num_generations", "use_vllm", "reward_funcs", "max_completion_length")),
