@@ -14,6 +14,7 @@ import pytest
 from planner.api import estimate_file, explain_layout, plan_file
 from planner.cli import main
 from planner.cost.adapters import num_trained_params
+from planner.emit.read.all import READERS
 from planner.emit.read.front import read_foreign, with_layout
 from planner.errors import ExitCode, InputError
 from planner.reading import read_plan
@@ -33,7 +34,7 @@ def written(tmp_path):
 
 
 NEOX = """
-pipe_parallel_size: 4
+pipeline_parallel_size: 4
 model_parallel_size: 2
 num_layers: 44
 hidden_size: 6144
@@ -59,18 +60,9 @@ recompute_granularity: full
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
-        (NEOX, {"pipe_parallel_size", "model_parallel_size", "checkpoint_activations"}),
-        (
-            FACTORY_MEGATRON,
-            {
-                "tensor_model_parallel_size",
-                "pipeline_model_parallel_size",
-                "sequence_parallel",
-                "recompute_granularity",
-            },
-        ),
+        (NEOX, {"pipeline_parallel_size", "model_parallel_size", "checkpoint_activations"}),
     ],
-    ids=["GPT-NeoX", "LLaMA-Factory with Megatron"],
+    ids=["DeepSpeed"],
 )
 def test_keys_that_look_like_a_layout_stop_the_reading_and_are_named(text, keys, written):
     path = written(text, "run.yaml")
@@ -427,3 +419,66 @@ def test_an_old_negation_of_megatron_is_known(written):
     """`--no-position-embedding` (dest add_position_embedding) gave way to --position-embedding-type."""
     found = read_foreign(written(f"torchrun pretrain_gpt.py {RUN} --no-position-embedding"))
     assert [each for each in found.assumed if each.kind == "misspelt"] == []
+
+
+OF_EACH_FORMAT = {
+    "a torchtitan file (TOML of 0.2, saved JSON, emitted Python)": (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n'
+        "[parallelism]\ntensor_parallel_degree = 1\nKEY = 2\n"
+    ),
+    "a command line of torchtitan": "torchrun -m torchtitan.train --job.config_file job.toml --parallelism.KEY 2\n",
+    "a command line of verl": (
+        "python -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
+        "actor_rollout_ref.actor.fsdp_config.KEY=2\n"
+    ),
+    "a command line of ms-swift": (
+        "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 "
+        "--deepspeed zero3 --KEY 2\n"
+    ),
+    "overrides of a Megatron-Bridge recipe": (
+        "python run_recipe.py --recipe llama3_8b model.tensor_model_parallel_size=2 train.global_batch_size=64 "
+        "train.micro_batch_size=1 model.seq_length=2048 model.KEY=2\n"
+    ),
+    "an experiment of Primus": (
+        "modules:\n  pre_trainer:\n    framework: megatron\n    model: llama3_8B.yaml\n    overrides:\n      KEY: 2\n"
+    ),
+    "YAML overrides of a Megatron-Bridge recipe": (
+        "model:\n  tensor_model_parallel_size: 2\n  seq_length: 2048\n  KEY: 2\ntrain:\n  global_batch_size: 64\n"
+    ),
+    "a command line of Megatron-LM": (
+        "torchrun pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 "
+        "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --vocab-size 50304 --bf16 --KEY 2\n"
+    ),
+    "an Axolotl file": "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 1\nsequence_len: 2048\nKEY: 2\n",
+    "a LLaMA-Factory file": (
+        "model_name_or_path: Qwen/Qwen2.5-7B\ncutoff_len: 2048\nper_device_train_batch_size: 1\nKEY: 2\n"
+    ),
+    "an Accelerate file": "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  KEY: 2\n",
+    "a DeepSpeed file": '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "KEY": 2}}',
+    "a file of TrainingArguments": "per_device_train_batch_size: 1\nmax_length: 2048\nKEY: 2\n",
+    "a command line of OpenRLHF": (
+        "deepspeed --module openrlhf.cli.train_sft --pretrain Qwen/Qwen2.5-7B --bf16 --max_len 2048 --KEY 2\n"
+    ),
+    "a command line of Trainer or TRL": (
+        "accelerate launch train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --KEY 2\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("key", ["head_parallel_size", "expert_offload", "shard_stage"])
+@pytest.mark.parametrize("name", OF_EACH_FORMAT)
+def test_an_invented_key_of_a_layout_stops_every_format(written, name: str, key: str) -> None:
+    written('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n', "job.toml")
+    ending = ".sh" if "command" in name or "overrides of a M" in name[:15] else ".yaml"
+    options = {"num_devices": 8, "per_host": 8, "model": "llama3-8b", "engine": "deepspeed"}
+    if "torchtitan" in name or "egatron" in name or "Primus" in name:
+        del options["engine"]
+    path = written(OF_EACH_FORMAT[name].replace("KEY", key), f"run{ending}")
+    with pytest.raises(InputError) as refused:
+        read_foreign(path, **options)
+    assert any(key in each.message for each in refused.value.mistakes), refused.value
+
+
+def test_every_format_has_its_invented_key() -> None:
+    assert {*OF_EACH_FORMAT} == {each.name for each in READERS}
