@@ -454,6 +454,7 @@ OF_EACH_FORMAT = {
     "a LLaMA-Factory file": (
         "model_name_or_path: Qwen/Qwen2.5-7B\ncutoff_len: 2048\nper_device_train_batch_size: 1\nKEY: 2\n"
     ),
+    "a LLaMA-Factory file of v1": "model: Qwen/Qwen2.5-7B\nmodel_class: llm\ncutoff_len: 2048\nKEY: 2\n",
     "an Accelerate file": "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  KEY: 2\n",
     "a DeepSpeed file": '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "KEY": 2}}',
     "a file of TrainingArguments": "per_device_train_batch_size: 1\nmax_length: 2048\nKEY: 2\n",

@@ -17,6 +17,7 @@ from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.methods import NAMES
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import UNSET, option_words
+from planner.emit.target import matches
 from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
 from planner.specs.yaml import parse_yaml
@@ -362,6 +363,38 @@ def _factory_values(text: str) -> Values:
     return _complete(_without_auto(found), is_trl=False)
 
 
+_V1: Final[dict[str, str]] = _NAMES["llama_factory_v1"]
+_V1_PLAIN: Final = listed(_NAMES["llama_factory_v1_plain"])
+
+
+def _plugin(data: dict[str, Any], key: str, *known: str) -> str:
+    """The name of a plugin of LLaMA-Factory v1; empty without one."""
+    name = str(_part(data, key).get("name") or "")
+    if name and name not in known:
+        raise InputError(f"{name[:40]!r} has no price here", where=f"{key}.name", hint=f"known: {', '.join(known)}")
+    return name
+
+
+def _factory_v1_values(text: str) -> Values:
+    """Values of LLaMA-Factory v1, whose plugins name the sharding, the adapters and the bits of the weights."""
+    data = {**_NAMES["llama_factory_v1_defaults"], **_document(text, THE_FILE)}
+    said = {key: value for key, value in flat(data).items() if not matches(key, _V1_PLAIN) and value is not None}
+    found: dict[str, Value] = {_V1.get(key, key): value for key, value in said.items()}
+    sharding = _plugin(data, "dist_config", "fsdp2", "deepspeed")
+    if sharding == "fsdp2":
+        found |= {"accelerate.distributed_type": "FSDP", "accelerate.fsdp_config.fsdp_version": 2}
+    elif sharding:
+        found["deepspeed"] = _part(data, "dist_config").get("config_file")
+    else:
+        found[PLAIN] = True
+    if _plugin(data, "peft_config", "lora"):
+        modules = found.get("lora_target_modules", "all")
+        found |= {"use_peft": True, "lora_target_modules": "all-linear" if modules == "all" else modules}
+    if _plugin(data, "quant_config", "auto", "bnb"):
+        found["load_in_4bit"] = _part(data, "quant_config").get("quantization_bit") == 4
+    return _complete(_without_auto(found), is_trl=False)
+
+
 _OF_FILES: Final = {**_AXOLOTL, **_FACTORY}
 """Keys of the files of Axolotl and LLaMA-Factory, which their command lines change."""
 _NAMED: Final = {
@@ -399,6 +432,13 @@ READERS: Final = (
         either=("cutoff_len", "finetuning_type", "stage", "template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
         lacks=("tp", "pp", "cp"),  # src/llamafactory/hparams of 00577a85
+    ),
+    _reader(
+        "a LLaMA-Factory file of v1",
+        _factory_v1_values,
+        "model",
+        "model_class",
+        either=("dist_config", "cutoff_len", "micro_batch_size"),
     ),
     _reader("an Accelerate file", _accelerate_values, "distributed_type"),
     _reader(

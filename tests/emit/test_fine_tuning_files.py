@@ -1,4 +1,4 @@
-"""Command lines of OpenRLHF's supervised fine-tuning are read; its other methods are refused by name."""
+"""Files of OpenRLHF's supervised fine-tuning and of LLaMA-Factory v1; methods without a price are refused by name."""
 
 from __future__ import annotations
 
@@ -40,8 +40,25 @@ deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --model.model_name_or_pat
 """
 
 
-def read(tmp_path: Path, text: str) -> Any:
-    path = tmp_path / "run.sh"
+V1 = """\
+model: Qwen/Qwen2.5-7B
+model_class: llm
+kernel_config:
+  name: auto
+dist_config:
+  name: fsdp2
+  dcp_path: null
+train_dataset: data/x.yaml
+output_dir: outputs/x
+micro_batch_size: 2
+global_batch_size: 64
+cutoff_len: 4096
+max_steps: 10
+"""
+
+
+def read(tmp_path: Path, text: str, name: str = "run.sh") -> Any:
+    path = tmp_path / name
     path.write_text(text)
     return read_foreign(path, num_devices=8, per_host=8)
 
@@ -80,3 +97,27 @@ def test_a_method_without_a_price_is_refused_by_name(tmp_path: Path, method: str
 def test_an_invented_degree_stops_the_reading(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="layout may depend on this key"):
         read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --head_parallel_size 2"))
+
+
+def test_a_file_of_llama_factory_v1_has_the_layout_that_it_states(tmp_path: Path) -> None:
+    found = read(tmp_path, V1, "sft.yaml")
+    assert (found.program, found.engine, found.model.name) == ("a LLaMA-Factory file of v1", "fsdp", "qwen2.5-7b")
+    assert {"mbs": "2", "zero": "3", "cp": "1", "recompute": "full"}.items() <= dict(found.layout).items()
+    stated = {"training.global_batch_size=64", "training.sequence_length=4096", "training.precision=bf16"}
+    assert stated <= {*found.settings}
+    parts = read(tmp_path, f"{V1}cp_size: 2\nenable_activation_checkpointing: false\n", "sft.yaml")
+    assert {"cp": "2", "recompute": "none"}.items() <= dict(parts.layout).items()
+
+
+def test_plugins_of_llama_factory_v1_are_adapters_bits_and_sharding(tmp_path: Path) -> None:
+    adapters = "peft_config:\n  name: lora\n  r: 16\n  target_modules: all\n"
+    plugins = f"{adapters}quant_config:\n  name: bnb\n  quantization_bit: 4\n"
+    found = read(tmp_path, V1 + plugins, "sft.yaml")
+    assert {"training.lora_rank=16", "training.frozen_weights=nf4"} <= {*found.settings}
+    (tmp_path / "z2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    sharded = V1.replace("name: fsdp2\n  dcp_path: null", "name: deepspeed\n  config_file: z2.json")
+    found = read(tmp_path, sharded, "sft.yaml")
+    assert (found.engine, found.layout["zero"]) == ("deepspeed", "2")
+    for text in (V1.replace("fsdp2", "fsdpturbo"), f"{V1}peft_config:\n  name: freeze\n"):
+        with pytest.raises(InputError, match="has no price here"):
+            read(tmp_path, text, "sft.yaml")
