@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.target import Refusal, Setting, only, same, words
+from planner.emit.target import Refusal, Setting, choice, only, same
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 
@@ -337,7 +337,7 @@ MODEL: Final = (
     Setting(says=("model.attention_bias", "model.mlp_bias", "model.qkv_bias"), write=_write_biases, read=_read_biases),
     _flag("model.tied_embeddings", "untie_embeddings_and_output_weights", on=False, off=True),
     Setting(says=("model.qk_norm",), write=_write_norms, read=_read_norms),
-    words("model.attention_sinks", "softmax_type", {True: "learnable", False: None}),
+    choice("model.attention_sinks", "softmax_type", {True: "learnable", False: None}),
     Setting(says=("model.sliding_window", "model.global_every"), write=_write_window, read=_read_window),
     Setting(
         says=("model.mtp_layers",),
