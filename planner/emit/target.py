@@ -499,6 +499,16 @@ def known(*keys: str) -> Setting:
     return Setting(says=(), write=lambda plan: {}, read=read)  # noqa: ARG005 - as the others
 
 
+def parts_of(document: Any, names: Mapping[str, Sequence[Any]]) -> Values:
+    """Keys and values for those fields of a document that are not 0; names: field -> key and default."""
+    return {key: value for name, (key, _) in names.items() if (value := getattr(document, name))}
+
+
+def parts_from(given: Given, names: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """The fields of a document that are whole numbers; names: field -> key and default."""
+    return {name: given.whole(key, default) for name, (key, default) in names.items()}
+
+
 def absent_unless(condition: Condition, *settings: Setting) -> tuple[Setting, ...]:
     """Settings that are written only if the condition holds; they are always read."""
 

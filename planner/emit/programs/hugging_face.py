@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
-from planner.emit.names import decisive, listed, names_beside
+from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, field_of, follows, only
+from planner.emit.target import Refusal, Setting, field_of, follows
 from planner.errors import InputError
 from planner.layout import offload_of
 from planner.specs.model import ModelSpec
@@ -519,17 +519,7 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
     Refusal(says=(), fault=_recompute_fault),
-    only("layout.sp", 0, why="the Trainer has no sequence parallelism"),
-    only("layout.ep", 1, why="the Trainer keeps all experts on each rank"),
-    only("layout.etp", 1, why="the Trainer cuts no experts"),
-    only("layout.interleave", 1, why="it has no interleaved schedule"),
-    only("layout.schedule", "1f1b", why="it has no other schedule"),
-    only("training.precision", "bf16", "fp16", "fp32", why="the Trainer computes in 16 or 32 bits"),
-    only("training.memory_recipe", "engine", "pure-bf16", why="the Trainer does not keep it"),
-    only("training.loss", "engine", "whole", "fused", "fused-linear", why="the Trainer cuts no loss into chunks"),
-    only("training.optimizer", *OPTIMIZERS, why="the Trainer does not have it"),
-    only("training.cuda_graphs", "none", why="the Trainer captures none"),
-    only("training.expert_overlap", False, why="the Trainer exchanges no experts"),
+    *refusals(_NAMES["refuses"]),
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import uneven_hosts
-from planner.emit.names import decisive, listed, names_beside
+from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.megatron_layout import chunks_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
 from planner.emit.target import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Given, Value, Values
     from planner.plan import Plan
 
+_NAMES: Final = names_beside(__file__)
 FSDP: Final = "megatron-fsdp"
 """The engine whose plans run with --use-megatron-fsdp."""
 
@@ -178,13 +179,7 @@ _AWARE: Final = "use_precision_aware_optimizer"
 
 # --- training ----------------------------------------------------------------------------------------------------
 
-_PRECISION: Final[dict[str, dict[str, Value]]] = {
-    "fp32": {},
-    "fp16": {"fp16": True},
-    "bf16": {"bf16": True},
-    "fp8": {"bf16": True, "fp8_format": "hybrid"},
-    "fp4": {"bf16": True, "fp4_format": "e2m1"},
-}
+_PRECISION: Final[dict[str, dict[str, Value]]] = _NAMES["precisions"]
 
 
 def _read_precision(given: Given) -> Mapping[str, Any]:
@@ -198,15 +193,7 @@ def _is_set(text: str) -> bool:
     return text.lower() not in ("", "none", "null", "false")
 
 
-_MOMENTS_16: Final[dict[str, Value]] = {_AWARE: True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
-_MOMENTS_8: Final[dict[str, Value]] = {_AWARE: True, "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8"}
-_RECIPES: Final[dict[str, dict[str, Value]]] = {
-    "megatron-18": {},
-    "zero-16": {"grad_reduce_in_bf16": True},
-    "precision-aware-fp32": _MOMENTS_16,
-    "precision-aware": {**_MOMENTS_16, "main_grads_dtype": "bf16"},
-    "fp8-moments": {**_MOMENTS_8, "main_grads_dtype": "bf16"},
-}
+_RECIPES: Final[dict[str, dict[str, Value]]] = _NAMES["recipes"]
 """Memory recipe -> options for bf16 training, where gradients are summed in fp32 by default."""
 
 
@@ -296,10 +283,7 @@ def _read_dropout(given: Given) -> Mapping[str, Any]:
 
 
 _RECIPE: Final = "training.memory_recipe"
-_STYLES: Final = {
-    "inverse_sqrt": "inverse-square-root",
-    **{each: each for each in ("cosine", "linear", "constant", "WSD")},
-}
+_STYLES: Final[dict[str, str]] = _NAMES["schedules"]
 """Schedule -> --lr-decay-style."""
 
 
@@ -431,11 +415,7 @@ TRAINING: Final = (
 
 REFUSALS: Final = (
     *MODEL_REFUSALS,
-    only("layout.schedule", "1f1b", "interleaved", why="Megatron-Core does not run it", pin="--pin schedule=1f1b"),
-    only("training.optimizer", *_OPTIMIZERS, why="Megatron-LM does not have it"),
-    only("training.precision", *_PRECISION, why="Megatron-LM does not have it"),
-    only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
-    only("training.mlp_tiles", 1, why="Megatron-LM computes feed-forward blocks at once"),
+    *refusals(_NAMES["refuses"]),
     Refusal(says=(), fault=_mixed_policies),
     refuse(
         lambda plan: plan.layout.recompute[0].startswith("every:"),
@@ -484,7 +464,6 @@ def connections(plan: Plan) -> Mapping[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
 
 
-_NAMES: Final = names_beside(__file__)
 IGNORED: Final = listed(_NAMES["ignores"])
 """Options that do not change the priced bytes and seconds of a step."""
 DECISIVE: Final = decisive(_NAMES["decides"])

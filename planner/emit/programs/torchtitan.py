@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import decisive, listed, names_beside
+from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, only, switch, whole
+from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, switch, whole
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split
 from planner.specs.by_name import load_model
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 _NAMES: Final = names_beside(__file__)
 REGISTRY: Final = {name: (package, flavor) for name, (package, flavor) in _NAMES["registry"].items()}
 """Our model name -> package and flavor in torchtitan's model_registry."""
-SCHEDULES: Final = {
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-    "interleaved": "Interleaved1F1B",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
+SCHEDULES: Final[dict[str, str]] = _NAMES["schedules"]
 RECOMPUTE: Final = {"none": "none", "full": "FullAC", "selective": "SelectiveAC"}
 _POSITIONS: Final = ("rope_theta", "rope_scaling", "norm_epsilon", "max_sequence_length")
 _OTHERS: Final = (*_POSITIONS, "name", "moe")
@@ -64,15 +58,8 @@ def _entry(model: ModelSpec) -> tuple[str, str] | None:
     return next((entry for other, entry in _shapes() if other == shape), None)
 
 
-_SIZES: Final = (
-    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_hidden_size", "vocab_size"),
-    *("tied_embeddings", "qkv_bias"),
-)
-_EXPERTS: Final = {
-    "num_experts": "num_experts",
-    "experts_per_token": "experts_per_token",
-    "expert_ffn_hidden_size": "ffn_hidden_size",
-}
+_SIZES: Final = listed(_NAMES["sizes"])
+_EXPERTS: Final[dict[str, str]] = _NAMES["experts"]
 """Key of `model_spec.shape` -> field of the model's experts (`moe`)."""
 
 
@@ -527,20 +514,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
     Refusal(says=(), fault=_layout_fault),
-    only("layout.etp", 1, why="torchtitan cuts no experts"),
-    only("layout.offload", "none", "optimizer", why="torchtitan keeps activations on the device"),
-    only("layout.schedule", *SCHEDULES, why="torchtitan has no such schedule", pin="--pin schedule=1f1b"),
-    only("training.precision", "bf16", "fp32", "fp8", why="torchtitan has no such precision"),
-    only("training.memory_recipe", "engine", "pure-bf16", why="torchtitan does not keep it"),
-    only("training.optimizer", "adamw", why="no other is written"),
-    only("training.attention", "flash", why="its kernels keep no scores"),
-    only("training.loss", "engine", "whole", "chunked", why="torchtitan has no fused loss"),
-    only("training.cuda_graphs", "none", why="none are captured"),
-    only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
-    only("training.mlp_tiles", 1, why="torchtitan computes feed-forward blocks at once"),
-    only("training.expert_overlap", False, why="torchtitan does not overlap them so"),
-    only("training.dropout", 0.0, why="its models have none"),
-    only("training.lora_rank", 0, why="adapters are not written"),
+    *refusals(_NAMES["refuses"]),
 )
 IGNORED: Final = listed(_NAMES["ignores"])
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
