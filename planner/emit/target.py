@@ -439,9 +439,9 @@ def same(path: str, key: str) -> Setting:
     return one(path, key, lambda given: given.get(key))
 
 
-def number(path: str, key: str, zero: float = 0.0) -> Setting:
-    """A setting for a number; zero: the planner's value for the program's 0."""
-    return one(path, key, lambda given: given.number(key) or zero)
+def number(path: str, key: str, zero: float = 0.0, default: Any = OPEN) -> Setting:
+    """A setting for a number; zero: the planner's value for the program's 0; default: as in `one`."""
+    return one(path, key, lambda given: given.number(key) or zero, default=default)
 
 
 def whole(path: str, key: str, default: Any = OPEN, *, absent: Any = OPEN) -> Setting:

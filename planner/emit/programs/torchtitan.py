@@ -6,13 +6,27 @@ layers; `optimizer` holds the keywords of `default_adamw`. Source: torchtitan, c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, switch, whole
+from planner.emit.target import (
+    FIELDS,
+    Refusal,
+    Setting,
+    Target,
+    follows,
+    not_carried,
+    number,
+    one,
+    only,
+    refuse,
+    switch,
+    whole,
+)
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split
 from planner.specs.by_name import load_model
@@ -103,6 +117,8 @@ def _write_model(plan: Plan) -> Values:
 
 
 _SHAPE: Final = "model_spec.shape."
+_ROPE: Final = "model_spec.rope."
+_SCALING: Final[dict[str, tuple[str, float]]] = _NAMES["scaling"]
 
 
 def _described(given: Given) -> ModelSpec | None:
@@ -131,49 +147,23 @@ def _read_model(given: Given) -> Mapping[str, Any]:
     model = named(given)
     if model is None:
         return {}
-    return {
-        f"model.{key}": value for key, value in model.model_dump(exclude={*_POSITIONS, "name", "architecture"}).items()
-    }
+    return {f"model.{key}": value for key, value in model.model_dump(exclude={"name", "architecture"}).items()}
 
 
-def _write_positions(plan: Plan) -> Values:
-    model, scaling = plan.model, plan.model.rope_scaling
-    found: dict[str, Value] = {
-        "model_spec.norm.eps": model.norm_epsilon,
-        "model_spec.rope.theta": model.rope_theta,
-        "model_spec.rope.max_context_length": max(model.max_sequence_length, plan.training.sequence_length),
-    }
-    if _write_model(plan)["model_spec.name"] not in _YARN:
-        found["model_spec.rope.scaling"] = "llama" if scaling else "none"
-    if scaling:
-        found |= {
-            "model_spec.rope.scaling_factor": scaling.factor,
-            "model_spec.rope.low_freq_factor": scaling.low_frequency,
-            "model_spec.rope.high_freq_factor": scaling.high_frequency,
-            "model_spec.rope.original_max_position_embeddings": scaling.original_max_sequence_length,
-        }
-    return found
+def _longest(plan: Plan) -> Values:
+    return {f"{_ROPE}max_context_length": max(plan.model.max_sequence_length, plan.training.sequence_length)}
 
 
-def _read_positions(given: Given) -> Mapping[str, Any]:
-    model = named(given)
-    if model is None:
-        return {}
-    rope = "model_spec.rope."
-    found: dict[str, Any] = {
-        "model.norm_epsilon": given.number("model_spec.norm.eps", model.norm_epsilon),
-        "model.rope_theta": given.number(f"{rope}theta", model.rope_theta),
-        "model.max_sequence_length": given.whole(f"{rope}max_context_length", model.max_sequence_length),
-        "model.rope_scaling": model.rope_scaling.model_dump() if model.rope_scaling else None,
-    }
-    kind = given.text(f"{rope}scaling")
-    scaled = {
-        "factor": given.number(f"{rope}scaling_factor", 8.0),
-        "low_frequency": given.number(f"{rope}low_freq_factor", 1.0),
-        "high_frequency": given.number(f"{rope}high_freq_factor", 4.0),
-        "original_max_sequence_length": given.whole(f"{rope}original_max_position_embeddings", 8192),
-    }
-    return found | ({"model.rope_scaling": scaled if kind == "llama" else None} if kind else {})
+def _stretches(plan: Plan) -> Values:
+    scaling, of_yarn = plan.model.rope_scaling, _write_model(plan)["model_spec.name"] in _YARN
+    kind: dict[str, Value] = {} if of_yarn else {f"{_ROPE}scaling": "llama" if scaling else "none"}
+    return kind | ({_ROPE + key: getattr(scaling, field) for field, (key, _) in _SCALING.items()} if scaling else {})
+
+
+def _read_scaling(given: Given) -> Mapping[str, Any]:
+    kind = given.text(f"{_ROPE}scaling")
+    scaled = {field: given.number(_ROPE + key, default) for field, (key, default) in _SCALING.items()}
+    return {"model.rope_scaling": scaled if kind == "llama" else None} if kind and named(given) else {}
 
 
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
@@ -289,20 +279,17 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     return {"layout.recompute": back[mode.lower()]}
 
 
-def _layout_fault(plan: Plan) -> tuple[str, str] | None:
-    layout = plan.layout
-    kinds = set(layout.recompute)
-    if len(kinds) > 1 or not kinds <= set(RECOMPUTE):
-        return "layout.recompute is not one of none, full and selective in all stages", "plan with --pin recompute=full"
-    if plan.model.tied_embeddings and layout.pp > 1:  # models/common/decoder.py
-        return f"layout.pp is {layout.pp}, and tied embeddings have no pipeline", "plan again with --pin pp=1"
-    if layout.zero == 0:
-        return f"layout.zero is {layout.zero}, and FSDP2 shards gradients too", "plan again with --pin zero=2"
-    if layout.hsdp > 1 and layout.dp * layout.cp == layout.hsdp:
-        return f"layout.hsdp is {layout.hsdp}, and a replica has one rank to shard over", "plan again with --pin hsdp=1"
-    if layout.dp // layout.hsdp * layout.cp * layout.tp % layout.ep:
-        return f"layout.ep is {layout.ep}, which does not divide the sharded ranks", "plan again with --pin hsdp=1"
-    return None
+def _num_shards(plan: Plan) -> int:
+    return plan.layout.dp // plan.layout.hsdp * plan.layout.cp
+
+
+def _is_one_rank(plan: Plan) -> bool:
+    return plan.layout.dp * plan.layout.cp == plan.layout.hsdp
+
+
+def _cannot_recompute(plan: Plan) -> bool:
+    kinds = set(plan.layout.recompute)
+    return len(kinds) > 1 or not kinds <= set(RECOMPUTE)
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -398,23 +385,6 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
 _DECAYS: Final = ("cosine", "linear", "sqrt")
 
 
-def _write_schedule(plan: Plan) -> Values:
-    training = plan.training
-    return {
-        "lr_scheduler.warmup_steps": training.warmup_steps,
-        "lr_scheduler.decay_type": training.schedule if training.schedule in _DECAYS else "cosine",
-        "lr_scheduler.min_lr_factor": training.min_learning_rate_ratio,
-    }
-
-
-def _read_schedule(given: Given) -> Mapping[str, Any]:
-    return {
-        "training.warmup_steps": given.whole("lr_scheduler.warmup_steps", 200),
-        "training.min_learning_rate_ratio": given.number("lr_scheduler.min_lr_factor", 0.0),
-        "training.schedule": given.text("lr_scheduler.decay_type", "linear"),
-    }
-
-
 def _write_betas(plan: Plan) -> Values:
     return {"optimizer.betas": (plan.training.adam_beta1, plan.training.adam_beta2)}
 
@@ -458,7 +428,10 @@ _OF_MODEL: Final = tuple(
 def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
     return (
         Setting(says=_OF_MODEL, write=_write_model, read=_read_model),
-        Setting(says=tuple(f"model.{each}" for each in _POSITIONS), write=_write_positions, read=_read_positions),
+        number("model.norm_epsilon", "model_spec.norm.eps"),
+        number("model.rope_theta", f"{_ROPE}theta"),
+        replace(whole("model.max_sequence_length", f"{_ROPE}max_context_length"), write=_longest),
+        Setting(says=("model.rope_scaling",), write=_stretches, read=_read_scaling),
         whole("layout.tp", "parallelism.tensor_parallel_degree", 1),
         Setting(
             says=("layout.sp",),
@@ -467,11 +440,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         ),
         whole("layout.cp", "parallelism.context_parallel_degree", 1),
         whole("layout.ep", "parallelism.expert_parallel_degree", 1),
-        Setting(
-            says=(),  # a refusal covers the field; releases up to 0.2 have a key
-            write=lambda plan: {},  # noqa: ARG005 - as the others
-            read=lambda given: {"layout.etp": given.whole("parallelism.expert_tensor_parallel_degree", 1)},
-        ),
+        whole("layout.etp", "parallelism.expert_tensor_parallel_degree", 1, absent=1),  # a key of releases up to 0.2
         Setting(says=("layout.dp", "layout.zero", "layout.hsdp"), write=_write_sharding, read=_read_sharding),
         Setting(
             says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
@@ -498,11 +467,13 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         Setting(says=("training.adam_beta1", "training.adam_beta2"), write=_write_betas, read=_read_betas),
         number("training.adam_epsilon", "optimizer.eps"),
         number("training.weight_decay", "optimizer.weight_decay"),
-        Setting(
-            says=("training.warmup_steps", "training.min_learning_rate_ratio", "training.schedule"),
-            write=_write_schedule,
-            read=_read_schedule,
+        whole("training.warmup_steps", "lr_scheduler.warmup_steps", 200),
+        one(
+            *("training.schedule", "lr_scheduler.decay_type", lambda given: given.text("lr_scheduler.decay_type")),
+            default="linear",
+            told=lambda schedule: schedule if schedule in _DECAYS else "cosine",
         ),
+        number("training.min_learning_rate_ratio", "lr_scheduler.min_lr_factor", default=0.0),
         whole("training.seed", "debug.seed"),
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
         not_carried("training.weights", "training.warmup_ratio", "training.epochs"),
@@ -513,7 +484,18 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
 
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
-    Refusal(says=(), fault=_layout_fault),
+    refuse(
+        _cannot_recompute,
+        "layout.recompute is not one of none, full and selective in all stages",
+        "plan with --pin recompute=full",
+    ),
+    only("layout.pp", 1, why="tied embeddings have no pipeline", when=lambda plan: plan.model.tied_embeddings),
+    only("layout.hsdp", 1, why="a replica has one rank to shard over", when=_is_one_rank),
+    refuse(
+        lambda plan: _num_shards(plan) * plan.layout.tp % plan.layout.ep,
+        "layout.ep is {plan.layout.ep}, which does not divide the sharded ranks",
+        "plan again with --pin hsdp=1",
+    ),
     *refusals(_NAMES["refuses"]),
 )
 IGNORED: Final = listed(_NAMES["ignores"])
