@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.hosts import head_lines, ranks_of_hosts
+from planner.emit.hosts import head_lines, ranks_of_hosts, segment_of
 from planner.emit.starters import torchrun
 from planner.emit.starters.kubeflow import alike_hosts
 from planner.errors import InputError
@@ -35,11 +35,17 @@ def task(start: Start) -> dict[str, str]:
     """The files of the SkyPilot task: the task itself, and the script that each host runs.
 
     Raises:
-        InputError: hosts of several pools, hosts with different numbers of ranks, or hosts without GPUs.
+        InputError: hosts of several pools, hosts with different numbers of ranks, hosts without GPUs, or several
+            segments.
     """
     plan = start.plan
     ranks = alike_hosts(plan, "skypilot")
     hosts = len(ranks_of_hosts(plan))
+    if size := segment_of(ranks_of_hosts(plan), plan.layout.segment):
+        words = (
+            f"the plan places every {size} of {hosts} hosts in one rack (segment={size}), which SkyPilot cannot ask for"
+        )
+        raise InputError(words, where="--on skypilot", hint="--on slurm and --on kubeflow ask for it")
     files = {} if start.is_ours else torchrun.host_script(start)
     line = "bash run.sh" + (f' "$SKYPILOT_NODE_RANK" {_FIRST} 29500' if hosts > 1 else "")
     if start.target.launcher is not None:
