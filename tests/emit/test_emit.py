@@ -40,7 +40,6 @@ def written(plan, folder, on="torchrun", **arguments):
 
 
 def test_the_command_line_offers_what_there_is():
-    assert tuple(PROGRAMS) == emit_command.PROGRAMS
     assert tuple(STARTERS) == emit_command.STARTERS
 
 
