@@ -178,7 +178,7 @@ def test_a_fault_in_a_programs_table_stops_no_plan_for_another():
     for engine, own in (
         ("torch", {"torch"}),
         ("megatron", {"megatron", "bridge", "swift"}),
-        ("torchtitan", {"torchtitan"}),
+        ("fsdp", {"accelerate", "hugging_face"}),
     ):
         broken = {f"planner.emit.programs.{name}" for name in tables if name not in own}
         code = (
@@ -188,7 +188,7 @@ def test_a_fault_in_a_programs_table_stops_no_plan_for_another():
             "sys.meta_path.insert(0, Broken())\n"
             f"sys.exit(planner.cli.main(['plan', *{SMALL}, '--engine', '{engine}']))"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == ExitCode.OK, done.stderr
 
 
