@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from planner.emit.target import Target
 
-_PLACES: Final = {
+PLACES: Final = {
     "torch": "torch:TARGET",
     "accelerate": "accelerate:TARGET",
     "deepspeed": "deepspeed:TARGET",
@@ -26,18 +26,18 @@ class _Programs(Mapping[str, "Target"]):
     """Tables by name. A fault in one table concerns only the plans for its program."""
 
     def __getitem__(self, name: str) -> Target:
-        module, _, variable = _PLACES[name].partition(":")
+        module, _, variable = PLACES[name].partition(":")
         target: Target = getattr(import_module(f"{__name__}.{module}"), variable)
         return target
 
     def __contains__(self, name: object) -> bool:
-        return name in _PLACES
+        return name in PLACES
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
+        return iter(PLACES)
 
     def __len__(self) -> int:
-        return len(_PLACES)
+        return len(PLACES)
 
 
 PROGRAMS: Final = _Programs()
