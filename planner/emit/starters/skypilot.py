@@ -17,16 +17,8 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = "task.yaml"
 
-_NAMES: Final = {
-    "v100-16gb": "V100",
-    "v100-32gb": "V100-32GB",
-    "a100-40gb": "A100",
-    "a100-80gb": "A100-80GB",
-    "h100-80gb": "H100",
-    "h100-94gb": "H100",
-    "h200-141gb": "H200",
-}
-"""Our device name -> SkyPilot's name. The name of any other device is its first word in capitals: B200, MI300X."""
+_WITH_SIZE: Final = {"v100-32gb", "a100-80gb"}
+"""Devices whose size is part of SkyPilot's name; of other devices it has the first word, in capitals: H100, MI300X."""
 
 _FIRST: Final = '"$(head -n1 <<< "$SKYPILOT_NODE_IPS")"'
 
@@ -70,4 +62,5 @@ def _accelerator(plan: Plan) -> str:
     pool = plan.cluster.pools[0]
     if pool.kind != "cuda":
         raise InputError("the plan's hosts have no GPUs", where="--on skypilot", hint="--on torchrun starts it by hand")
-    return _NAMES.get(pool.device.name, pool.device.name.partition("-")[0].upper())
+    name = pool.device.name
+    return (name if name in _WITH_SIZE else name.partition("-")[0]).upper()
