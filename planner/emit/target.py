@@ -434,6 +434,11 @@ def one(
     return Setting(says=(path,), write=write, read=found)
 
 
+def pair(says: str, write: Callable[[Plan], Values], read: Callable[[Given], Mapping[str, Any]] | None) -> Setting:
+    """A setting for fields, with blanks between them, that share keys or decide about keys together."""
+    return Setting(says=tuple(says.split()), write=write, read=read)
+
+
 def same(path: str, key: str) -> Setting:
     """A setting for a field whose value is written unchanged under one key."""
     return one(path, key, lambda given: given.get(key))

@@ -119,11 +119,16 @@ def _precision_keys(name: str) -> dict[str, Value]:
 def _modules_of(plan: Plan) -> list[str] | None:
     """Modules that hold the matrices with adapters; None if only some matrices of a module have adapters."""
     wanted, have = set[str](plan.training.lora_targets), set(matrices_of(plan.model))
-    own = {module: have & set(parts) for module, parts in MEGATRON.items()}
+    modules = {name: parts for name, parts in MEGATRON.items() if plan.model.mla or name != _OF_LATENT}
+    own = {module: have & set(parts) for module, parts in modules.items()}
     if "all-linear" in wanted:
         wanted |= {name for name in have if name not in EXPERTS}
     found = [module for module, parts in own.items() if parts and parts <= wanted]
     return found if wanted - {"all-linear"} == set().union(*(own[module] for module in found)) else None
+
+
+_OF_LATENT: Final = "linear_q_proj"
+"""The module that holds the queries of latent attention; in other models `linear_qkv` does."""
 
 
 def _write_adapters(plan: Plan) -> Values:

@@ -18,7 +18,7 @@ import yaml
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, choice, follows, known, number, whole
+from planner.emit.target import Refusal, Setting, choice, follows, known, number, pair, whole
 from planner.errors import InputError
 from planner.layout import offload_of
 from planner.specs.model import ModelSpec
@@ -438,11 +438,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
 
 SHARED: Final = (
     Setting(says=("model", "training.dropout"), write=_write_model, read=_read_model),
-    Setting(
-        says=("layout.mbs", "training.global_batch_size", "training.sequence_length"),
-        write=_write_batch,
-        read=_read_batch,
-    ),
+    pair("layout.mbs training.global_batch_size training.sequence_length", _write_batch, _read_batch),
     Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
     replace(choice("training.optimizer", "optim", OPTIMIZERS), read=_read_optimizer),
     number("training.learning_rate", "learning_rate"),

@@ -25,6 +25,7 @@ from planner.emit.target import (
     not_carried,
     number,
     only,
+    pair,
     refuse,
     whole,
 )
@@ -335,11 +336,7 @@ LAYOUT: Final = (
             "layout.sp": int(given.flag("sequence_parallel") and given.whole(_TP, 1) > 1)
         },
     ),
-    Setting(
-        says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
-        write=_write_chunks,
-        read=_read_chunks,
-    ),
+    pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage", _write_chunks, _read_chunks),
     whole("layout.cp", "context_parallel_size", 1),
     *absent_unless(
         lambda plan: plan.model.moe,
@@ -393,10 +390,10 @@ TRAINING: Final = (
     fixed({"no_check_for_nan_in_loss_and_grad": True}, lambda plan: plan.training.cuda_graphs == "step"),
     *absent_unless(lambda plan: plan.training.cuda_graphs == "layers", Setting(says=(), write=_modules_in_graphs)),
     flag("training.expert_overlap", "overlap_moe_expert_parallel_comm"),
-    Setting(
-        says=("training.dropout",),
-        write=lambda plan: {"attention_dropout": plan.training.dropout, "hidden_dropout": plan.training.dropout},
-        read=_read_dropout,
+    pair(
+        "training.dropout",
+        lambda plan: {"attention_dropout": plan.training.dropout, "hidden_dropout": plan.training.dropout},
+        _read_dropout,
     ),
     Setting(
         says=tuple(f"training.{name}" for name in _RATES),

@@ -15,6 +15,7 @@ from planner.emit.target import (
     fixed,
     flag,
     known,
+    pair,
     parts_from,
     parts_of,
     refuse,
@@ -271,10 +272,10 @@ _NORMS: Final = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 MODEL: Final = (
     replace(whole("model.num_layers", "num_layers"), read=_read_layers),
-    Setting(
-        says=("model.hidden_size", "model.ffn_hidden_size"),
-        write=lambda plan: {"hidden_size": plan.model.hidden_size, "ffn_hidden_size": plan.model.ffn_hidden_size},
-        read=_read_width,
+    pair(
+        "model.hidden_size model.ffn_hidden_size",
+        lambda plan: {"hidden_size": plan.model.hidden_size, "ffn_hidden_size": plan.model.ffn_hidden_size},
+        _read_width,
     ),
     Setting(says=("model.num_heads", "model.num_kv_heads", "model.head_size"), write=_write_heads, read=_read_heads),
     same("model.vocab_size", "vocab_size"),
@@ -289,16 +290,14 @@ MODEL: Final = (
     same("model.norm_epsilon", "norm_epsilon"),
     *_described(
         flag("model.activation", "swiglu", on="swiglu", off="gelu"),
-        Setting(
-            says=("model.attention_bias", "model.mlp_bias", "model.qkv_bias"), write=_write_biases, read=_read_biases
-        ),
+        pair("model.attention_bias model.mlp_bias model.qkv_bias", _write_biases, _read_biases),
         flag("model.tied_embeddings", "untie_embeddings_and_output_weights", on=False, off=True),
     ),
     # the option also controls norms inside latent attention (multi_latent_attention.py)
-    Setting(
-        says=("model.qk_norm",),
-        write=lambda plan: {"qk_layernorm": True} if plan.model.qk_norm == "head" or plan.model.mla else {},
-        read=_read_norms,
+    pair(
+        "model.qk_norm",
+        lambda plan: {"qk_layernorm": True} if plan.model.qk_norm == "head" or plan.model.mla else {},
+        _read_norms,
     ),
     choice("model.attention_sinks", "softmax_type", {True: "learnable", False: None}),
     Setting(says=("model.sliding_window", "model.global_every"), write=_write_window, read=_read_window),
@@ -314,11 +313,7 @@ MODEL: Final = (
         fixed({"moe_router_pre_softmax": True}, lambda plan: _moe(plan).experts_per_token == 1),
     ),
     fixed({"multi_latent_attention": True}, lambda plan: plan.model.mla),
-    Setting(
-        says=("model.mla",),
-        write=lambda plan: parts_of(plan.model.mla, _LATENT) if plan.model.mla else {},
-        read=_read_latent,
-    ),
+    pair("model.mla", lambda plan: parts_of(plan.model.mla, _LATENT) if plan.model.mla else {}, _read_latent),
     known("rope_type"),
 )
 """Source: Megatron-LM, megatron/training/arguments.py and megatron/core/transformer/transformer_config.py."""

@@ -23,6 +23,7 @@ from planner.emit.target import (
     number,
     one,
     only,
+    pair,
     refuse,
     switch,
     whole,
@@ -433,30 +434,22 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         replace(whole("model.max_sequence_length", f"{_ROPE}max_context_length"), write=_longest),
         Setting(says=("model.rope_scaling",), write=_stretches, read=_read_scaling),
         whole("layout.tp", "parallelism.tensor_parallel_degree", 1),
-        Setting(
-            says=("layout.sp",),
-            write=lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)},
-            read=_sp,
-        ),
+        pair("layout.sp", lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)}, _sp),
         whole("layout.cp", "parallelism.context_parallel_degree", 1),
         whole("layout.ep", "parallelism.expert_parallel_degree", 1),
         whole("layout.etp", "parallelism.expert_tensor_parallel_degree", 1, absent=1),  # a key of releases up to 0.2
         Setting(says=("layout.dp", "layout.zero", "layout.hsdp"), write=_write_sharding, read=_read_sharding),
-        Setting(
-            says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
-            write=_write_pipeline,
-            read=_read_pipeline,
-        ),
-        Setting(
-            says=("layout.recompute",),
-            write=lambda plan: {"activation_checkpoint": RECOMPUTE[plan.layout.recompute[0]]},
-            read=_read_recompute,
+        pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage", _write_pipeline, _read_pipeline),
+        pair(
+            "layout.recompute",
+            lambda plan: {"activation_checkpoint": RECOMPUTE[plan.layout.recompute[0]]},
+            _read_recompute,
         ),
         switch("layout.offload", "training.enable_cpu_offload", on="optimizer", off="none"),
-        Setting(
-            says=("layout.mbs", "training.global_batch_size", "training.sequence_length"),
-            write=_write_tokens if counts_tokens else _write_sequences,
-            read=_read_batch,
+        pair(
+            "layout.mbs training.global_batch_size training.sequence_length",
+            _write_tokens if counts_tokens else _write_sequences,
+            _read_batch,
         ),
         Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
         Setting(says=("training.loss", "training.loss_chunks"), write=_write_loss, read=_read_loss),
