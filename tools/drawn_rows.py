@@ -30,6 +30,8 @@ TESTS: Final = {
     "accelerate": _TRAINER,
     "deepspeed": _TRAINER,
     "megatron": ("test_megatron.py",),
+    "megatron-bridge": ("test_megatron.py",),
+    "ms-swift": ("test_megatron.py",),
     "torchtitan": ("test_torchtitan.py",),
     "torchtitan-0.3": ("test_torchtitan.py",),
 }

@@ -509,9 +509,10 @@ def parts_of(document: Any, names: Mapping[str, Sequence[Any]]) -> Values:
     return {key: value for name, (key, _) in names.items() if (value := getattr(document, name))}
 
 
-def parts_from(given: Given, names: Mapping[str, Sequence[Any]]) -> dict[str, int]:
-    """The fields of a document that are whole numbers; names: field -> key and default."""
-    return {name: given.whole(key, default) for name, (key, default) in names.items()}
+def parts_from(given: Given, names: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The fields of a document; names: field -> key and default, which is a whole number if the field is one."""
+    read = {int: given.whole, float: given.number}
+    return {name: read[type(default)](key, default) for name, (key, default) in names.items()}
 
 
 def absent_unless(condition: Condition, *settings: Setting) -> tuple[Setting, ...]:

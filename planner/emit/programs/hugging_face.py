@@ -99,7 +99,8 @@ def _read_model(given: Given) -> Mapping[str, Any]:
     given.understood |= {key for key in given.values if key.startswith("config.")}
     drops = {each for names in (*_DROPOUT.values(), ["attention_dropout"]) for each in names}
     found: dict[str, Any] = {}
-    dropout = max((float(config.pop(each)) for each in drops & set(config)), default=0.0)
+    dropout = max((given.number(f"config.{each}") for each in drops & set(config)), default=0.0)
+    config = {key: value for key, value in config.items() if key not in drops}
     if config:
         spec = model_from(config)
         if spec is None:

@@ -24,6 +24,8 @@ from planner.emit.target import (
     one,
     only,
     pair,
+    parts_from,
+    parts_of,
     refuse,
     switch,
     whole,
@@ -158,12 +160,12 @@ def _longest(plan: Plan) -> Values:
 def _stretches(plan: Plan) -> Values:
     scaling, of_yarn = plan.model.rope_scaling, _write_model(plan)["model_spec.name"] in _YARN
     kind: dict[str, Value] = {} if of_yarn else {f"{_ROPE}scaling": "llama" if scaling else "none"}
-    return kind | ({_ROPE + key: getattr(scaling, field) for field, (key, _) in _SCALING.items()} if scaling else {})
+    return {**kind, **(parts_of(scaling, _SCALING) if scaling else {})}
 
 
 def _read_scaling(given: Given) -> Mapping[str, Any]:
     kind = given.text(f"{_ROPE}scaling")
-    scaled = {field: given.number(_ROPE + key, default) for field, (key, default) in _SCALING.items()}
+    scaled = parts_from(given, _SCALING)
     return {"model.rope_scaling": scaled if kind == "llama" else None} if kind and named(given) else {}
 
 
@@ -398,6 +400,8 @@ def _read_betas(given: Given) -> Mapping[str, Any]:
     pair = given.get("optimizer.betas")
     if pair is None:
         pair = (given.number("optimizer.beta1", 0.9), given.number("optimizer.beta2", 0.95))
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise InputError("no pair of numbers", where="optimizer.betas")
     return {"training.adam_beta1": pair[0], "training.adam_beta2": pair[1]}
 
 
@@ -437,7 +441,8 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         pair("layout.sp", lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)}, _sp),
         whole("layout.cp", "parallelism.context_parallel_degree", 1),
         whole("layout.ep", "parallelism.expert_parallel_degree", 1),
-        whole("layout.etp", "parallelism.expert_tensor_parallel_degree", 1, absent=1),  # a key of releases up to 0.2
+        # a refusal covers the field; releases up to 0.2 have a key
+        replace(whole("layout.etp", "parallelism.expert_tensor_parallel_degree", 1, absent=1), says=()),
         Setting(says=("layout.dp", "layout.zero", "layout.hsdp"), write=_write_sharding, read=_read_sharding),
         pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage", _write_pipeline, _read_pipeline),
         pair(
