@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import PROGRAMS
 
@@ -62,7 +62,8 @@ def noticed_by(name: str, part: str, place: int) -> str:
     path = os.pathsep.join((str(ROOT / "tools"), str(ROOT)))
     environment = {**os.environ, "REMOVED_ROW": f"{name}:{part}:{place}", "PYTHONPATH": path}
     less = [row for number, row in enumerate(getattr(PROGRAMS[name], part)) if number != place]
-    if unsaid(replace(PROGRAMS[name], **{part: tuple(less)})):
+    changes: Any = {part: tuple(less)}
+    if unsaid(replace(PROGRAMS[name], **changes)):
         return COMPLETE
     for tests in (files, ["tests/emit"]):
         run = subprocess.run([*words, *tests], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

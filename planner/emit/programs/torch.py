@@ -46,13 +46,11 @@ def torchrun_command(
     of several hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would differ from the plan.
     """
     hosts = ranks_of_hosts(plan)
-    place = host and Place(
-        hosts=len(hosts),
-        ranks=str(hosts[host.number].num_ranks),
-        number=str(host.number),
-        address=shlex.quote(host.address),
-        port=str(host.port),
-    )
+    place = None
+    if host is not None:
+        ranks, address = str(hosts[host.number].num_ranks), shlex.quote(host.address)
+        number, port = str(host.number), str(host.port)
+        place = Place(hosts=len(hosts), ranks=ranks, number=number, address=address, port=port)
     start = torchrun_start(plan, place).replace("\\\n", "")
     return (*shlex.split(start), *_program(plan_path, output, arguments))
 
