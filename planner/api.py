@@ -475,6 +475,7 @@ def plan_file(
         words = f"still yours, not carried over and to be set again in what `planner emit` writes: {left_behind}"
         (reporter or Reporter()).noted(words)
     spec: Any = foreign.model
+    keywords["forbid"] = (*_texts(keywords.get("forbid", ())), *_beyond(foreign, keywords, reporter))
     plan = plan_job(spec, cluster, training, nodes=nodes, reporter=reporter, **keywords)
     try:
         plan = replace(plan, own=_beside(plan, foreign))
@@ -482,12 +483,20 @@ def plan_file(
         why = "; ".join(each.message for each in error.mistakes)
         (reporter or Reporter()).noted(f"the file's own layout, {layout_text(foreign)}, has no price: {why}")
     if used := [f"{key}={degree}" for key in foreign.lacks if (degree := getattr(plan.layout, key)) > 1]:
-        pins = " ".join(f"--pin {each.partition('=')[0]}=1" for each in used)
-        words = (
-            f"the plan has {', '.join(used)}, which {foreign.program} has no key for; run what `planner emit` writes"
-        )
-        (reporter or Reporter()).noted(f"{words}, or plan with {pins}")
+        words = f"the plan has {', '.join(used)}, which {foreign.program} has no key for"
+        (reporter or Reporter()).noted(f"{words}: run what `planner emit` writes")
     return plan
+
+
+def _beyond(foreign: Foreign, keywords: Mapping[str, Any], reporter: Reporter | None) -> tuple[str, ...]:
+    """What the search leaves out because the file's program has no key for it, unless the user pins it."""
+    pinned = {re.split("[<>=]", part)[0] for each in _texts(keywords.get("pin", ())) for part in each.split(",")}
+    left_out = [key for key in foreign.lacks if key not in pinned and foreign.layout.get(key, "1") == "1"]
+    if left_out:
+        words = f"{foreign.program} has no key for {', '.join(left_out)}, which the search leaves out"
+        pins = f"--pin {left_out[0]}=N plans it for the programs of `planner emit`"
+        (reporter or Reporter()).noted(f"{words}; {pins}")
+    return tuple(f"{key}>=2" for key in left_out)
 
 
 def _beside(plan: Plan, foreign: Foreign) -> RunnerUp:

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 WITHIN: Final = 0.03
-"""Relative difference below which count and ledger agree."""
-
-SLACK_BYTES: Final = 2**26  # 64 MiB
-"""Absolute difference below which they agree too: 3 % of a model of a few megabytes is negligible on any GPU."""
+"""Largest difference between count and ledger, as a share of all bytes that the layout holds on the rank."""
 
 
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
@@ -147,10 +144,18 @@ class Verification:
         return self.counted_bytes / self.planned_bytes
 
     @property
+    def differing(self) -> tuple[LineName, ...]:
+        """Lines whose count differs by more than 3 % of all the plan's bytes; transients are no count of their own."""
+        own = {name: each for name, each in self.lines.items() if name != LineName.TRANSIENTS}
+        return tuple(name for name, each in own.items() if not self._is_near(*each))
+
+    @property
     def agrees(self) -> bool:
-        """Whether the counted peak equals the ledger's within 3 % or 64 MiB."""
-        difference = abs(self.counted_bytes - self.planned_bytes)
-        return difference <= max(WITHIN * self.planned_bytes, SLACK_BYTES)
+        """Whether the counted peak and each counted line differ from the ledger's by at most 3 % of all its bytes."""
+        return self._is_near(self.planned_bytes, self.counted_bytes) and not self.differing
+
+    def _is_near(self, planned: float, counted: float) -> bool:
+        return abs(counted - planned) <= WITHIN * self.planned_bytes
 
 
 def planned_bytes(plan: Plan, rank: int) -> dict[LineName, float]:

@@ -174,6 +174,26 @@ def test_help_needs_no_heavy_import() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+def test_a_fault_in_a_programs_table_stops_no_plan_for_another():
+    """Every table but the own one raises at its import; the plan is made, and no other table is asked for."""
+    tables = ("accelerate", "bridge", "deepspeed", "hugging_face", "megatron", "swift", "torch", "torchtitan")
+    for engine, own in (
+        ("torch", {"torch"}),
+        ("megatron", {"megatron", "bridge", "swift"}),
+        ("fsdp", {"accelerate", "hugging_face"}),
+    ):
+        broken = {f"planner.emit.programs.{name}" for name in tables if name not in own}
+        code = (
+            "import sys, planner.cli\n"
+            "class Broken:\n"
+            f"    def find_spec(self, name, *_):\n        assert name not in {broken}, name\n"
+            "sys.meta_path.insert(0, Broken())\n"
+            f"sys.exit(planner.cli.main(['plan', *{SMALL}, '--engine', '{engine}']))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == ExitCode.OK, done.stderr
+
+
 def test_plan_and_explain_never_import_torch() -> None:
     code = f"import sys; from planner.cli import main; print(main(['plan', *{SMALL}]), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ import pytest
 from planner.commands import plan as plan_command
 from planner.commands import verify as verify_command
 from planner.commands.console import Console
+from planner.cost.ledger import LineName
 from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.plan import plan_from_file
 from planner.verify import _PROGRAMS, RehearsalFailed, Verification, _counted, verify
@@ -57,8 +58,16 @@ def test_a_ledger_that_is_wrong_ends_with_the_code_of_a_bug(console, tmp_path, m
     monkeypatch.setattr("planner.verify.verify", lambda *_: found)
     assert verify_command.run(str(path), console=console) == ExitCode.BUG
     assert "differs from the plan by 3.5%" in console.out.getvalue()
-    small = replace(found, planned_bytes=1e9, counted_bytes=1.06e9)  # 57 MiB apart
-    for agreeing in (replace(found, counted_bytes=194.5e9), small):
+    small = replace(found, lines={}, planned_bytes=1e6, counted_bytes=1.031e6)  # 31 kB apart are much for 1 MB
+    monkeypatch.setattr("planner.verify.verify", lambda *_: small)
+    assert verify_command.run(str(path), console=console) == ExitCode.BUG
+    moved = {"params": (100e9, 107e9), "grads": (100e9, 93e9), "transients": (0.0, 0.0)}  # the sum hides it
+    shifted = replace(found, lines={LineName(name): each for name, each in moved.items()}, counted_bytes=200e9)
+    monkeypatch.setattr("planner.verify.verify", lambda *_: shifted)
+    assert verify_command.run(str(path), console=console) == ExitCode.BUG
+    assert "differs from the plan in params, grads" in " ".join(console.out.getvalue().split())
+    rest = replace(shifted, lines={LineName.TRANSIENTS: (9e9, -9e9)})  # what is left of the whole peak
+    for agreeing in (replace(found, counted_bytes=194.5e9), rest):
         monkeypatch.setattr("planner.verify.verify", lambda *_, found=agreeing: found)
         assert verify_command.run(str(path), console=console) == ExitCode.OK
 

@@ -15,24 +15,15 @@ from planner.commands.options import (
     run_options,
     with_run_arguments,
 )
+from planner.emit.programs import PROGRAMS
 from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from planner.emit.bundle import Bundle
     from planner.run_arguments import RunArguments
 
-PROGRAMS: Final = (
-    "torch",
-    "accelerate",
-    "deepspeed",
-    "megatron",
-    "megatron-bridge",
-    "ms-swift",
-    "torchtitan",
-    "torchtitan-0.3",
-)
 STARTERS: Final = ("torchrun", "slurm", "kubeflow", "skypilot")
-"""Names of the modules in `planner.emit.programs` and `planner.emit.starters`, which are imported on first use."""
+"""Names of the modules in `planner.emit.starters`, which are imported on first use."""
 
 
 def run(

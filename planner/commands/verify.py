@@ -14,8 +14,8 @@ from planner.errors import ExitCode
 def run(plan_path: str, *, console: Console, rank: int | None = None, as_json: bool = False) -> int:
     """Print the memory of one rank's step by ledger line, planned and counted; return the exit code.
 
-    The exit code is BUG if count and ledger differ by more than 3 % and by more than 64 MiB, because then the forecast
-    or the program is wrong.
+    The exit code is BUG if count and ledger differ by more than 3 % of the rank's bytes, in all or in one line, because
+    then the forecast or the program is wrong.
 
     Raises:
         PlannerError: as `planner.verify.verify`, or the file is no plan.

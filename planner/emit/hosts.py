@@ -10,6 +10,8 @@ from planner.cost.run import devices_in_use
 from planner.layout import format_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from planner.plan import Plan
     from planner.specs.cluster import ClusterSpec
 
@@ -41,6 +43,15 @@ def ranks_of_hosts(plan: Plan) -> tuple[HostRanks, ...]:
             found.append(HostRanks(pool=pool, first=first, num_ranks=min(pool.devices_per_host, end - first)))
             first += found[-1].num_ranks
     return tuple(found)
+
+
+def segment_of(hosts: Sequence[HostRanks], segment: int) -> int:
+    """Number of hosts in each segment of a pool; 0 if the hosts are one segment, or no whole number of segments.
+
+    segment: the plan's hosts per segment; 0 means the value of the cluster document.
+    """
+    size = segment or hosts[0].pool.segment or len(hosts)
+    return size if size < len(hosts) and len(hosts) % size == 0 else 0
 
 
 def num_hosts(plan: Plan) -> int:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.target import Doubt
+from planner.emit.target import Doubt, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from planner.emit.target import Refusal
 
 
 def names_beside(module: str) -> dict[str, Any]:
@@ -38,3 +40,12 @@ def listed(lines: Sequence[str]) -> tuple[str, ...]:
 def decisive(rows: Sequence[Mapping[str, str]]) -> dict[str, Doubt]:
     """Pattern of a key -> its doubt, from rows of patterns (blanks between them), reason and field."""
     return {key: Doubt(row["why"], row.get("field", "")) for row in rows for key in row["keys"].split()}
+
+
+def refusals(rows: Mapping[str, Mapping[str, Any]]) -> tuple[Refusal, ...]:
+    """Refusals from field -> the values that the program has (`only`), the reason, and the option that helps."""
+
+    def values(row: Mapping[str, Any]) -> list[Any]:
+        return [tuple(each) if isinstance(each, list) else each for each in row["only"]]
+
+    return tuple(only(path, *values(row), why=row["why"], pin=row.get("pin", "")) for path, row in rows.items())

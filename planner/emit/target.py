@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -298,7 +298,7 @@ def facts_of(
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
     for setting in target.settings:
-        if of_model and not all(path.startswith("model.") for path in setting.says):
+        if of_model and not (setting.says and all(path.startswith("model.") for path in setting.says)):
             continue
         try:
             found |= setting.read(given) if setting.read else {}
@@ -395,31 +395,63 @@ def field_of(plan: Plan, path: str) -> Any:
     return found
 
 
+Condition: TypeAlias = "Callable[[Plan], object]"
+
+
+def always(plan: Plan) -> bool:  # noqa: ARG001 - as other conditions
+    """The condition that holds for every plan."""
+    return True
+
+
+OPEN: Final = object()
+"""Default of a field that a file without its key leaves open."""
+
+
+def one(
+    path: str,
+    key: str,
+    read: Callable[[Given], Any],
+    *,
+    default: Any = OPEN,
+    absent: Any = OPEN,
+    told: Callable[[Any], Value] = lambda value: value,
+) -> Setting:
+    """A setting for one field under one key.
+
+    read: function from a file with the key to the field's value; `told` is its inverse.
+    default: the field's value for a file without the key.
+    absent: the field's value that is not written.
+    """
+
+    def found(given: Given) -> Mapping[str, Any]:
+        value = read(given) if key in given else default
+        return {} if value is OPEN else {path: value}
+
+    def write(plan: Plan) -> Values:
+        value = field_of(plan, path)
+        return {} if value == absent else {key: told(value)}
+
+    return Setting(says=(path,), write=write, read=found)
+
+
+def pair(says: str, write: Callable[[Plan], Values], read: Callable[[Given], Mapping[str, Any]] | None) -> Setting:
+    """A setting for fields, with blanks between them, that share keys or decide about keys together."""
+    return Setting(says=tuple(says.split()), write=write, read=read)
+
+
 def same(path: str, key: str) -> Setting:
     """A setting for a field whose value is written unchanged under one key."""
-
-    def read(given: Given) -> Mapping[str, Any]:
-        return {path: given.get(key)} if key in given else {}
-
-    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
+    return one(path, key, lambda given: given.get(key))
 
 
-def number(path: str, key: str, zero: float = 0.0) -> Setting:
-    """A setting for a number; zero: the planner's value for the program's 0."""
-
-    def read(given: Given) -> Mapping[str, Any]:
-        return {path: given.number(key) or zero} if key in given else {}
-
-    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
+def number(path: str, key: str, zero: float = 0.0, default: Any = OPEN) -> Setting:
+    """A setting for a number; zero: the planner's value for the program's 0; default: as in `one`."""
+    return one(path, key, lambda given: given.number(key) or zero, default=default)
 
 
-def whole(path: str, key: str, default: int | None = None) -> Setting:
-    """A setting for a whole number; default: the program's value if the file does not give the key."""
-
-    def read(given: Given) -> Mapping[str, Any]:
-        return {path: given.whole(key, default or 0)} if key in given or default is not None else {}
-
-    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path)}, read=read)
+def whole(path: str, key: str, default: Any = OPEN, *, absent: Any = OPEN) -> Setting:
+    """A setting for a whole number; default, absent: as in `one`."""
+    return one(path, key, lambda given: given.whole(key), default=default, absent=absent)
 
 
 def switch(path: str, key: str, *, on: Any, off: Any, default: bool = False) -> Setting:
@@ -428,42 +460,92 @@ def switch(path: str, key: str, *, on: Any, off: Any, default: bool = False) -> 
     default: the program's value if the file does not give the key.
     """
 
-    def read(given: Given) -> Mapping[str, Any]:
-        return {path: on if given.flag(key, default=default) else off}
+    def read(given: Given) -> Any:
+        return on if given.flag(key, default=default) else off
 
-    return Setting(says=(path,), write=lambda plan: {key: field_of(plan, path) == on}, read=read)
+    return one(path, key, read, default=on if default else off, told=lambda value: value == on)
 
 
-def words(path: str, key: str, names: Mapping[Any, Value]) -> Setting:
+def flag(path: str, key: str, *, on: Any = True, off: Any = False) -> Setting:
+    """A switch that is written only if it is on."""
+    return replace(
+        switch(path, key, on=on, off=off), write=fixed({key: True}, lambda plan: field_of(plan, path) == on).write
+    )
+
+
+def choice(path: str, key: str, names: Mapping[Any, Value], default: Any = OPEN, **more: Any) -> Setting:
     """A setting for a field whose values have other names in the program.
 
     names: our value -> the program's value; None: the key is left out. A refusal must cover values not in `names`.
+    more: further values of the program that files have -> our value.
     """
-    back = {str(name): value for value, name in names.items() if name is not None}
-
-    def read(given: Given) -> Mapping[str, Any]:
-        return {path: given.choice(key, back)} if key in given else {}
+    back = {str(name): value for value, name in names.items() if name is not None} | more
+    setting = one(path, key, lambda given: given.choice(key, back), default=default, told=names.get)
 
     def write(plan: Plan) -> Values:
-        name = names.get(field_of(plan, path))
-        return {} if name is None else {key: name}
+        return {key: name for key, name in setting.write(plan).items() if name is not None}
 
-    return Setting(says=(path,), write=write, read=read)
+    return replace(setting, write=write)
 
 
-def only(path: str, *values: Any, why: str, pin: str = "") -> Refusal:
+def fixed(values: Values, when: Condition = always) -> Setting:
+    """Keys that follow from the plan: they have these values if the condition holds, and are not written otherwise."""
+    return Setting(says=(), write=lambda plan: values if when(plan) else {}, read=known(*values).read)
+
+
+def known(*keys: str) -> Setting:
+    """Keys that are read, because they have no price or because other keys decide, and that are not written."""
+
+    def read(given: Given) -> Mapping[str, Any]:
+        for key in keys:
+            given.get(key)
+        return {}
+
+    return Setting(says=(), write=lambda plan: {}, read=read)  # noqa: ARG005 - as the others
+
+
+def parts_of(document: Any, names: Mapping[str, Sequence[Any]]) -> Values:
+    """Keys and values for those fields of a document that are not 0; names: field -> key and default."""
+    return {key: value for name, (key, _) in names.items() if (value := getattr(document, name))}
+
+
+def parts_from(given: Given, names: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The fields of a document; names: field -> key and default, which is a whole number if the field is one."""
+    read = {int: given.whole, float: given.number}
+    return {name: read[type(default)](key, default) for name, (key, default) in names.items()}
+
+
+def absent_unless(condition: Condition, *settings: Setting) -> tuple[Setting, ...]:
+    """Settings that are written only if the condition holds; they are always read."""
+
+    def limited(setting: Setting) -> Setting:
+        return replace(setting, write=lambda plan: setting.write(plan) if condition(plan) else {})
+
+    return tuple(map(limited, settings))
+
+
+def only(path: str, *values: Any, why: str, pin: str = "", when: Condition = always) -> Refusal:
     """A refusal of all values of a field except the given values.
 
     pin: option in the hint, such as `pp=1`; by default the first value.
+    when: the condition under which other values are refused.
     """
 
     def fault(plan: Plan) -> tuple[str, str] | None:
         found = field_of(plan, path)
-        if found in values:
+        if found in values or not when(plan):
             return None
         return f"{path} is {found}, and {why}", f"plan again with {pin or _pin(path, values[0])}"
 
     return Refusal(says=(path,), fault=fault)
+
+
+def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
+    """A refusal of the plans for which the condition holds.
+
+    why: the message, in which `{plan.layout.tp}` stands for a field.
+    """
+    return Refusal(says=says, fault=lambda plan: (why.format(plan=plan), hint) if condition(plan) else None)
 
 
 def _pin(path: str, value: Any) -> str:

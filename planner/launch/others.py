@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.bundle import bundle_of, not_carried, target_of, write_bundle
 from planner.emit.hosts import num_hosts
@@ -72,7 +75,54 @@ def launch_other(
         raise EnvironmentProblem(f"{target.executable} is not installed, which starts {target.program}", hint=hint)
     folder = _folder(output, host)
     write_bundle(plan, folder, how=how, force=(folder / "plan.json").exists(), force_unfit=force_unfit)
-    return subprocess.run(words, check=False).returncode  # noqa: S603 - the script that was just written
+    return _run(words)
+
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SECONDS_TO_END: Final = 30.0
+"""Seconds between the first signal and the end of a program that ignores it; torchrun gives its ranks as long."""
+_POLL_SECONDS: Final = 0.1
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run a command, and return its exit code, with no process of it left.
+
+    The command has a process group of its own. A signal is handed on to the whole group, once. The group ends at a
+    second signal, or if processes of it are left `SECONDS_TO_END` later.
+    """
+    taken: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: taken.append(number)) for each in _SIGNALS}
+    process = subprocess.Popen(words, start_new_session=True)  # noqa: S603 - the script that was just written
+    try:
+        told, end = False, math.inf
+        while process.poll() is None or (told and _is_left(process.pid)):
+            if taken and not told:
+                told, end = True, time.monotonic() + SECONDS_TO_END
+                _tell_group(process.pid, taken[0])
+            if len(taken) > 1 or time.monotonic() > end:
+                break
+            time.sleep(_POLL_SECONDS)
+    finally:
+        _tell_group(process.pid, signal.SIGKILL)
+        code = process.wait()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if taken:
+        return ExitCode.INTERRUPTED if taken[0] == signal.SIGINT else ExitCode.TERMINATED
+    return code if code >= 0 else 128 - code
+
+
+def _tell_group(group: int, number: int) -> bool:
+    """Send a signal to every process of a group; returns whether there is one."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_left(group: int) -> bool:
+    return _tell_group(group, 0)
 
 
 def _folder(output: Path, host: Host | Place | None) -> Path:

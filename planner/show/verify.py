@@ -34,7 +34,10 @@ def verification_view(found: Verification) -> Group:
 
 def _verdict(found: Verification) -> str:
     if found.agrees:
-        return "The plan's figure and the count agree, within 3 % or 64 MiB."
+        return "The plan's figures and the counts agree, within 3 % of the whole."
+    if found.differing:
+        lines = ", ".join(map(line_label, found.differing))
+        return f"The count differs from the plan in {lines}, by more than 3 % of the whole. Please report it."
     return f"The count differs from the plan by {abs(found.ratio - 1):.1%}: one of the two is wrong. Please report it."
 
 

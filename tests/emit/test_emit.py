@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from tables import unsaid
 
 from planner.cli import main
@@ -39,7 +40,6 @@ def written(plan, folder, on="torchrun", **arguments):
 
 
 def test_the_command_line_offers_what_there_is():
-    assert tuple(PROGRAMS) == emit_command.PROGRAMS
     assert tuple(STARTERS) == emit_command.STARTERS
 
 
@@ -193,6 +193,28 @@ def test_a_slurm_job_asks_for_the_plans_hosts_of_each_rack(gpus, segment, line, 
     lines = (tmp_path / "out" / "job.sbatch").read_text().splitlines()
     assert [each for each in lines if "segment" in each and each.startswith("#SBATCH")] == line
     assert f"#SBATCH --nodes={gpus // 4}" in lines
+
+
+@pytest.mark.parametrize(("gpus", "segment", "size"), [(256, 16, "16"), (288, 18, "18"), (256, 18, ""), (64, 0, "")])
+def test_other_starters_place_a_plans_segments_or_refuse_them(gpus, segment, size):
+    """Kueue's words are of its documentation: a slice is a number of pods that one topology domain must hold."""
+    job = load_job(model="llama3-8b", cluster="gb200-nvl72", gpus=gpus, global_batch_size=2 * gpus)
+    layout = parse_layout(f"dp={gpus},zero=1", num_layers=32, num_devices=gpus)
+    plan = plan_for_layout(job, replace(layout, segment=segment))
+    spec = yaml.safe_load(bundle_of(plan, on="kubeflow", how=How()).texts["trainjob.yaml"])["spec"]
+    if not size:
+        assert "runtimePatches" not in spec
+        bundle_of(plan, on="skypilot", how=How())
+        return
+    (patch,) = spec["runtimePatches"]
+    (job_of_hosts,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert job_of_hosts["name"] == "node"
+    assert job_of_hosts["template"]["spec"]["template"]["metadata"]["annotations"] == {
+        "kueue.x-k8s.io/podset-slice-required-topology": "nvidia.com/gpu.clique",
+        "kueue.x-k8s.io/podset-slice-size": size,
+    }
+    with pytest.raises(InputError, match=f"segment={size}"):
+        bundle_of(plan, on="skypilot", how=How())
 
 
 def test_a_slurm_job_on_pools_numbers_its_hosts_in_the_order_of_the_ranks(plan, tmp_path, tools):

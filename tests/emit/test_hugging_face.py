@@ -511,6 +511,14 @@ def test_a_number_that_is_none_is_told(key: str, value: str, tmp_path: Path) -> 
         read_foreign(path, model="tiny-gpt")
 
 
+def test_values_of_the_wrong_kind_are_told() -> None:
+    wrong = {"accelerate": {"config.model_type": "llama", "config.attention_dropout": "much"}}
+    wrong["torchtitan"] = {"optimizer.betas": 3}
+    for name, values in wrong.items():
+        with pytest.raises(InputError, match="number"):
+            facts_of(PROGRAMS[name], values)
+
+
 @pytest.mark.parametrize("name", ["\\u202e.json", "[1]", "\\0", "a" * 5000 + ".json", "../x.json", "."])
 def test_a_file_that_is_not_there_is_asked_for_whatever_its_name_is(name: str, tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"

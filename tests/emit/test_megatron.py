@@ -7,6 +7,7 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ from megatron_plans import LAYOUTS, SHARDED, plan_of
 
 from planner.cost.parameters import num_params
 from planner.emit.bundle import bundle_of, write_bundle
-from planner.emit.programs import PROGRAMS, megatron
+from planner.emit.programs import PROGRAMS, megatron, megatron_family
 from planner.emit.read.all import READERS
 from planner.emit.target import How, facts_of, field_of, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, RotaryScaling
 from planner.specs.pipeline_letters import layers_of_letters, letters_of
 from planner.specs.recipe import NAMED_RECIPES
 
@@ -63,7 +64,7 @@ def words_for(plan) -> list[str]:
     return [word for option in megatron.as_flags(values_of(TARGET, plan)) for word in option]
 
 
-SOME = [LAYOUTS[i] for i in (1, 2, 4, 5, 15, 17, 19, 25, 30, 37, 38, 50, 55, 58, -3, -2, -1)]
+SOME = [LAYOUTS[i] for i in (1, 2, 4, 5, 15, 17, 19, 25, 30, 31, 37, 38, 50, 55, 58, -3, -2, -1)]
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
@@ -83,9 +84,27 @@ def test_megatron_understands_every_case(case, engine):
     assert differences(namespace_of(words_for(plan)), plan) == []
 
 
+def further(plan) -> dict[str, Any]:
+    """Arguments that Megatron-LM needs beside those of `expected`; its validation changes some of them."""
+    sharded, graphs = plan.engine.name == "megatron-fsdp", plan.training.cuda_graphs
+    return {
+        "gradient_accumulation_fusion": not sharded,
+        "ckpt_format": "fsdp_dtensor" if sharded else "torch_dist",
+        "check_for_nan_in_loss_and_grad": graphs != "step",
+        "cuda_graph_modules": ["attn", "mlp"] if graphs == "layers" else [],
+        "overlap_cpu_optimizer_d2h_h2d": plan.layout.offload in ("optimizer", "both"),
+    }
+
+
+def unlike(values, plan) -> list[str]:
+    """Names of the arguments that differ from the plan's."""
+    found = namespace_of([word for option in megatron.as_flags(values) for word in option])
+    return [*differences(found, plan), *(name for name, value in further(plan).items() if found[name] != value)]
+
+
 def test_no_setting_of_the_table_can_go_unnoticed():
     """Each setting that writes a key is needed: without it, some plan is understood differently."""
-    plans = [plan_of(each) for each in SOME] + [plan_of(SHARDED[2], "megatron-fsdp")]
+    plans = [plan_of(each) for each in SOME] + [plan_of(each, "megatron-fsdp") for each in SHARDED[1:3]]
     tables = [(setting, [setting.write(plan) for plan in plans]) for setting in TARGET.settings]
     written = [values_of(TARGET, plan) for plan in plans]
     unnoticed = []
@@ -93,9 +112,9 @@ def test_no_setting_of_the_table_can_go_unnoticed():
         if not any(parts):
             continue
         rest = [{k: v for k, v in whole.items() if k not in part} for whole, part in zip(written, parts, strict=True)]
-        words = [[word for option in megatron.as_flags(values) for word in option] for values in rest]
-        if not any(differences(namespace_of(each), plan) for each, plan in zip(words, plans, strict=True)):
+        if not any(unlike(values, plan) for values, plan in zip(rest, plans, strict=True)):
             unnoticed.append(setting.says)
+    assert [unlike(values, plan) for values, plan in zip(written, plans, strict=True)] == [[] for _ in plans]
     assert unnoticed == []
 
 
@@ -199,6 +218,76 @@ def test_stages_that_recompute_differently_are_refused():
     with pytest.raises(InputError, match="one policy for all") as error:
         bundle_of(wanted, how=How(), force_unfit=True)
     assert "--pin recompute=full" in error.value.mistakes[0].hint
+
+
+FAMILY_PROGRAMS = ("megatron", "megatron-bridge", "ms-swift")
+
+
+@pytest.mark.parametrize("name", FAMILY_PROGRAMS)
+def test_the_programs_of_the_family_share_its_rows(name):
+    """The three programs take the same options of Megatron-Core, and lack the same."""
+    assert [row.says for row in megatron_family.FAMILY if row not in PROGRAMS[name].settings] == []
+    assert [row.says for row in megatron_family.REFUSALS if row not in PROGRAMS[name].refuse] == []
+
+
+BANDS = {"factor": 8.0, "low_frequency": 2.0, "high_frequency": 4.0, "original_max_sequence_length": 8192}
+
+
+@pytest.mark.parametrize("name", FAMILY_PROGRAMS)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.rope_theta": 10000.5}, "--rotary-base is a whole number"),
+        ({"model.rope_scaling": BANDS}, "another band than that of Llama 3"),
+        ({"model.attention_bias": True}, "all or none"),
+        ({"model.position": "alibi"}, "model.position is alibi"),
+        ({"model.norms_per_layer": 4}, "model.norms_per_layer is 4"),
+        ({"model.kind": "encoder"}, "model.kind is encoder"),
+        ({"model.attention_gate": "head"}, "model.attention_gate"),
+        ({"model.qk_norm": "full"}, "model.qk_norm is full"),
+        ({"model.parallel_attention": True}, "model.parallel_attention is True"),
+        ({"model.embedding_norm": True}, "model.embedding_norm is True"),
+        ({"model.final_norm": False}, "model.final_norm is False"),
+        ({"layout.recompute": ("full", "none")}, "one policy for all"),
+        ({"layout.recompute": ("every:2",)}, "layout.recompute is every:2"),
+        ({"layout.schedule": "gpipe"}, "layout.schedule is gpipe"),
+        ({"layout.dp": 3}, "partly idle"),
+        ({"training.optimizer": "adafactor"}, "training.optimizer is adafactor"),
+        ({"training.mean_sample_tokens": 512}, "no borders between packed samples"),
+        ({"training.mlp_tiles": 8}, "training.mlp_tiles is 8"),
+        ({"training.memory_recipe": "textbook-20"}, "and Megatron-LM does not keep it"),
+        ({"training.memory_recipe": "precision-aware", "layout.zero": 0}, "without ZeRO"),
+    ],
+    ids=str,
+)
+def test_what_no_program_of_the_family_can_be_told_is_refused(name, changes, words):
+    """Each change is one that Megatron-Core has no option for; the plan without it is refused for none of them."""
+    plan = plan_of(("llama3-8b", 2, "tp=4,zero=1", ()))
+    parts = {part: {} for part in ("model", "training", "layout")}
+    for path, value in changes.items():
+        part, _, field = path.partition(".")
+        parts[part][field] = RotaryScaling(**value) if isinstance(value, dict) else value
+    changed = SimpleNamespace(
+        model=plan.model.model_copy(update=parts["model"]),
+        training=plan.training.model_copy(update=parts["training"]),
+        layout=replace(plan.layout, **parts["layout"]),
+        engine=plan.engine,
+        cluster=plan.cluster,
+    )
+    told = {
+        kind: [str(row.fault(each)) for row in PROGRAMS[name].refuse] for kind, each in (("as", plan), ("un", changed))
+    }
+    assert [text for text in told["as"] if words in text] == []
+    assert len([text for text in told["un"] if words in text]) == 1
+
+
+def test_adapters_beside_a_part_of_a_module_are_refused():
+    """Megatron-Bridge's linear_qkv holds query, key and value."""
+    refusals = PROGRAMS["megatron-bridge"].refuse
+    for targets, refused in (("[query]", True), ("[gate]", True), ("[query,key,value]", False)):
+        given = ("training.lora_rank=8", f"training.lora_targets={targets}")
+        plan = plan_of(("llama3-8b", 1, "tp=1,zero=1", given), "megatron-bridge")
+        assert any("hold several matrices" in str(row.fault(plan)) for row in refusals) == refused
 
 
 def test_the_trainers_options_are_not_megatrons():

@@ -292,8 +292,25 @@ def test_an_axis_without_a_key_in_the_files_program_is_named(tmp_path):
         notes = Notes()
         pins = (pin, "tp=1", "zero=3", "recompute=full")
         plan_file(tmp_path / "full.yaml", "dgx-h100", gpus=8, engine="fsdp", pin=pins, reporter=notes)
-        found = [each for each in notes.notes if "a LLaMA-Factory file has no key for" in each]
-        assert [f"the plan has {pin}" in each for each in found] == ([True] if told else [])
+        assert (
+            any(f"the plan has {pin}, which a LLaMA-Factory file has no key for" in each for each in notes.notes)
+            == told
+        )
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_plan_has_no_axis_that_the_files_program_lacks(tmp_path):
+    """At 65,536 tokens the search takes context parallelism, which LLaMA-Factory has no key for."""
+    (tmp_path / "full.yaml").write_text(FACTORY)
+    options = {"gpus": 8, "engine": "fsdp", "seq_len": 65536, "global_batch": 16}
+    bound, notes = {}, Notes()
+    for pins in ((), ("cp>=1",)):
+        bound[pins] = plan_file(tmp_path / "full.yaml", "dgx-h100", pin=pins, reporter=notes, **options).layout
+    assert (bound[()].tp, bound[()].pp, bound[()].cp) == (1, 1, 1)
+    assert bound["cp>=1",].cp > 1
+    (told, other) = [each for each in notes.notes if "which the search leaves out" in each]
+    assert "no key for tp, pp, cp" in told
+    assert "no key for tp, pp, which" in other
 
 
 def test_other_programs_files_name_the_weights_and_what_they_leave_open(tmp_path):

@@ -1,24 +1,43 @@
-"""The programs that can run plans, each with its table, by the value of `--to`."""
+"""The programs that can run plans, each with its table, by the value of `--to`; a table is imported on first use."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
-
-from planner.emit.programs import accelerate, bridge, deepspeed, megatron, swift, torch, torchtitan
 
 if TYPE_CHECKING:
     from planner.emit.target import Target
 
-PROGRAMS: Final[dict[str, Target]] = {
-    each.name: each
-    for each in (
-        torch.TARGET,
-        accelerate.TARGET,
-        deepspeed.TARGET,
-        megatron.TARGET,
-        bridge.TARGET,
-        swift.TARGET,
-        torchtitan.TARGET,
-        torchtitan.RELEASE,
-    )
-}  # fmt: skip
+PLACES: Final = {
+    "torch": "torch:TARGET",
+    "accelerate": "accelerate:TARGET",
+    "deepspeed": "deepspeed:TARGET",
+    "megatron": "megatron:TARGET",
+    "megatron-bridge": "bridge:TARGET",
+    "ms-swift": "swift:TARGET",
+    "torchtitan": "torchtitan:TARGET",
+    "torchtitan-0.3": "torchtitan:RELEASE",
+}
+"""Name of a program -> module and variable of its table."""
+
+
+class _Programs(Mapping[str, "Target"]):
+    """Tables by name. A fault in one table concerns only the plans for its program."""
+
+    def __getitem__(self, name: str) -> Target:
+        module, _, variable = PLACES[name].partition(":")
+        target: Target = getattr(import_module(f"{__name__}.{module}"), variable)
+        return target
+
+    def __contains__(self, name: object) -> bool:
+        return name in PLACES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PLACES)
+
+    def __len__(self) -> int:
+        return len(PLACES)
+
+
+PROGRAMS: Final = _Programs()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.adapters import matrices_of
 from planner.emit.adapters import EXPERTS, MEGATRON, adapters_of
-from planner.emit.names import listed, names_beside
+from planner.emit.names import listed, names_beside, refusals
 from planner.emit.programs.megatron import shown
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target, not_carried, only
+from planner.emit.target import Refusal, Setting, Target, not_carried
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,13 +37,7 @@ OVERLAP: Final = "comm_overlap.tp_comm_overlap"
 INVERTED: Final[dict[str, str]] = _NAMES["inverted"]
 _LEFT_OUT: Final = ("group_query_attention", "rope_type")
 """Keys without an override: the number of groups implies the first key, and the latent model's class the second."""
-_PRECISIONS: Final = {
-    "fp32": "bf16_mixed",
-    "bf16": "bf16_mixed",
-    "fp16": "fp16_mixed",
-    "fp8": "bf16_with_fp8_current_scaling_mixed",
-    "fp4": "bf16_with_nvfp4_mixed",
-}
+_PRECISIONS: Final[dict[str, str]] = _NAMES["precisions"]
 _OF_PRECISION: Final = ("bf16", "fp16", "fp8_format", "fp4_format", "fp8_param_gather", "grad_reduce_in_bf16")
 _SECTION_OF: Final = {key: section for section, keys in SECTIONS.items() for key in keys}
 
@@ -125,11 +119,16 @@ def _precision_keys(name: str) -> dict[str, Value]:
 def _modules_of(plan: Plan) -> list[str] | None:
     """Modules that hold the matrices with adapters; None if only some matrices of a module have adapters."""
     wanted, have = set[str](plan.training.lora_targets), set(matrices_of(plan.model))
-    own = {module: have & set(parts) for module, parts in MEGATRON.items()}
+    modules = {name: parts for name, parts in MEGATRON.items() if plan.model.mla or name != _OF_LATENT}
+    own = {module: have & set(parts) for module, parts in modules.items()}
     if "all-linear" in wanted:
         wanted |= {name for name in have if name not in EXPERTS}
     found = [module for module, parts in own.items() if parts and parts <= wanted]
     return found if wanted - {"all-linear"} == set().union(*(own[module] for module in found)) else None
+
+
+_OF_LATENT: Final = "linear_q_proj"
+"""The module that holds the queries of latent attention; in other models `linear_qkv` does."""
 
 
 def _write_adapters(plan: Plan) -> Values:
@@ -213,10 +212,7 @@ TARGET: Final = Target(
     ),
     refuse=(
         *REFUSALS,
-        only("training.loss", "engine", "whole", "fused", why="Megatron-Bridge does not have it"),
-        only("training.precision", "fp16", "bf16", "fp8", "fp4", why="its recipes mix precisions", pin="bf16"),
-        only("training.lora_dropout", 0.0, why="its adapters are emitted without dropout"),
-        only("training.frozen_weights", "16-bit", why="Megatron-Bridge keeps them in 16 bits"),
+        *refusals(_NAMES["refuses"]),
         Refusal(says=(), fault=_adapters_fault),
     ),
     command=_command,

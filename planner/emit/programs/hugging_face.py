@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
-from planner.emit.names import decisive, listed, names_beside
+from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, field_of, follows, only
+from planner.emit.target import Refusal, Setting, choice, follows, known, number, pair, whole
 from planner.errors import InputError
 from planner.layout import offload_of
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
-from planner.specs.training import NEVER_CLIPS, OF_MEGATRON, OF_THE_RUN
+from planner.specs.training import NEVER_CLIPS, OF_MEGATRON
 from planner.specs.training import UNKNOWN_WEIGHTS as WEIGHTS
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def _read_model(given: Given) -> Mapping[str, Any]:
     given.understood |= {key for key in given.values if key.startswith("config.")}
     drops = {each for names in (*_DROPOUT.values(), ["attention_dropout"]) for each in names}
     found: dict[str, Any] = {}
-    dropout = max((float(config.pop(each)) for each in drops & set(config)), default=0.0)
+    dropout = max((given.number(f"config.{each}") for each in drops & set(config)), default=0.0)
+    config = {key: value for key, value in config.items() if key not in drops}
     if config:
         spec = model_from(config)
         if spec is None:
@@ -161,7 +163,6 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     micro = given.whole("per_device_train_batch_size") or beside
     steps = given.whole("gradient_accumulation_steps") or given.whole("deepspeed.gradient_accumulation_steps")
     whole = given.whole("deepspeed.train_batch_size")
-    given.flag("packing")
     if length := given.whole("max_length") or given.whole("max_seq_length") or given.whole("model_max_length"):
         found["training.sequence_length"] = length
     if micro:
@@ -187,9 +188,6 @@ def read_degrees(given: Given) -> dict[str, int]:
             ),
         )
     )
-    for key in ("cp_backend", "sp_backend"):
-        given.get(f"{_PARALLEL}{key}")
-        given.get(f"parallelism_config.{key}")
     return {"tp": tp, "cp": cp}
 
 
@@ -210,11 +208,9 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     found: dict[str, Any] = {f"layout.{key}": value for key, value in degrees.items()}
     if layers := _stages(given):
         found |= {"layout.pp": len(layers), "layout.layers_per_stage": layers}
-        given.get("deepspeed.data_types.grad_accum_dtype")  # a pipeline in bf16 is priced with fp32 sums
     if degrees["tp"] > 1:
         found["layout.sp"] = 0
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
-    given.whole(f"{_PARALLEL}dp_shard_size", 1)
     (fsdp, offload, is_hybrid), params = _read_fsdp(given), False
     is_plain = PLAIN in given
     if fsdp is not None:
@@ -222,7 +218,6 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         found["layout.hsdp"] = _num_hosts(given) if is_hybrid else replicas
     elif any(key.startswith("deepspeed.") for key in given.values):
         found["layout.zero"] = given.whole("deepspeed.zero_optimization.stage")
-        given.text("accelerate.deepspeed_config.zero3_init_flag")
         offload, params = (
             given.text(f"deepspeed.zero_optimization.{each}.device") in ("cpu", "nvme")
             for each in ("offload_optimizer", "offload_param")
@@ -243,9 +238,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     recompute = given.flag("gradient_checkpointing") or given.flag(
         "accelerate.fsdp_config.fsdp_activation_checkpointing"
     )
-    given.get("gradient_checkpointing_kwargs.use_reentrant")
-    some = given.text("recompute", "")
-    found["layout.recompute"] = "full" if recompute else some or "none"
+    found["layout.recompute"] = "full" if recompute else given.text("recompute") or "none"
     return found
 
 
@@ -266,7 +259,6 @@ _STRATEGY: Final = "accelerate.fsdp_config.fsdp_sharding_strategy"
 def _read_fsdp(given: Given) -> tuple[int | None, bool, bool]:
     """The ZeRO stage that the FSDP settings mean (None without FSDP), whether FSDP offloads, and whether per host."""
     named = given.text("fsdp")  # Trainer's own option: "full_shard auto_wrap offload"
-    given.get("fsdp_config")
     found = given.text("accelerate.distributed_type") == "FSDP"
     if not found and not named:
         return None, False, False
@@ -309,7 +301,6 @@ def _read_precision(given: Given) -> Mapping[str, Any]:
     dtype = given.text("dtype", given.text("torch_dtype", ""))
     pure = dtype == "bfloat16" and not (bf16 or fp16 or mixed != "no") and not given.get("use_peft")
     pure = pure or given.flag("deepspeed.bf16.bf16_master_weights_and_grads")
-    given.flag("deepspeed.bf16.bf16_optimizer_states")
     found: dict[str, Any] = {"training.precision": "bf16" if bf16 or pure else "fp16" if fp16 else mixed}
     if found["training.precision"] == "no":
         found["training.precision"] = "fp32" if dtype in ("", "float32", "auto") else "bf16"
@@ -320,6 +311,9 @@ def _read_precision(given: Given) -> Mapping[str, Any]:
 
 _SCHEDULES: Final[dict[str, str]] = _NAMES["schedules"]
 """Schedule -> the Trainer's name. Source: transformers 5.23, trainer_utils.py (SchedulerType) and optimization.py."""
+
+
+_OF_SCHEDULE: Final = ("schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps", "epochs")
 
 
 def _write_schedule(plan: Plan) -> Values:
@@ -368,41 +362,12 @@ def _read_weights(given: Given) -> Mapping[str, Any]:
     return {"training.weights": weights} if is_said else {}
 
 
-def _write_optimizer(plan: Plan) -> Values:
-    training = plan.training
-    return {
-        "optim": OPTIMIZERS[training.optimizer],
-        "learning_rate": training.learning_rate,
-        **_write_schedule(plan),
-        **{key: field_of(plan, ours) for key, ours in _NUMBERS.items()},
-        "seed": training.seed,
-    }
-
-
 def _read_optimizer(given: Given) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
     name = given.text("optim", given.text("deepspeed.optimizer.type", "")).lower()
     if name and name not in _OPTIMIZERS_READ:
         known = ", ".join(sorted(_OPTIMIZERS_READ))
         raise InputError(f"{name[:60]!r} has no price here", where="optim", hint=f"known: {known}")
-    if name:
-        found["training.optimizer"] = _OPTIMIZERS_READ[name]
-    found |= {ours: given.number(key) for key, ours in _NUMBERS.items() if key in given}
-    if "training.gradient_clip" in found:
-        found["training.gradient_clip"] = found["training.gradient_clip"] or NEVER_CLIPS
-    if "seed" in given:
-        found["training.seed"] = given.whole("seed")
-    return {**found, **_read_schedule(given)}
-
-
-_NUMBERS: Final = {
-    "learning_rate": "training.learning_rate",
-    "weight_decay": "training.weight_decay",
-    "max_grad_norm": "training.gradient_clip",
-    "adam_beta1": "training.adam_beta1",
-    "adam_beta2": "training.adam_beta2",
-    "adam_epsilon": "training.adam_epsilon",
-}
+    return {"training.optimizer": _OPTIMIZERS_READ[name]} if name else {}
 
 
 FLASH: Final = {"gemma2": "flash_attention_2", "gpt_oss": "kernels-community/vllm-flash-attn3", "bloom": None}
@@ -428,10 +393,7 @@ def _read_kernels(given: Given) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     if "attn_implementation" in given:
         found["training.attention"] = "unfused" if given.text("attn_implementation") == "eager" else "flash"
-    for key in _LIGER:
-        given.get(f"liger_kernel_config.{key}")
     linear = given.flag("liger_kernel_config.fused_linear_cross_entropy", default=True)
-    given.get("liger_kernel_config.cross_entropy")
     if given.flag("use_liger_kernel"):
         found["training.loss"] = "fused-linear" if linear else "fused"
     return found
@@ -455,8 +417,6 @@ def _write_adapters(plan: Plan) -> Values:
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     rank = given.whole("lora_r")
-    for key in ("lora_alpha", "bnb_4bit_quant_type", "use_bnb_nested_quant"):
-        given.get(key)
     if not rank or not given.flag("use_peft", default=True):
         return {}
     found: dict[str, Any] = {"training.lora_dropout": given.number("lora_dropout")}
@@ -479,17 +439,17 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
 
 SHARED: Final = (
     Setting(says=("model", "training.dropout"), write=_write_model, read=_read_model),
-    Setting(
-        says=("layout.mbs", "training.global_batch_size", "training.sequence_length"),
-        write=_write_batch,
-        read=_read_batch,
-    ),
+    pair("layout.mbs training.global_batch_size training.sequence_length", _write_batch, _read_batch),
     Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
-    Setting(
-        says=tuple(f"training.{name}" for name in ("optimizer", *OF_THE_RUN) if name != "weights"),
-        write=_write_optimizer,
-        read=_read_optimizer,
-    ),
+    replace(choice("training.optimizer", "optim", OPTIMIZERS), read=_read_optimizer),
+    number("training.learning_rate", "learning_rate"),
+    Setting(says=tuple(f"training.{name}" for name in _OF_SCHEDULE), write=_write_schedule, read=_read_schedule),
+    number("training.weight_decay", "weight_decay"),
+    number("training.gradient_clip", "max_grad_norm", zero=NEVER_CLIPS),
+    number("training.adam_beta1", "adam_beta1"),
+    number("training.adam_beta2", "adam_beta2"),
+    number("training.adam_epsilon", "adam_epsilon"),
+    whole("training.seed", "seed"),
     Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
     Setting(says=("training.attention", "training.loss"), write=_write_kernels, read=_read_kernels),
     Setting(
@@ -498,6 +458,7 @@ SHARED: Final = (
         read=_read_adapters,
     ),
     follows("layout.dp", "layout.pools", "layout.segment", "training.loss_chunks"),
+    known(*listed(_NAMES["known"])),
 )
 
 
@@ -519,17 +480,7 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
     Refusal(says=(), fault=_recompute_fault),
-    only("layout.sp", 0, why="the Trainer has no sequence parallelism"),
-    only("layout.ep", 1, why="the Trainer keeps all experts on each rank"),
-    only("layout.etp", 1, why="the Trainer cuts no experts"),
-    only("layout.interleave", 1, why="it has no interleaved schedule"),
-    only("layout.schedule", "1f1b", why="it has no other schedule"),
-    only("training.precision", "bf16", "fp16", "fp32", why="the Trainer computes in 16 or 32 bits"),
-    only("training.memory_recipe", "engine", "pure-bf16", why="the Trainer does not keep it"),
-    only("training.loss", "engine", "whole", "fused", "fused-linear", why="the Trainer cuts no loss into chunks"),
-    only("training.optimizer", *OPTIMIZERS, why="the Trainer does not have it"),
-    only("training.cuda_graphs", "none", why="the Trainer captures none"),
-    only("training.expert_overlap", False, why="the Trainer exchanges no experts"),
+    *refusals(_NAMES["refuses"]),
 )
 
 

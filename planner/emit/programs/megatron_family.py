@@ -6,15 +6,31 @@ contradict the plan. Source: Megatron-LM d98e8a64 (2026-08-22), megatron/trainin
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import uneven_hosts
-from planner.emit.names import decisive, listed, names_beside
+from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.megatron_layout import chunks_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import Refusal, Setting, follows, not_carried, number, only, whole
+from planner.emit.target import (
+    Refusal,
+    Setting,
+    absent_unless,
+    choice,
+    fixed,
+    flag,
+    follows,
+    known,
+    not_carried,
+    number,
+    only,
+    pair,
+    refuse,
+    whole,
+)
 from planner.errors import InputError
-from planner.layout import offloads_activations, offloads_optimizer
+from planner.layout import offload_of, offloads_activations, offloads_optimizer
 from planner.specs.pipeline_letters import LETTERS_KEY, letters_of
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.recompute import canonical, policy_fault
@@ -26,6 +42,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Given, Value, Values
     from planner.plan import Plan
 
+_NAMES: Final = names_beside(__file__)
 FSDP: Final = "megatron-fsdp"
 """The engine whose plans run with --use-megatron-fsdp."""
 
@@ -54,49 +71,28 @@ def _read_chunks(given: Given) -> Mapping[str, Any]:
     return found | ({"layout.layers_per_stage": layers} if layers else {})
 
 
-def _write_experts(plan: Plan) -> Values:
-    if plan.model.moe is None:
-        return {}
-    return {"expert_model_parallel_size": plan.layout.ep, "expert_tensor_parallel_size": plan.layout.etp}
-
-
 def _read_experts(given: Given) -> Mapping[str, Any]:
     """Expert degrees; etp equals tp if the file gives no etp. Source: transformer_config.py, __post_init__."""
     ep, etp = given.whole("expert_model_parallel_size", 1) or 1, given.whole("expert_tensor_parallel_size")
     if given.model is not None and given.model.moe is None:
         return {"layout.ep": 1, "layout.etp": 1}
-    return {"layout.ep": ep, "layout.etp": etp or given.whole("tensor_model_parallel_size", 1) or 1}
+    return {"layout.ep": ep, "layout.etp": etp or given.whole(_TP, 1) or 1}
 
 
 _SHARDING: Final = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
-def _write_zero(plan: Plan) -> Values:
-    layout = plan.layout
-    instances: dict[str, Value] = {"num_distributed_optimizer_instances": layout.hsdp} if layout.hsdp > 1 else {}
-    if plan.engine.name == FSDP:
-        return {
-            "use_megatron_fsdp": True,
-            "data_parallel_sharding_strategy": _SHARDING[layout.zero],
-            "use_distributed_optimizer": True,
-            "no_gradient_accumulation_fusion": True,
-            "ckpt_format": "fsdp_dtensor",
-            "overlap_grad_reduce": True,
-            "overlap_param_gather": True,
-            **instances,
-        }
-    if not layout.zero:
-        return {"overlap_grad_reduce": True}
-    in_8_bits: dict[str, Value] = {"fp8_param_gather": True} if plan.training.precision == "fp8" else {}
-    overlap: dict[str, Value] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
-    return {"use_distributed_optimizer": True, **overlap, **instances, **in_8_bits}
+def _is_fsdp(plan: Plan) -> bool:
+    return plan.engine.name == FSDP
+
+
+def _shards(plan: Plan) -> bool:
+    return bool(plan.layout.zero) or _is_fsdp(plan)
 
 
 def _read_zero(given: Given) -> Mapping[str, Any]:
     sharded, gather = given.flag("use_distributed_optimizer"), given.flag("overlap_param_gather")
     replicas = given.whole("num_distributed_optimizer_instances", 1) or 1
-    for key in ("ckpt_format", "no_gradient_accumulation_fusion", "fp8_param_gather", "overlap_grad_reduce"):
-        given.get(key)
     if given.flag("use_megatron_fsdp") or given.flag("use_custom_fsdp"):
         back = {name: stage for stage, name in _SHARDING.items()}
         strategy = given.text("data_parallel_sharding_strategy", "optim_grads_params")
@@ -148,20 +144,12 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     return {"layout.recompute": "full"}
 
 
-def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
+def _mixed_policies(plan: Plan) -> tuple[str, str] | None:
     policies = sorted(set(plan.layout.recompute))
-    if len(policies) > 1:
-        hint = f"plan again with --pin recompute={policies[0]}, or another of them"
-        return f"stages recompute {' and '.join(policies)}, and Megatron-Core has one policy for all", hint
-    if policies[0].startswith("every:"):
-        return f"layout.recompute is {policies[0]}, which Megatron-Core does not have", "plan with --pin recompute=full"
-    return None
-
-
-def _write_overlap(plan: Plan) -> Values:
-    """The switch that overlaps pieces of tensor-parallel collectives with products; it needs sequence parallelism."""
-    is_on = plan.engine.overlap.tensor_parallel and plan.layout.tp > 1 and plan.layout.sp
-    return {"tp_comm_overlap": True} if is_on else {}
+    if len(policies) == 1:
+        return None
+    hint = f"plan again with --pin recompute={policies[0]}, or another of them"
+    return f"stages recompute {' and '.join(policies)}, and Megatron-Core has one policy for all", hint
 
 
 def _read_overlap(given: Given) -> Mapping[str, Any]:
@@ -171,51 +159,33 @@ def _read_overlap(given: Given) -> Mapping[str, Any]:
     """
     if "tp_comm_overlap" not in given:
         return {}
-    is_on, tp = given.flag("tp_comm_overlap"), given.whole("tensor_model_parallel_size", 1)
+    is_on, tp = given.flag("tp_comm_overlap"), given.whole(_TP, 1)
     if is_on and not (given.flag("sequence_parallel") and tp > 1):
         hint = "add sequence_parallel with a tensor_model_parallel_size above 1, or remove tp_comm_overlap"
         raise InputError("it needs sequence parallelism, and is refused without", where="tp_comm_overlap", hint=hint)
     return {"engine.overlap.tensor_parallel": is_on}
 
 
-def _write_offload(plan: Plan) -> Values:
-    """Options that offload optimizer states, or the activations of all layers but the last, to the host."""
-    found: dict[str, Value] = {}
-    if offloads_optimizer(plan.layout):
-        found |= {"optimizer_cpu_offload": True, "overlap_cpu_optimizer_d2h_h2d": True, _AWARE: True}
-    if offloads_activations(plan.layout):
-        found["cpu_offloading_num_layers"] = plan.model.num_layers - 1
-    return found
-
-
 def _read_offload(given: Given) -> Mapping[str, Any]:
     optimizer, layers = given.flag("optimizer_cpu_offload"), given.whole("cpu_offloading_num_layers")
-    for key in ("overlap_cpu_optimizer_d2h_h2d", "cpu_offloading"):
-        given.get(key)
     if optimizer and given.number("optimizer_offload_fraction", 1.0) < 1:
         given.doubt("optimizer_offload_fraction", "a part of the states on the host has no price", "layout.offload")
-    names = {(True, True): "both", (True, False): "optimizer", (False, True): "activations", (False, False): "none"}
-    return {"layout.offload": names[optimizer, layers > 0]}
+    on_host = [name for name, is_on in (("states", optimizer), ("activations", layers)) if is_on]
+    return {"layout.offload": offload_of(on_host) or "none"}
 
 
+_TP: Final = "tensor_model_parallel_size"
 _AWARE: Final = "use_precision_aware_optimizer"
 
 
 # --- training ----------------------------------------------------------------------------------------------------
 
-_PRECISION: Final[dict[str, dict[str, Value]]] = {
-    "fp32": {},
-    "fp16": {"fp16": True},
-    "bf16": {"bf16": True},
-    "fp8": {"bf16": True, "fp8_format": "hybrid"},
-    "fp4": {"bf16": True, "fp4_format": "e2m1"},
-}
+_PRECISION: Final[dict[str, dict[str, Value]]] = _NAMES["precisions"]
 
 
 def _read_precision(given: Given) -> Mapping[str, Any]:
     half, bf16 = given.flag("fp16"), given.flag("bf16")
     eight, four = given.text("fp8_format") or given.text("fp8"), given.text("fp4_format") or given.text("fp4")
-    given.get("fp8_recipe")
     found = "fp4" if _is_set(four) else "fp8" if _is_set(eight) else "fp16" if half else "bf16" if bf16 else "fp32"
     return {"training.precision": found}
 
@@ -224,15 +194,7 @@ def _is_set(text: str) -> bool:
     return text.lower() not in ("", "none", "null", "false")
 
 
-_MOMENTS_16: Final[dict[str, Value]] = {_AWARE: True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
-_MOMENTS_8: Final[dict[str, Value]] = {_AWARE: True, "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8"}
-_RECIPES: Final[dict[str, dict[str, Value]]] = {
-    "megatron-18": {},
-    "zero-16": {"grad_reduce_in_bf16": True},
-    "precision-aware-fp32": _MOMENTS_16,
-    "precision-aware": {**_MOMENTS_16, "main_grads_dtype": "bf16"},
-    "fp8-moments": {**_MOMENTS_8, "main_grads_dtype": "bf16"},
-}
+_RECIPES: Final[dict[str, dict[str, Value]]] = _NAMES["recipes"]
 """Memory recipe -> options for bf16 training, where gradients are summed in fp32 by default."""
 
 
@@ -247,8 +209,6 @@ def _recipe_of(plan: Plan) -> str:
 
 def _write_recipe(plan: Plan) -> Values:
     training, recipe = plan.training, _recipe_of(plan)
-    if training.precision == "fp32" or plan.engine.name == FSDP:
-        return {}
     if training.precision == "fp16" and recipe in ("megatron-18", "zero-16"):  # fp16 sums in 16 bits by default
         return {"accumulate_allreduce_grads_in_fp32": True} if recipe == "megatron-18" else {}
     return _RECIPES[recipe]
@@ -277,32 +237,20 @@ def _read_recipe(given: Given) -> Mapping[str, Any]:
     return {"training.memory_recipe": "megatron-18" if sums_in_32 else "zero-16"}
 
 
-def _recipe_fault(plan: Plan) -> tuple[str, str] | None:
-    training, recipe = plan.training, _recipe_of(plan)
-    if training.precision == "fp32":
-        return None
-    if plan.engine.name == FSDP:
-        if training.memory_recipe == "engine":
-            return None
-        return f"training.memory_recipe is {recipe}, and Megatron-FSDP keeps its own", _ENGINES_RECIPE
-    if recipe not in _RECIPES:
-        return f"training.memory_recipe is {recipe}, which Megatron-LM does not keep", _ENGINES_RECIPE
-    if recipe not in ("megatron-18", "zero-16") and not plan.layout.zero:
-        hint = f"plan with zero=1, or {_ENGINES_RECIPE}"
-        return f"training.memory_recipe is {recipe}, which Megatron-LM does not keep without ZeRO", hint
-    return None
+def _in_16_bits(plan: Plan) -> bool:
+    return plan.training.precision != "fp32"
 
 
-_ENGINES_RECIPE: Final = "--set training.memory_recipe=engine"
+def _keeps_recipe(plan: Plan) -> bool:
+    """Whether a memory recipe has options: training in 16 bits without Megatron-FSDP."""
+    return _in_16_bits(plan) and not _is_fsdp(plan)
+
+
 _OPTIMIZERS: Final = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
+_GRAPHS: Final = {"layers": "transformer_engine", "step": "full_iteration", "none": None}
 
 
-def _read_optimizer(given: Given) -> Mapping[str, Any]:
-    back = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
-    return {"training.optimizer": given.choice("optimizer", back, "adam")}
-
-
-def _write_attention(plan: Plan) -> Values:
+def _attention_of(plan: Plan) -> Values:
     """The attention kernel; `auto` selects a fused kernel if flash-attention has none (sinks, latent attention)."""
     if plan.training.attention == "unfused":
         return {"attention_backend": "unfused"}
@@ -311,26 +259,19 @@ def _write_attention(plan: Plan) -> Values:
 
 def _read_attention(given: Given) -> Mapping[str, Any]:
     backend = given.text("attention_backend", "auto").rpartition(".")[2]
-    given.get("use_flash_attn")
     return {"training.attention": "unfused" if backend in ("unfused", "local") else "flash"}
 
 
-def _write_graphs(plan: Plan) -> Values:
-    """Options for CUDA graphs of the forward and backward pass, or only of layer modules with fixed sizes."""
+def _modules_in_graphs(plan: Plan) -> Values:
+    """The modules of a layer with fixed sizes, which CUDA graphs can hold."""
     moe = plan.model.moe
-    if plan.training.cuda_graphs == "none":
-        return {}
-    if plan.training.cuda_graphs == "step":
-        return {"cuda_graph_impl": "full_iteration", "no_check_for_nan_in_loss_and_grad": True}
-    modules = ["attn", *(["moe_router", "moe_preprocess"] if moe else [])]
-    if moe is None or moe.num_dense_layers or moe.layer_frequency > 1:
-        modules.append("mlp")
-    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": tuple(modules)}
+    experts = ("moe_router", "moe_preprocess") if moe else ()
+    mlp = ("mlp",) if moe is None or moe.num_dense_layers or moe.layer_frequency > 1 else ()
+    return {"cuda_graph_modules": ("attn", *experts, *mlp)}
 
 
 def _read_graphs(given: Given) -> Mapping[str, Any]:
     modules = given.get("cuda_graph_modules")
-    given.get("no_check_for_nan_in_loss_and_grad")
     kinds = {"none": "none", "full_iteration": "step", "transformer_engine": "layers", "local": "layers"}
     kind = given.choice("cuda_graph_impl", kinds, "none")
     return {"training.cuda_graphs": "step" if modules and "full_iteration" in str(modules) else kind}
@@ -342,10 +283,8 @@ def _read_dropout(given: Given) -> Mapping[str, Any]:
     return {"training.dropout": max(hidden, attention)}
 
 
-_STYLES: Final = {
-    "inverse_sqrt": "inverse-square-root",
-    **{each: each for each in ("cosine", "linear", "constant", "WSD")},
-}
+_RECIPE: Final = "training.memory_recipe"
+_STYLES: Final[dict[str, str]] = _NAMES["schedules"]
 """Schedule -> --lr-decay-style."""
 
 
@@ -389,26 +328,54 @@ def _read_rates(given: Given) -> Mapping[str, Any]:
 
 
 LAYOUT: Final = (
-    whole("layout.tp", "tensor_model_parallel_size", 1),
+    whole("layout.tp", _TP, 1),
     Setting(
         says=("layout.sp",),
         write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
         read=lambda given: {  # off if tp is 1: arguments.py, validate_args
-            "layout.sp": int(given.flag("sequence_parallel") and given.whole("tensor_model_parallel_size", 1) > 1)
+            "layout.sp": int(given.flag("sequence_parallel") and given.whole(_TP, 1) > 1)
         },
     ),
-    Setting(
-        says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
-        write=_write_chunks,
-        read=_read_chunks,
-    ),
+    pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage", _write_chunks, _read_chunks),
     whole("layout.cp", "context_parallel_size", 1),
-    Setting(says=("layout.ep", "layout.etp"), write=_write_experts, read=_read_experts),
-    Setting(says=("layout.zero", "layout.hsdp"), write=_write_zero, read=_read_zero),
+    *absent_unless(
+        lambda plan: plan.model.moe,
+        replace(whole("layout.ep", "expert_model_parallel_size"), read=_read_experts),
+        replace(whole("layout.etp", "expert_tensor_parallel_size"), read=None),
+    ),
+    *absent_unless(
+        _is_fsdp,
+        fixed({"use_megatron_fsdp": True}),
+        replace(choice("layout.zero", "data_parallel_sharding_strategy", _SHARDING), read=_read_zero),
+    ),
+    fixed({"use_distributed_optimizer": True}, _shards),
+    fixed({"no_gradient_accumulation_fusion": True, "ckpt_format": "fsdp_dtensor"}, _is_fsdp),
+    fixed({"overlap_grad_reduce": True}),
+    fixed({"overlap_param_gather": True}, _shards),
+    *absent_unless(_shards, replace(whole("layout.hsdp", "num_distributed_optimizer_instances", absent=1), read=None)),
+    fixed(
+        {"fp8_param_gather": True},
+        lambda plan: plan.training.precision == "fp8" and _shards(plan) and not _is_fsdp(plan),
+    ),
     whole("layout.mbs", "micro_batch_size"),
     Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
-    Setting(says=("engine.overlap.tensor_parallel",), write=_write_overlap, read=_read_overlap),
-    Setting(says=("layout.offload",), write=_write_offload, read=_read_offload),
+    *absent_unless(
+        lambda plan: plan.layout.tp > 1 and plan.layout.sp,  # the overlap needs sequence parallelism
+        replace(flag("engine.overlap.tensor_parallel", "tp_comm_overlap"), read=_read_overlap),
+    ),
+    fixed(
+        {"optimizer_cpu_offload": True, "overlap_cpu_optimizer_d2h_h2d": True, _AWARE: True},
+        lambda plan: offloads_optimizer(plan.layout),
+    ),
+    *absent_unless(
+        lambda plan: offloads_activations(plan.layout),
+        Setting(
+            says=("layout.offload",),
+            write=lambda plan: {"cpu_offloading_num_layers": plan.model.num_layers - 1},  # of all layers but the last
+            read=_read_offload,
+        ),
+    ),
+    known("cpu_offloading", "use_flash_attn", "fp8_recipe", "no_check_for_nan_in_loss_and_grad"),
     follows("layout.dp", "layout.pools", "layout.segment"),  # derived from the ranks and their hosts
 )
 
@@ -416,23 +383,17 @@ TRAINING: Final = (
     whole("training.global_batch_size", "global_batch_size"),
     whole("training.sequence_length", "seq_length"),
     Setting(says=("training.precision",), write=lambda plan: _PRECISION[plan.training.precision], read=_read_precision),
-    Setting(
-        says=("training.optimizer",),
-        write=lambda plan: {"optimizer": _OPTIMIZERS[plan.training.optimizer]},
-        read=_read_optimizer,
-    ),
-    Setting(says=("training.memory_recipe",), write=_write_recipe, read=_read_recipe),
-    Setting(says=("training.attention",), write=_write_attention, read=_read_attention),
-    Setting(says=("training.cuda_graphs",), write=_write_graphs, read=_read_graphs),
-    Setting(
-        says=("training.expert_overlap",),
-        write=lambda plan: {"overlap_moe_expert_parallel_comm": True} if plan.training.expert_overlap else {},
-        read=lambda given: {"training.expert_overlap": given.flag("overlap_moe_expert_parallel_comm")},
-    ),
-    Setting(
-        says=("training.dropout",),
-        write=lambda plan: {"attention_dropout": plan.training.dropout, "hidden_dropout": plan.training.dropout},
-        read=_read_dropout,
+    choice("training.optimizer", "optimizer", _OPTIMIZERS, "adamw", dist_muon="muon"),
+    *absent_unless(_keeps_recipe, Setting(says=("training.memory_recipe",), write=_write_recipe, read=_read_recipe)),
+    Setting(says=("training.attention",), write=_attention_of, read=_read_attention),
+    replace(choice("training.cuda_graphs", "cuda_graph_impl", _GRAPHS), read=_read_graphs),
+    fixed({"no_check_for_nan_in_loss_and_grad": True}, lambda plan: plan.training.cuda_graphs == "step"),
+    *absent_unless(lambda plan: plan.training.cuda_graphs == "layers", Setting(says=(), write=_modules_in_graphs)),
+    flag("training.expert_overlap", "overlap_moe_expert_parallel_comm"),
+    pair(
+        "training.dropout",
+        lambda plan: {"attention_dropout": plan.training.dropout, "hidden_dropout": plan.training.dropout},
+        _read_dropout,
     ),
     Setting(
         says=tuple(f"training.{name}" for name in _RATES),
@@ -449,22 +410,28 @@ TRAINING: Final = (
 )
 
 
-def _experts_fault(plan: Plan) -> tuple[str, str] | None:
-    if plan.model.moe is None or plan.layout.tp == 1 or plan.layout.sp:
-        return None
-    return "experts with tp > 1 and sp=0, which the layer of experts refuses", "plan again with --pin sp=1"
-
-
 REFUSALS: Final = (
     *MODEL_REFUSALS,
-    only("layout.schedule", "1f1b", "interleaved", why="Megatron-Core does not run it", pin="--pin schedule=1f1b"),
-    only("training.optimizer", *_OPTIMIZERS, why="Megatron-LM does not have it"),
-    only("training.precision", *_PRECISION, why="Megatron-LM does not have it"),
-    only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
-    only("training.mlp_tiles", 1, why="Megatron-LM computes feed-forward blocks at once"),
-    Refusal(says=(), fault=_recompute_fault),
-    Refusal(says=(), fault=_recipe_fault),
-    Refusal(says=(), fault=_experts_fault),
+    *refusals(_NAMES["refuses"]),
+    Refusal(says=(), fault=_mixed_policies),
+    refuse(
+        lambda plan: plan.layout.recompute[0].startswith("every:"),
+        "layout.recompute is {plan.layout.recompute[0]}, which Megatron-Core does not have",
+        "plan with --pin recompute=full",
+    ),
+    only(_RECIPE, "engine", why="Megatron-FSDP keeps its own", when=lambda plan: _in_16_bits(plan) and _is_fsdp(plan)),
+    only(_RECIPE, "engine", *_RECIPES, why="Megatron-LM does not keep it", when=_keeps_recipe),
+    only(
+        *(_RECIPE, "engine", "megatron-18", "zero-16"),
+        why="Megatron-LM does not keep it without ZeRO",
+        pin="--pin zero=1, or --set training.memory_recipe=engine",
+        when=lambda plan: _keeps_recipe(plan) and not plan.layout.zero,
+    ),
+    refuse(
+        lambda plan: plan.model.moe and plan.layout.tp > 1 and not plan.layout.sp,
+        "experts with tp > 1 and sp=0, which the layer of experts refuses",
+        "plan again with --pin sp=1",
+    ),
     Refusal(says=(), fault=uneven_hosts),
 )
 
@@ -494,7 +461,6 @@ def connections(plan: Plan) -> Mapping[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32" if many else "1"}
 
 
-_NAMES: Final = names_beside(__file__)
 IGNORED: Final = listed(_NAMES["ignores"])
 """Options that do not change the priced bytes and seconds of a step."""
 DECISIVE: Final = decisive(_NAMES["decides"])

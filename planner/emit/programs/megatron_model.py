@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.target import Refusal, Setting, only, same, words
+from planner.emit.names import listed, names_beside, refusals
+from planner.emit.target import (
+    Refusal,
+    Setting,
+    absent_unless,
+    choice,
+    fixed,
+    flag,
+    known,
+    pair,
+    parts_from,
+    parts_of,
+    refuse,
+    same,
+    whole,
+)
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 
@@ -14,7 +30,9 @@ if TYPE_CHECKING:
 
     from planner.emit.target import Given, Value, Values
     from planner.plan import Plan
+    from planner.specs.model import MixtureOfExperts
 
+_NAMES: Final = names_beside(__file__)
 _LLAMA_3_SCALING: Final = (1.0, 4.0, 8192)
 """The fixed frequency band of --use-rope-scaling. Source: Megatron-LM, rotary_pos_embedding.py."""
 
@@ -81,32 +99,14 @@ def _read_positions(given: Given) -> Mapping[str, Any]:
     longest = given.whole("max_position_embeddings") or given.whole("seq_length")
     kind = given.text("position_embedding_type", "learned_absolute")
     rotary = kind in ("rope", "yarn", "mrope") or given.flag("use_rotary_position_embeddings")
-    found: dict[str, Any] = {"model.max_sequence_length": longest} if longest else {}
-    if "num_layers" not in given:
-        return {}
-    found["model.position"] = "rope" if rotary or kind == "none" else "learned"
+    found: dict[str, Any] = {"model.position": "rope" if rotary or kind == "none" else "learned"}
+    if longest:
+        found["model.max_sequence_length"] = longest
     if rotary and "rotary_base" in given:
         found["model.rope_theta"] = given.number("rotary_base")
-    given.text("rope_type")
     if given.flag("use_rope_scaling"):
         found["model.rope_scaling"] = {"factor": given.number("rope_scaling_factor", 8.0)}
     return found
-
-
-def _positions_fault(plan: Plan) -> tuple[str, str] | None:
-    model, scaling = plan.model, plan.model.rope_scaling
-    if model.position not in ("learned", "rope"):
-        return f"model.position is {model.position}, for which Megatron-Core has no option", _OTHER_ENGINE
-    if model.position == "rope" and model.rope_theta != int(model.rope_theta):
-        return f"model.rope_theta is {model.rope_theta}, and --rotary-base is a whole number", "round it"
-    band = scaling and (scaling.low_frequency, scaling.high_frequency, scaling.original_max_sequence_length)
-    if band and band != _LLAMA_3_SCALING:
-        why = "model.rope_scaling has another band than that of Llama 3"
-        return why, "leave model.rope_scaling out: it has no price"
-    return None
-
-
-_OTHER_ENGINE: Final = "plan with another --engine, as torch"
 
 
 def _has_bias(plan: Plan) -> bool | None:
@@ -126,19 +126,10 @@ def _write_biases(plan: Plan) -> Values:
 
 
 def _read_biases(given: Given) -> Mapping[str, Any]:
-    if "num_layers" not in given:
-        return {}
     bias, of_qkv = not given.flag("disable_bias_linear"), given.flag("add_qkv_bias")
     if given.flag("multi_latent_attention"):
         return {"model.attention_bias": False, "model.mlp_bias": bias}
     return {"model.attention_bias": bias, "model.mlp_bias": bias, "model.qkv_bias": of_qkv and not bias}
-
-
-def _biases_fault(plan: Plan) -> tuple[str, str] | None:
-    if _has_bias(plan) is not None:
-        return None
-    why = "model.attention_bias, model.mlp_bias and those of experts differ, and Megatron-Core has all or none"
-    return why, "set them alike in the model document"
 
 
 def _write_window(plan: Plan) -> Values:
@@ -161,60 +152,55 @@ def _read_window(given: Given) -> Mapping[str, Any]:
     return {"model.sliding_window": int(size[0]), "model.global_every": given.whole("window_attn_skip_freq")}
 
 
-def _write_experts(plan: Plan) -> Values:
-    """Options for experts and for the layers that have experts. Source: Megatron-LM, arguments.py, moe_freq_type."""
-    model, moe = plan.model, plan.model.moe
-    if moe is None:
+def _has_experts(plan: Plan) -> bool:
+    return plan.model.moe is not None
+
+
+def _moe(plan: Plan) -> MixtureOfExperts:
+    assert plan.model.moe is not None
+    return plan.model.moe
+
+
+def _write_frequency(plan: Plan) -> Values:
+    """The layers that have experts, if not all have. Source: Megatron-LM, arguments.py, moe_freq_type."""
+    moe = _moe(plan)
+    has = [int(plan.model.layer_has_experts(layer)) for layer in range(plan.model.num_layers)]
+    if all(has):
         return {}
-    has = [int(model.layer_has_experts(layer)) for layer in range(model.num_layers)]
-    found: dict[str, Value] = {
-        "num_experts": moe.num_experts,
-        "moe_router_topk": moe.experts_per_token,
-        "moe_ffn_hidden_size": moe.ffn_hidden_size,
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": True,
-    }
-    if not all(has):
-        found["moe_layer_freq"] = f"([0]*{moe.num_dense_layers}+[1]*{len(has) - moe.num_dense_layers})"
-        if moe.layer_frequency > 1:
-            found["moe_layer_freq"] = "[" + ",".join(map(str, has)) + "]"
-    if moe.shared_ffn_hidden_size:
-        found["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
-    if moe.shared_gate:
-        found["moe_shared_expert_gate"] = True
-    if moe.num_groups > 1:
-        found |= {"moe_router_num_groups": moe.num_groups, "moe_router_group_topk": moe.groups_per_token}
-    if moe.experts_per_token == 1:
-        found["moe_router_pre_softmax"] = True
-    return found
+    if moe.layer_frequency > 1:
+        return {"moe_layer_freq": "[" + ",".join(map(str, has)) + "]"}
+    return {"moe_layer_freq": f"([0]*{moe.num_dense_layers}+[1]*{len(has) - moe.num_dense_layers})"}
 
 
 def _read_experts(given: Given) -> Mapping[str, Any]:
     experts = given.whole("num_experts") or given.whole("num_moe_experts")
-    for key in ("moe_router_pre_softmax", "moe_grouped_gemm"):
-        given.get(key)
     dispatcher = given.text("moe_token_dispatcher_type", "alltoall")
     if not experts:
         return {}
     if dispatcher == "allgather":
         given.understood.discard("moe_token_dispatcher_type")  # priced as an all-to-all
     dense, frequency = _dense_layers(given)
-    biased = not given.flag("disable_bias_linear")
-    width = given.whole("moe_ffn_hidden_size") or given.whole("ffn_hidden_size") or 4 * given.whole("hidden_size")
+    sizes = parts_from(given, _EXPERTS)
+    width = sizes["ffn_hidden_size"] or given.whole("ffn_hidden_size") or 4 * given.whole("hidden_size")
     found = {
+        **sizes,
+        **parts_from(given, _FURTHER),
         "num_experts": experts,
-        "experts_per_token": given.whole("moe_router_topk", 2),
         "ffn_hidden_size": width,
-        "shared_ffn_hidden_size": given.whole("moe_shared_expert_intermediate_size"),
-        "shared_gate": given.flag("moe_shared_expert_gate"),
         "num_dense_layers": dense,
         "layer_frequency": frequency,
-        "num_groups": given.whole("moe_router_num_groups", 1) or 1,
-        "groups_per_token": given.whole("moe_router_group_topk", 1) or 1,
-        "expert_bias": biased,
-        "router_bias": biased,
+        **{name: value for name, value in parts_from(given, _GROUPS).items() if value},
     }
-    return {"model.moe": {key: value for key, value in found.items() if value is not False}}
+    found["ffn_hidden_size"] = (
+        found["ffn_hidden_size"] or given.whole("ffn_hidden_size") or 4 * given.whole("hidden_size")
+    )
+    gate = {"shared_gate": True} if given.flag("moe_shared_expert_gate") else {}
+    biases = {} if given.flag("disable_bias_linear") else {"expert_bias": True, "router_bias": True}
+    return {"model.moe": found | gate | biases}
+
+
+_EXPERTS, _FURTHER, _GROUPS, _LATENT = (_NAMES[part] for part in ("experts", "shared_experts", "groups", "latent"))
+"""Sizes of experts and of latent attention -> option and default."""
 
 
 def _dense_layers(given: Given) -> tuple[int, int]:
@@ -260,54 +246,21 @@ def _pattern(text: str) -> list[int]:
 _MOST_LAYERS: Final = 10_000
 
 
-def _write_latent(plan: Plan) -> Values:
-    mla = plan.model.mla
-    if mla is None:
-        return {}
-    ranks: dict[str, Value] = {"q_lora_rank": mla.q_lora_rank} if mla.q_lora_rank else {}
-    return {
-        "multi_latent_attention": True,
-        **ranks,
-        "kv_lora_rank": mla.kv_lora_rank,
-        "qk_head_dim": mla.nope_head_size,
-        "qk_pos_emb_head_dim": mla.rope_head_size,
-        "v_head_dim": mla.value_head_size,
-    }
-
-
 def _read_latent(given: Given) -> Mapping[str, Any]:
-    """Sizes of latent attention, with the defaults of Megatron-LM, arguments.py, _add_mla_args."""
-    if not given.flag("multi_latent_attention"):
-        return {}
-    found = {
-        "q_lora_rank": given.whole("q_lora_rank"),
-        "kv_lora_rank": given.whole("kv_lora_rank", 32),
-        "nope_head_size": given.whole("qk_head_dim", 128),
-        "rope_head_size": given.whole("qk_pos_emb_head_dim", 64),
-        "value_head_size": given.whole("v_head_dim", 128),
-    }
-    return {"model.mla": found}
+    return {"model.mla": parts_from(given, _LATENT)} if given.flag("multi_latent_attention") else {}
 
 
-def _read_norm(given: Given) -> Mapping[str, Any]:
-    if "num_layers" not in given and "encoder_num_layers" not in given:
-        return {}
-    return {"model.norm": given.choice("normalization", {name: ours for ours, name in _NORMS.items()}, "LayerNorm")}
+def _described(*settings: Setting) -> tuple[Setting, ...]:
+    """Settings whose defaults count only in a file that describes a model."""
 
+    def limited(setting: Setting) -> Setting:
+        def read(given: Given) -> Mapping[str, Any]:
+            found = setting.read(given) if setting.read else {}
+            return found if "num_layers" in given or "encoder_num_layers" in given else {}
 
-def _flag(path: str, key: str, *, on: Any, off: Any) -> Setting:
-    """A setting for a field with two values; the value `on` is written as a switch."""
+        return replace(setting, read=read)
 
-    def read(given: Given) -> Mapping[str, Any]:
-        return {path: on if given.flag(key) else off} if "num_layers" in given or given.flag(key) else {}
-
-    name = path.partition(".")[2]
-    return Setting(says=(path,), write=lambda plan: {key: True} if getattr(plan.model, name) == on else {}, read=read)
-
-
-def _write_norms(plan: Plan) -> Values:
-    """The option for norms of heads, which also controls norms inside latent attention (multi_latent_attention.py)."""
-    return {"qk_layernorm": True} if plan.model.qk_norm == "head" or plan.model.mla else {}
+    return tuple(map(limited, settings))
 
 
 def _read_norms(given: Given) -> Mapping[str, Any]:
@@ -318,56 +271,55 @@ def _read_norms(given: Given) -> Mapping[str, Any]:
 _NORMS: Final = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 MODEL: Final = (
-    Setting(says=("model.num_layers",), write=lambda plan: {"num_layers": plan.model.num_layers}, read=_read_layers),
-    Setting(
-        says=("model.hidden_size", "model.ffn_hidden_size"),
-        write=lambda plan: {"hidden_size": plan.model.hidden_size, "ffn_hidden_size": plan.model.ffn_hidden_size},
-        read=_read_width,
+    replace(whole("model.num_layers", "num_layers"), read=_read_layers),
+    pair(
+        "model.hidden_size model.ffn_hidden_size",
+        lambda plan: {"hidden_size": plan.model.hidden_size, "ffn_hidden_size": plan.model.ffn_hidden_size},
+        _read_width,
     ),
     Setting(says=("model.num_heads", "model.num_kv_heads", "model.head_size"), write=_write_heads, read=_read_heads),
     same("model.vocab_size", "vocab_size"),
-    Setting(
-        says=tuple(f"model.{name}" for name in _POSITIONS),
-        write=_write_positions,
-        read=_read_positions,
+    *_described(
+        Setting(
+            says=tuple(f"model.{name}" for name in _POSITIONS),
+            write=_write_positions,
+            read=_read_positions,
+        ),
+        choice("model.norm", "normalization", _NORMS, "layernorm"),
     ),
-    Setting(says=("model.norm",), write=lambda plan: {"normalization": _NORMS[plan.model.norm]}, read=_read_norm),
     same("model.norm_epsilon", "norm_epsilon"),
-    _flag("model.activation", "swiglu", on="swiglu", off="gelu"),
-    Setting(says=("model.attention_bias", "model.mlp_bias", "model.qkv_bias"), write=_write_biases, read=_read_biases),
-    _flag("model.tied_embeddings", "untie_embeddings_and_output_weights", on=False, off=True),
-    Setting(says=("model.qk_norm",), write=_write_norms, read=_read_norms),
-    words("model.attention_sinks", "softmax_type", {True: "learnable", False: None}),
-    Setting(says=("model.sliding_window", "model.global_every"), write=_write_window, read=_read_window),
-    Setting(
-        says=("model.mtp_layers",),
-        write=lambda plan: {"mtp_num_layers": plan.model.mtp_layers} if plan.model.mtp_layers else {},
-        read=lambda given: {"model.mtp_layers": given.whole("mtp_num_layers")} if "mtp_num_layers" in given else {},
+    *_described(
+        flag("model.activation", "swiglu", on="swiglu", off="gelu"),
+        pair("model.attention_bias model.mlp_bias model.qkv_bias", _write_biases, _read_biases),
+        flag("model.tied_embeddings", "untie_embeddings_and_output_weights", on=False, off=True),
     ),
-    Setting(says=("model.moe",), write=_write_experts, read=_read_experts),
-    Setting(says=("model.mla",), write=_write_latent, read=_read_latent),
+    # the option also controls norms inside latent attention (multi_latent_attention.py)
+    pair(
+        "model.qk_norm",
+        lambda plan: {"qk_layernorm": True} if plan.model.qk_norm == "head" or plan.model.mla else {},
+        _read_norms,
+    ),
+    choice("model.attention_sinks", "softmax_type", {True: "learnable", False: None}),
+    Setting(says=("model.sliding_window", "model.global_every"), write=_write_window, read=_read_window),
+    whole("model.mtp_layers", "mtp_num_layers", absent=0),
+    *absent_unless(
+        _has_experts,
+        Setting(says=("model.moe",), write=lambda plan: parts_of(_moe(plan), _EXPERTS), read=_read_experts),
+        fixed({"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}),
+        Setting(says=(), write=_write_frequency),
+        Setting(says=(), write=lambda plan: parts_of(_moe(plan), _FURTHER)),
+        fixed({"moe_shared_expert_gate": True}, lambda plan: _moe(plan).shared_gate),
+        Setting(says=(), write=lambda plan: parts_of(_moe(plan), _GROUPS) if _moe(plan).num_groups > 1 else {}),
+        fixed({"moe_router_pre_softmax": True}, lambda plan: _moe(plan).experts_per_token == 1),
+    ),
+    fixed({"multi_latent_attention": True}, lambda plan: plan.model.mla),
+    pair("model.mla", lambda plan: parts_of(plan.model.mla, _LATENT) if plan.model.mla else {}, _read_latent),
+    known("rope_type"),
 )
 """Source: Megatron-LM, megatron/training/arguments.py and megatron/core/transformer/transformer_config.py."""
 
 
-_OF_OTHER_KINDS: Final = (
-    *("kind", "num_encoder_layers", "output_head", "num_token_types", "pooler", "patches", "relative_buckets"),
-)
-
-
-def _kind_fault(plan: Plan) -> tuple[str, str] | None:
-    if plan.model.kind == "decoder":
-        return None
-    hint = "its own examples train BERT and T5; the plan can be explained"
-    return f"model.kind is {plan.model.kind}, and pretrain_gpt.py trains decoders", hint
-
-
-_NO_BLOCKS: Final = (
-    *("norm_bias", "attends", "mixer", "layers", "sparse", "cross_attention", "value_head_size", "attention_gate"),
-    *("keys_are_values", "shares_keys", "shared_by", "head_bias", "layer_matrix_params", "layer_vector_params"),
-    *("embedding_size", "head_input_size"),
-    *("table_params", "input_matrix_params", "output_matrix_params", "vision"),
-)
+_NO_BLOCKS: Final = listed(_NAMES["no_blocks"])
 """Fields of blocks that pretrain_gpt.py cannot build, or builds only with experimental options not in this table.
 
 Source: Megatron-LM, core/models/gpt/gpt_layer_specs.py; Mamba layers are trained by another program, pretrain_mamba.py.
@@ -390,24 +342,43 @@ def _blocks_fault(plan: Plan) -> tuple[str, str] | None:
         ]
     if not found:
         return None
-    return f"pretrain_gpt.py has no options that are written for {', '.join(found)}", _TRANSFORMERS
+    return f"pretrain_gpt.py has no options that are written for {', '.join(found)}", _OTHER_ENGINES
 
 
-_TRANSFORMERS: Final = "plan with --engine fsdp or deepspeed, which train modules of transformers"
-
-
-def _not_here(path: str, value: Any) -> Refusal:
-    return only(path, value, why="Megatron-Core has no option for it", pin="another model or --engine")
+_OTHER_ENGINES: Final = "plan with --engine fsdp or deepspeed, which train modules of transformers"
 
 
 MODEL_REFUSALS: Final = (
-    Refusal(says=tuple(f"model.{name}" for name in _OF_OTHER_KINDS), fault=_kind_fault),
+    refuse(
+        lambda plan: plan.model.kind != "decoder",
+        "model.kind is {plan.model.kind}, and pretrain_gpt.py trains decoders",
+        "its own examples train BERT and T5; the plan can be explained",
+        *(f"model.{name}" for name in listed(_NAMES["of_other_kinds"])),
+    ),
     Refusal(says=tuple(f"model.{name}" for name in _NO_BLOCKS), fault=_blocks_fault),
-    Refusal(says=(), fault=_positions_fault),
-    Refusal(says=(), fault=_biases_fault),
-    only("model.qk_norm", "none", "head", why="Megatron-Core normalises each head", pin="another model or --engine"),
-    _not_here("model.parallel_attention", False),
-    _not_here("model.norms_per_layer", 2),
-    _not_here("model.embedding_norm", False),
-    _not_here("model.final_norm", True),
+    refuse(
+        lambda plan: plan.model.position not in ("learned", "rope"),
+        "model.position is {plan.model.position}, for which Megatron-Core has no option",
+        "plan with another --engine, as torch",
+    ),
+    refuse(
+        lambda plan: plan.model.position == "rope" and plan.model.rope_theta % 1,
+        "model.rope_theta is {plan.model.rope_theta}, and --rotary-base is a whole number",
+        "round it",
+    ),
+    refuse(
+        lambda plan: (
+            (scaling := plan.model.rope_scaling)
+            and (scaling.low_frequency, scaling.high_frequency, scaling.original_max_sequence_length)
+            != _LLAMA_3_SCALING
+        ),
+        "model.rope_scaling has another band than that of Llama 3",
+        "leave model.rope_scaling out: it has no price",
+    ),
+    refuse(
+        lambda plan: _has_bias(plan) is None,
+        "model.attention_bias, model.mlp_bias and those of experts differ, and Megatron-Core has all or none",
+        "set them alike in the model document",
+    ),
+    *refusals(_NAMES["refuses"]),
 )

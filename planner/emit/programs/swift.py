@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.adapters import MEGATRON as MODULES
-from planner.emit.names import listed, names_beside
+from planner.emit.names import listed, names_beside, refusals
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Setting, Target, not_carried, only
+from planner.emit.target import Setting, Target, not_carried
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,9 +73,6 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
     return f"env {where} \\\n  megatron sft --model {HUB_MODEL} --dataset {data}{options}"
 
 
-_RECIPES: Final = ("engine", "megatron-18", "precision-aware-fp32", "precision-aware", "fp8-moments")
-
-
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     """The adapters; ms-swift's default is rank 8 on all matrices of the layers."""
     kinds = {given.text("tuner_type"), given.text("train_type")}
@@ -100,13 +97,7 @@ TARGET: Final = Target(
     ),
     refuse=(
         *MEGATRON.refuse,
-        only("training.dropout", 0.0, why="the model's own configuration says it"),
-        only("training.cuda_graphs", "none", why="ms-swift has no option for it"),
-        only("training.expert_overlap", False, why="ms-swift has no option for it"),
-        only("layout.offload", "none", "optimizer", why="ms-swift offloads optimizer states alone"),
-        only("layout.hsdp", 1, why="ms-swift has no option for it"),
-        only("training.memory_recipe", *_RECIPES, why="ms-swift sums gradients in fp32"),
-        only("training.precision", "bf16", "fp16", "fp8", why="ms-swift has no option for it", pin="--precision bf16"),
+        *refusals(_NAMES["refuses"]),
     ),
     command=_command,
     yours=_yours,

@@ -16,7 +16,6 @@ from planner.run_arguments import RunArguments
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from planner.emit.hosts import HostRanks
     from planner.emit.target import How, Values
     from planner.plan import Plan
 
@@ -46,10 +45,14 @@ def torchrun_command(
     torchrun does no restarts, because `planner launch` restarts the run itself, with a new rendezvous. The rendezvous
     of several hosts is static: with `c10d` torchrun ignores --node-rank, and ranks would differ from the plan.
     """
-    program = _program(plan_path, output, arguments)
+    hosts = ranks_of_hosts(plan)
+    place = None
     if host is not None:
-        return ("torchrun", *_rendezvous(ranks_of_hosts(plan), host), *program)
-    return ("torchrun", "--standalone", f"--nproc-per-node={plan.layout.world_size}", *program)
+        ranks, address = str(hosts[host.number].num_ranks), shlex.quote(host.address)
+        number, port = str(host.number), str(host.port)
+        place = Place(hosts=len(hosts), ranks=ranks, number=number, address=address, port=port)
+    start = torchrun_start(plan, place).replace("\\\n", "")
+    return (*shlex.split(start), *_program(plan_path, output, arguments))
 
 
 def torchrun_commands(plan: Plan, plan_path: Path, *, output: Path, arguments: RunArguments) -> str:
@@ -78,16 +81,6 @@ def commands_of_hosts(ranks: Sequence[int], command: Callable[[Place | None], st
         text += f"# {hosts}:\n{command(place)}\n"
         first = last + 1
     return text
-
-
-def _rendezvous(hosts: tuple[HostRanks, ...], host: Host) -> tuple[str, ...]:
-    return (
-        f"--nnodes={len(hosts)}",
-        f"--nproc-per-node={hosts[host.number].num_ranks}",
-        f"--node-rank={host.number}",
-        f"--master-addr={host.address}",
-        f"--master-port={host.port}",
-    )
 
 
 def _program(plan_path: Path, output: Path, arguments: RunArguments) -> tuple[str, ...]:

@@ -6,13 +6,30 @@ layers; `optimizer` holds the keywords of `default_adamw`. Source: torchtitan, c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import decisive, listed, names_beside
+from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import FIELDS, Refusal, Setting, Target, follows, not_carried, number, only, switch, whole
+from planner.emit.target import (
+    FIELDS,
+    Refusal,
+    Setting,
+    Target,
+    follows,
+    not_carried,
+    number,
+    one,
+    only,
+    pair,
+    parts_from,
+    parts_of,
+    refuse,
+    switch,
+    whole,
+)
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split
 from planner.specs.by_name import load_model
@@ -29,13 +46,7 @@ if TYPE_CHECKING:
 _NAMES: Final = names_beside(__file__)
 REGISTRY: Final = {name: (package, flavor) for name, (package, flavor) in _NAMES["registry"].items()}
 """Our model name -> package and flavor in torchtitan's model_registry."""
-SCHEDULES: Final = {
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-    "interleaved": "Interleaved1F1B",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
+SCHEDULES: Final[dict[str, str]] = _NAMES["schedules"]
 RECOMPUTE: Final = {"none": "none", "full": "FullAC", "selective": "SelectiveAC"}
 _POSITIONS: Final = ("rope_theta", "rope_scaling", "norm_epsilon", "max_sequence_length")
 _OTHERS: Final = (*_POSITIONS, "name", "moe")
@@ -64,15 +75,8 @@ def _entry(model: ModelSpec) -> tuple[str, str] | None:
     return next((entry for other, entry in _shapes() if other == shape), None)
 
 
-_SIZES: Final = (
-    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_hidden_size", "vocab_size"),
-    *("tied_embeddings", "qkv_bias"),
-)
-_EXPERTS: Final = {
-    "num_experts": "num_experts",
-    "experts_per_token": "experts_per_token",
-    "expert_ffn_hidden_size": "ffn_hidden_size",
-}
+_SIZES: Final = listed(_NAMES["sizes"])
+_EXPERTS: Final[dict[str, str]] = _NAMES["experts"]
 """Key of `model_spec.shape` -> field of the model's experts (`moe`)."""
 
 
@@ -116,6 +120,8 @@ def _write_model(plan: Plan) -> Values:
 
 
 _SHAPE: Final = "model_spec.shape."
+_ROPE: Final = "model_spec.rope."
+_SCALING: Final[dict[str, tuple[str, float]]] = _NAMES["scaling"]
 
 
 def _described(given: Given) -> ModelSpec | None:
@@ -144,49 +150,23 @@ def _read_model(given: Given) -> Mapping[str, Any]:
     model = named(given)
     if model is None:
         return {}
-    return {
-        f"model.{key}": value for key, value in model.model_dump(exclude={*_POSITIONS, "name", "architecture"}).items()
-    }
+    return {f"model.{key}": value for key, value in model.model_dump(exclude={"name", "architecture"}).items()}
 
 
-def _write_positions(plan: Plan) -> Values:
-    model, scaling = plan.model, plan.model.rope_scaling
-    found: dict[str, Value] = {
-        "model_spec.norm.eps": model.norm_epsilon,
-        "model_spec.rope.theta": model.rope_theta,
-        "model_spec.rope.max_context_length": max(model.max_sequence_length, plan.training.sequence_length),
-    }
-    if _write_model(plan)["model_spec.name"] not in _YARN:
-        found["model_spec.rope.scaling"] = "llama" if scaling else "none"
-    if scaling:
-        found |= {
-            "model_spec.rope.scaling_factor": scaling.factor,
-            "model_spec.rope.low_freq_factor": scaling.low_frequency,
-            "model_spec.rope.high_freq_factor": scaling.high_frequency,
-            "model_spec.rope.original_max_position_embeddings": scaling.original_max_sequence_length,
-        }
-    return found
+def _longest(plan: Plan) -> Values:
+    return {f"{_ROPE}max_context_length": max(plan.model.max_sequence_length, plan.training.sequence_length)}
 
 
-def _read_positions(given: Given) -> Mapping[str, Any]:
-    model = named(given)
-    if model is None:
-        return {}
-    rope = "model_spec.rope."
-    found: dict[str, Any] = {
-        "model.norm_epsilon": given.number("model_spec.norm.eps", model.norm_epsilon),
-        "model.rope_theta": given.number(f"{rope}theta", model.rope_theta),
-        "model.max_sequence_length": given.whole(f"{rope}max_context_length", model.max_sequence_length),
-        "model.rope_scaling": model.rope_scaling.model_dump() if model.rope_scaling else None,
-    }
-    kind = given.text(f"{rope}scaling")
-    scaled = {
-        "factor": given.number(f"{rope}scaling_factor", 8.0),
-        "low_frequency": given.number(f"{rope}low_freq_factor", 1.0),
-        "high_frequency": given.number(f"{rope}high_freq_factor", 4.0),
-        "original_max_sequence_length": given.whole(f"{rope}original_max_position_embeddings", 8192),
-    }
-    return found | ({"model.rope_scaling": scaled if kind == "llama" else None} if kind else {})
+def _stretches(plan: Plan) -> Values:
+    scaling, of_yarn = plan.model.rope_scaling, _write_model(plan)["model_spec.name"] in _YARN
+    kind: dict[str, Value] = {} if of_yarn else {f"{_ROPE}scaling": "llama" if scaling else "none"}
+    return {**kind, **(parts_of(scaling, _SCALING) if scaling else {})}
+
+
+def _read_scaling(given: Given) -> Mapping[str, Any]:
+    kind = given.text(f"{_ROPE}scaling")
+    scaled = parts_from(given, _SCALING)
+    return {"model.rope_scaling": scaled if kind == "llama" else None} if kind and named(given) else {}
 
 
 def _model_fault(plan: Plan) -> tuple[str, str] | None:
@@ -302,20 +282,17 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     return {"layout.recompute": back[mode.lower()]}
 
 
-def _layout_fault(plan: Plan) -> tuple[str, str] | None:
-    layout = plan.layout
-    kinds = set(layout.recompute)
-    if len(kinds) > 1 or not kinds <= set(RECOMPUTE):
-        return "layout.recompute is not one of none, full and selective in all stages", "plan with --pin recompute=full"
-    if plan.model.tied_embeddings and layout.pp > 1:  # models/common/decoder.py
-        return f"layout.pp is {layout.pp}, and tied embeddings have no pipeline", "plan again with --pin pp=1"
-    if layout.zero == 0:
-        return f"layout.zero is {layout.zero}, and FSDP2 shards gradients too", "plan again with --pin zero=2"
-    if layout.hsdp > 1 and layout.dp * layout.cp == layout.hsdp:
-        return f"layout.hsdp is {layout.hsdp}, and a replica has one rank to shard over", "plan again with --pin hsdp=1"
-    if layout.dp // layout.hsdp * layout.cp * layout.tp % layout.ep:
-        return f"layout.ep is {layout.ep}, which does not divide the sharded ranks", "plan again with --pin hsdp=1"
-    return None
+def _num_shards(plan: Plan) -> int:
+    return plan.layout.dp // plan.layout.hsdp * plan.layout.cp
+
+
+def _is_one_rank(plan: Plan) -> bool:
+    return plan.layout.dp * plan.layout.cp == plan.layout.hsdp
+
+
+def _cannot_recompute(plan: Plan) -> bool:
+    kinds = set(plan.layout.recompute)
+    return len(kinds) > 1 or not kinds <= set(RECOMPUTE)
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -411,23 +388,6 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
 _DECAYS: Final = ("cosine", "linear", "sqrt")
 
 
-def _write_schedule(plan: Plan) -> Values:
-    training = plan.training
-    return {
-        "lr_scheduler.warmup_steps": training.warmup_steps,
-        "lr_scheduler.decay_type": training.schedule if training.schedule in _DECAYS else "cosine",
-        "lr_scheduler.min_lr_factor": training.min_learning_rate_ratio,
-    }
-
-
-def _read_schedule(given: Given) -> Mapping[str, Any]:
-    return {
-        "training.warmup_steps": given.whole("lr_scheduler.warmup_steps", 200),
-        "training.min_learning_rate_ratio": given.number("lr_scheduler.min_lr_factor", 0.0),
-        "training.schedule": given.text("lr_scheduler.decay_type", "linear"),
-    }
-
-
 def _write_betas(plan: Plan) -> Values:
     return {"optimizer.betas": (plan.training.adam_beta1, plan.training.adam_beta2)}
 
@@ -440,6 +400,8 @@ def _read_betas(given: Given) -> Mapping[str, Any]:
     pair = given.get("optimizer.betas")
     if pair is None:
         pair = (given.number("optimizer.beta1", 0.9), given.number("optimizer.beta2", 0.95))
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise InputError("no pair of numbers", where="optimizer.betas")
     return {"training.adam_beta1": pair[0], "training.adam_beta2": pair[1]}
 
 
@@ -471,36 +433,28 @@ _OF_MODEL: Final = tuple(
 def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
     return (
         Setting(says=_OF_MODEL, write=_write_model, read=_read_model),
-        Setting(says=tuple(f"model.{each}" for each in _POSITIONS), write=_write_positions, read=_read_positions),
+        number("model.norm_epsilon", "model_spec.norm.eps"),
+        number("model.rope_theta", f"{_ROPE}theta"),
+        replace(whole("model.max_sequence_length", f"{_ROPE}max_context_length"), write=_longest),
+        Setting(says=("model.rope_scaling",), write=_stretches, read=_read_scaling),
         whole("layout.tp", "parallelism.tensor_parallel_degree", 1),
-        Setting(
-            says=("layout.sp",),
-            write=lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)},
-            read=_sp,
-        ),
+        pair("layout.sp", lambda plan: {"parallelism.enable_sequence_parallel": bool(plan.layout.sp)}, _sp),
         whole("layout.cp", "parallelism.context_parallel_degree", 1),
         whole("layout.ep", "parallelism.expert_parallel_degree", 1),
-        Setting(
-            says=(),  # a refusal covers the field; releases up to 0.2 have a key
-            write=lambda plan: {},  # noqa: ARG005 - as the others
-            read=lambda given: {"layout.etp": given.whole("parallelism.expert_tensor_parallel_degree", 1)},
-        ),
+        # a refusal covers the field; releases up to 0.2 have a key
+        replace(whole("layout.etp", "parallelism.expert_tensor_parallel_degree", 1, absent=1), says=()),
         Setting(says=("layout.dp", "layout.zero", "layout.hsdp"), write=_write_sharding, read=_read_sharding),
-        Setting(
-            says=("layout.pp", "layout.interleave", "layout.schedule", "layout.layers_per_stage"),
-            write=_write_pipeline,
-            read=_read_pipeline,
-        ),
-        Setting(
-            says=("layout.recompute",),
-            write=lambda plan: {"activation_checkpoint": RECOMPUTE[plan.layout.recompute[0]]},
-            read=_read_recompute,
+        pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage", _write_pipeline, _read_pipeline),
+        pair(
+            "layout.recompute",
+            lambda plan: {"activation_checkpoint": RECOMPUTE[plan.layout.recompute[0]]},
+            _read_recompute,
         ),
         switch("layout.offload", "training.enable_cpu_offload", on="optimizer", off="none"),
-        Setting(
-            says=("layout.mbs", "training.global_batch_size", "training.sequence_length"),
-            write=_write_tokens if counts_tokens else _write_sequences,
-            read=_read_batch,
+        pair(
+            "layout.mbs training.global_batch_size training.sequence_length",
+            _write_tokens if counts_tokens else _write_sequences,
+            _read_batch,
         ),
         Setting(says=("training.precision", "training.memory_recipe"), write=_write_precision, read=_read_precision),
         Setting(says=("training.loss", "training.loss_chunks"), write=_write_loss, read=_read_loss),
@@ -511,11 +465,13 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         Setting(says=("training.adam_beta1", "training.adam_beta2"), write=_write_betas, read=_read_betas),
         number("training.adam_epsilon", "optimizer.eps"),
         number("training.weight_decay", "optimizer.weight_decay"),
-        Setting(
-            says=("training.warmup_steps", "training.min_learning_rate_ratio", "training.schedule"),
-            write=_write_schedule,
-            read=_read_schedule,
+        whole("training.warmup_steps", "lr_scheduler.warmup_steps", 200),
+        one(
+            *("training.schedule", "lr_scheduler.decay_type", lambda given: given.text("lr_scheduler.decay_type")),
+            default="linear",
+            told=lambda schedule: schedule if schedule in _DECAYS else "cosine",
         ),
+        number("training.min_learning_rate_ratio", "lr_scheduler.min_lr_factor", default=0.0),
         whole("training.seed", "debug.seed"),
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
         not_carried("training.weights", "training.warmup_ratio", "training.epochs"),
@@ -526,21 +482,19 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
 
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
-    Refusal(says=(), fault=_layout_fault),
-    only("layout.etp", 1, why="torchtitan cuts no experts"),
-    only("layout.offload", "none", "optimizer", why="torchtitan keeps activations on the device"),
-    only("layout.schedule", *SCHEDULES, why="torchtitan has no such schedule", pin="--pin schedule=1f1b"),
-    only("training.precision", "bf16", "fp32", "fp8", why="torchtitan has no such precision"),
-    only("training.memory_recipe", "engine", "pure-bf16", why="torchtitan does not keep it"),
-    only("training.optimizer", "adamw", why="no other is written"),
-    only("training.attention", "flash", why="its kernels keep no scores"),
-    only("training.loss", "engine", "whole", "chunked", why="torchtitan has no fused loss"),
-    only("training.cuda_graphs", "none", why="none are captured"),
-    only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
-    only("training.mlp_tiles", 1, why="torchtitan computes feed-forward blocks at once"),
-    only("training.expert_overlap", False, why="torchtitan does not overlap them so"),
-    only("training.dropout", 0.0, why="its models have none"),
-    only("training.lora_rank", 0, why="adapters are not written"),
+    refuse(
+        _cannot_recompute,
+        "layout.recompute is not one of none, full and selective in all stages",
+        "plan with --pin recompute=full",
+    ),
+    only("layout.pp", 1, why="tied embeddings have no pipeline", when=lambda plan: plan.model.tied_embeddings),
+    only("layout.hsdp", 1, why="a replica has one rank to shard over", when=_is_one_rank),
+    refuse(
+        lambda plan: _num_shards(plan) * plan.layout.tp % plan.layout.ep,
+        "layout.ep is {plan.layout.ep}, which does not divide the sharded ranks",
+        "plan again with --pin hsdp=1",
+    ),
+    *refusals(_NAMES["refuses"]),
 )
 IGNORED: Final = listed(_NAMES["ignores"])
 """Patterns of keys that do not change the priced bytes and seconds of a step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,7 @@ FILE: Final = "planned.py"
 MODEL_FILE: Final = "planned_model.py"
 MODEL: Final = files("planner.emit.programs").joinpath("torchtitan_model.py.txt").read_text(encoding="utf-8")
 """Source text of the module that builds models missing from torchtitan's registry."""
+_TEMPLATE: Final = files("planner.emit.programs").joinpath("torchtitan.py.jinja").read_text(encoding="utf-8")
 DATA: Final = "DATASET"
 TOKENIZER: Final = "TOKENIZER_PATH"
 V_0_3: Final = "torchtitan-0.3"
@@ -62,62 +63,32 @@ def _kind(data: tuple[str, ...]) -> str:
 
 def render(values: Values, plan: Plan, how: How, *, release: str) -> dict[str, str]:
     """The text of the Python file, with all keys of the table, data and tokenizer, by file name."""
-    version = "torchtitan 0.3.0" if release == V_0_3 else "torchtitan of 2026-08-21 or later"
-    data = (_data_0_3 if release == V_0_3 else _data)(how.arguments.data)
-    imports, converters, kind = list(data.imports), "", str(values["activation_checkpoint"])
-    shape = _of(values, "model_spec.shape")
-    if "model_spec.converters" in values:
-        imports.append("from torchtitan.components.quantization import Float8LinearConverter")
-        converters = ", converters=[Float8LinearConverter.Config()]"
-    loss, classes = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))", "CrossEntropyLoss"
-    if "loss.num_chunks" in values:
-        loss = f"ChunkedLossWrapper.Config(num_chunks={values['loss.num_chunks']!r}, loss_fn={loss})"
-        classes = f"ChunkedLossWrapper, {classes}"
-    if kind != "none":
-        imports.append(f"from torchtitan.distributed.activation_checkpoint import {kind}")
-    imports += [
-        f"from torchtitan.components.loss import {classes}",
-        "from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw",
-        "from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig",
-        "from torchtitan.models.common import RMSNorm, RoPE",
-        "from torchtitan.models.common.config_utils import decoder_vocab_size",
-        "from planned_model import model_of"
-        if shape
-        else f"from torchtitan.models.{values['model_spec.name']} import model_registry",
-        "from torchtitan.trainer import Trainer",
-    ]
-    lines = [
-        *_model(values, shape, converters),
-        *_assigned(values, "rope", "RoPE", release),
-        *_assigned(values, "norm", "RMSNorm", release),
-        "return Trainer.Config(",
-        "    model_spec=model_spec,",
-        *(line for section, name in _SECTIONS.items() for line in _called(values, section, name)),
-        f"    activation_checkpoint={'None' if kind == 'none' else f'{kind}.Config()'},",
-        f"    loss={loss},",
-        f"    hf_assets_path={str(how.arguments.tokenizer or TOKENIZER)!r},",
-        f"    dataloader={data.loader},",
-        ")",
-    ]
-    head = f'"""{head_lines(plan)[0]}\n{head_lines(plan)[1]}\nFor {version}.\n"""\n'
-    before = [
-        *sorted(imports, key=lambda line: ("torchtitan" in line or "planned_model" in line, line)),
-        "",
-        *data.before,
-    ]
-    parts = [head, *before, "", "def planned():", *(f"    {line}" for line in lines)]
-    module = {MODEL_FILE: MODEL} if shape else {}
-    return {FILE: "".join(f"{part}\n" for part in parts), **module}
+    from jinja2 import Environment, StrictUndefined
 
-
-def _model(values: Values, shape: Values, converters: str) -> list[str]:
-    """Lines that build the model, from the registry or from the sizes of the model."""
-    name, flavor = values["model_spec.name"], values["model_spec.flavor"]
-    if not shape:
-        return [f"model_spec = model_registry({flavor!r}{converters})"]
-    sizes = [f"    {key}={value!r}," for key, value in shape.items()]
-    last = [f"   {converters.removeprefix(',')},"] if converters else []
-    return ["model_spec = model_of(", f"    {name!r},", f"    {flavor!r},", *sizes, *last, ")"]
+    space = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701 - Python
+    space.filters["literal"] = _literal
+    of = partial(_of, values)
+    is_old, data, shape = release == V_0_3, how.arguments.data, of("model_spec.shape")
+    names = _OLD_NAMES if is_old else {}
+    rope = {names.get(key, key): value for key, value in of("model_spec.rope").items()}
+    text = space.from_string(_TEMPLATE).render(
+        head=head_lines(plan),
+        version="torchtitan 0.3.0" if is_old else "torchtitan of 2026-08-21 or later",
+        release=is_old,
+        data=bool(data),
+        path=_kind(data) if data else "",
+        files=() if not data or data[0].startswith("hf:") else list(data),
+        name=values["model_spec.name"],
+        flavor=values["model_spec.flavor"],
+        shape=shape.items(),
+        converters="model_spec.converters" in values,
+        parts=(("rope", "RoPE", rope.items()), ("norm", "RMSNorm", of("model_spec.norm").items())),
+        sections=[(section, kind, of(section).items()) for section, kind in _SECTIONS.items()],
+        recompute="" if values["activation_checkpoint"] == "none" else values["activation_checkpoint"],
+        chunks=values.get("loss.num_chunks"),
+        tokenizer=str(how.arguments.tokenizer or TOKENIZER),
+    )
+    return {FILE: f"{text}\n", **({MODEL_FILE: MODEL} if shape else {})}
 
 
 def _of(values: Values, section: str) -> dict[str, Value]:
@@ -129,78 +100,3 @@ def _literal(value: Any) -> str:
     """The Python literal of a value; nested tuples become lists, as torchtitan's dataclasses require."""
     nested = isinstance(value, tuple) and any(isinstance(each, tuple) for each in value)
     return repr([list(each) for each in value]) if nested else repr(value)
-
-
-def _called(values: Values, section: str, name: str) -> list[str]:
-    given = [f"        {key}={_literal(value)}," for key, value in _of(values, section).items()]
-    return [f"    {section}={name}(", *given, "    ),"] if given else []
-
-
-def _assigned(values: Values, part: str, kind: str, release: str) -> list[str]:
-    """Lines that override, in all layers, the registry's values that differ from the plan."""
-    found = _of(values, f"model_spec.{part}")
-    names = {key: _OLD_NAMES.get(key, key) if release == V_0_3 else key for key in found}
-    head = f"for _, {part}, _, _ in model_spec.model.traverse({kind}.Config):"
-    return [head, *(f"    {part}.{names[key]} = {value!r}" for key, value in found.items())] if found else []
-
-
-def _loading(data: tuple[str, ...]) -> tuple[str, str]:
-    """The path and the further keywords for `datasets.load_dataset`, as Python text."""
-    files = "" if data[0].startswith("hf:") else f"data_files={list(data)!r}"
-    return repr(_kind(data)), files
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Data:
-    """Python text that loads the data: imports, lines before the function, and the loader's configuration."""
-
-    imports: tuple[str, ...]
-    before: tuple[str, ...] = ()
-    loader: str
-
-
-def _data(data: tuple[str, ...]) -> _Data:
-    names = "ConcatThenSplitPackingConfig, GrainDataLoader"
-    further: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-    if data:
-        names += ", HuggingFaceStreamingSource, SingleDatasetConfig"
-        further = ("from torchtitan.hf_datasets.text_datasets import TextProcessor",)
-        path, files = _loading(data)
-        more = f", load_dataset_kwargs=dict({files})" if files else ""
-        before = (
-            f"{DATA} = SingleDatasetConfig(",
-            f"    source=HuggingFaceStreamingSource.Config(path={path}, split='train'{more}),",
-            "    processor=TextProcessor.Config(),",
-            "    post_filters=(lambda sample: sample is not None,),",
-            ")",
-            "",
-        )
-    return _Data(
-        imports=(f"from torchtitan.components.data import {names}", *further),
-        before=before,
-        loader=f"GrainDataLoader.Config(dataset=ConcatThenSplitPackingConfig(dataset={DATA}))",
-    )
-
-
-def _data_0_3(data: tuple[str, ...]) -> _Data:
-    loader = f"HuggingFaceTextDataLoader.Config(dataset={DATA})"
-    module = "from torchtitan.hf_datasets.text_datasets import"
-    if not data:
-        return _Data(imports=(f"{module} HuggingFaceTextDataLoader",), loader=loader)
-    path, files = _loading(data)
-    more = f", {files}" if files else ""
-    before = (
-        f"{DATA} = 'planned'",
-        f"DATASETS[{DATA}] = DatasetConfig(",
-        f"    path={path},",
-        f"    loader=partial(load_dataset, split='train', streaming=True{more}),",
-        "    sample_processor=lambda sample: sample['text'],",
-        ")",
-        "",
-    )
-    imports = (
-        *("from functools import partial", "from datasets import load_dataset"),
-        *("from torchtitan.hf_datasets import DatasetConfig", f"{module} DATASETS, HuggingFaceTextDataLoader"),
-    )
-    return _Data(imports=imports, before=before, loader=loader)

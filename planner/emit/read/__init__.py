@@ -44,7 +44,7 @@ class Reader:
     is_shell: whether the file is a shell script, for which the user can define variables.
     answer: the default number of tokens of a generated answer; 0 if the program has none.
     complete: function that adds the values that the program takes by default, when all files of the run are read.
-    lacks: degrees of a layout that the program's own files have no key for.
+    lacks: degrees of a layout that the program's own files have no key for; no plan from them has these degrees.
     """
 
     name: str

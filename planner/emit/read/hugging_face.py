@@ -424,7 +424,11 @@ _OF_TRAINER: Final = partial(
 
 
 READERS: Final = (
-    _reader("an Axolotl file", _axolotl_values, "base_model", either=("micro_batch_size", "sequence_len")),
+    _reader(
+        *("an Axolotl file", _axolotl_values, "base_model"),
+        either=("micro_batch_size", "sequence_len"),
+        lacks=("pp",),  # utils/schemas/config.py
+    ),
     _reader(
         "a LLaMA-Factory file",
         _factory_values,

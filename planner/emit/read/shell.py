@@ -8,11 +8,12 @@ words of `eval` are read once more, as a shell reads them.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from operator import eq, ge, gt, le, lt, ne
+from operator import add, eq, floordiv, ge, gt, le, lt, mod, mul, ne, sub
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from planner.errors import InputError
@@ -113,6 +114,14 @@ def _truth(words: list[str]) -> bool | None:
 _COMPARISONS: Final[Mapping[str, Callable[..., bool]]] = {
     "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le,
 }  # fmt: skip
+
+
+def _joined(done: list[str], part: str, pieces: list[str]) -> str:
+    """The part of a word with the pieces behind it; of several pieces, all words but the last are done."""
+    for piece in pieces[:-1]:
+        done.append(part + piece)
+        part = ""
+    return part + (pieces[-1] if pieces else "")
 
 
 class _Script:
@@ -304,22 +313,14 @@ class _Script:
                 part, is_there = part + self._until("'"), True
             elif here == '"':
                 pieces = self._quoted()
-                is_there = is_there or bool(pieces)
-                for piece in pieces[:-1]:
-                    done.append(part + piece)
-                    part = ""
-                part += pieces[-1] if pieces else ""
+                part, is_there = _joined(done, part, pieces), is_there or bool(pieces)
             elif here == "\\":
                 part, is_there = part + self.text[self.place : self.place + 1], True
                 self.place += 1
             elif here in "$`":
                 values = self._expansion(here)
                 pieces = [piece for value in values for piece in (value.split() if split else [value])]
-                is_there = is_there or bool(pieces)
-                for piece in pieces[:-1]:
-                    done.append(part + piece)
-                    part = ""
-                part += pieces[-1] if pieces else ""
+                part, is_there = _joined(done, part, pieces), is_there or bool(pieces)
             else:
                 part, is_there = part + here, True
             if len(part) > _MOST_CHARACTERS or len(done) > _MOST_WORDS:
@@ -347,11 +348,7 @@ class _Script:
                 part += self.text[self.place]
                 self.place += 1
             elif here in "$`":
-                values = self._expansion(here)
-                for value in values[:-1]:
-                    done.append(part + value)
-                    part = ""
-                part += values[-1] if values else ""
+                part = _joined(done, part, self._expansion(here))
             else:
                 part += here
         line = self.text.count("\n", 0, start) + 1
@@ -458,52 +455,34 @@ class _Script:
 
 
 _OPERAND: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$([0-9#])|\$\{([0-9]+)\}")
-_TOKEN: Final = re.compile(r"\s*([0-9]{1,12}|[-+*/%()])")
+_SUM: Final = re.compile(r"(?!.*[0-9]{13})[0-9+*/%()\s-]+", re.DOTALL)
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: floordiv, ast.Mod: mod,
+}  # fmt: skip
 
 
 def whole_number(text: str) -> int | None:
     """The value of a short expression with whole numbers, + - * / % and brackets; None for any other text."""
-    tokens: list[str] = []
-    place, text = 0, text.strip()
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None or len(tokens) > 100:
-            return None
-        tokens.append(match[1])
-        place = match.end()
-    try:
-        value, rest = _sum(tokens)
-    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+    text = _ZEROS.sub("", text.strip())
+    if len(text) > _LONGEST_SUM or not _SUM.fullmatch(text):
         return None
-    return value if not rest and abs(value) < 10**15 else None
+    try:
+        value = _value_of(ast.parse(text, mode="eval").body)
+    except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+    return value if abs(value) < 10**15 else None
 
 
-def _sum(tokens: list[str]) -> tuple[int, list[str]]:
-    value, rest = _product(tokens)
-    while rest and rest[0] in "+-":
-        other, after = _product(rest[1:])
-        value, rest = (value + other if rest[0] == "+" else value - other), after
-    return value, rest
+_LONGEST_SUM: Final = 1000
+_ZEROS: Final = re.compile(r"\b0+(?=[0-9])")
+"""Zeros in front of a number, with which Python would read no number."""
 
 
-def _product(tokens: list[str]) -> tuple[int, list[str]]:
-    value, rest = _factor(tokens)
-    while rest and rest[0] in "*/%":
-        other, after = _factor(rest[1:])
-        if rest[0] == "*":
-            value, rest = value * other, after
-        else:
-            value, rest = divmod(value, other)[rest[0] == "%"], after
-    return value, rest
-
-
-def _factor(tokens: list[str]) -> tuple[int, list[str]]:
-    if tokens[0] == "-":
-        value, rest = _factor(tokens[1:])
-        return -value, rest
-    if tokens[0] == "(":
-        value, rest = _sum(tokens[1:])
-        if rest[0] != ")":
-            raise ValueError
-        return value, rest[1:]
-    return int(tokens[0]), tokens[1:]
+def _value_of(node: ast.expr) -> int:
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS[type(node.op)](_value_of(node.left), _value_of(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value_of(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise ValueError

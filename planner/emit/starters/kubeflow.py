@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.hosts import head_lines, ranks_of_hosts, uneven_hosts
+from planner.emit.hosts import head_lines, ranks_of_hosts, segment_of, uneven_hosts
 from planner.emit.starters import torchrun
 from planner.errors import InputError
 
@@ -50,7 +50,7 @@ def train_job(start: Start) -> dict[str, str]:
         **({"resourcesPerNode": limits} if limits else {}),
     }
     runtime = {"name": "torch-distributed", "apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}
-    document = {
+    document: dict[str, Any] = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
         "metadata": {"name": _name(plan.model.name)},
@@ -58,7 +58,26 @@ def train_job(start: Start) -> dict[str, str]:
     }
     head = "".join(f"# {each}\n" for each in head_lines(plan))
     how = f"# kubectl create -f {SCRIPT}, with a runtime that mounts this folder at {FOLDER} on every host\n"
+    if size := segment_of(ranks_of_hosts(plan), plan.layout.segment):
+        document["spec"]["runtimePatches"] = [_placement(size)]
+        how += f"# Kueue places every {size} hosts in one rack; its topology needs the level {RACK}, or name your own\n"
     return {SCRIPT: head + how + yaml.safe_dump(document, sort_keys=False, width=1000), **files}
+
+
+def _placement(size: int) -> dict[str, Any]:
+    """A patch of the runtime by which Kueue places every `size` hosts into one rack, and admits none without.
+
+    Source: kubernetes-sigs/kueue, keps/2724-topology-aware-scheduling.
+    """
+    annotations = {f"{_SLICE}-required-topology": RACK, f"{_SLICE}-size": str(size)}
+    pods = {"template": {"metadata": {"annotations": annotations}}}
+    template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": pods}}]}}
+    return {"manager": "parallel-planner", "trainingRuntimeSpec": {"template": template}}
+
+
+_SLICE: Final = "kueue.x-k8s.io/podset-slice"
+RACK: Final = "nvidia.com/gpu.clique"
+"""Label of nodes in one NVLink domain, by NVIDIA's GPU feature discovery; a Topology of Kueue must have this level."""
 
 
 def alike_hosts(plan: Plan, starter: str) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.hosts import head_lines, ranks_of_hosts
+from planner.emit.hosts import head_lines, ranks_of_hosts, segment_of
 from planner.emit.starters import torchrun
 from planner.emit.starters.kubeflow import alike_hosts
 from planner.errors import InputError
@@ -17,16 +17,8 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = "task.yaml"
 
-_NAMES: Final = {
-    "v100-16gb": "V100",
-    "v100-32gb": "V100-32GB",
-    "a100-40gb": "A100",
-    "a100-80gb": "A100-80GB",
-    "h100-80gb": "H100",
-    "h100-94gb": "H100",
-    "h200-141gb": "H200",
-}
-"""Our device name -> SkyPilot's name. The name of any other device is its first word in capitals: B200, MI300X."""
+_WITH_SIZE: Final = {"v100-32gb", "a100-80gb"}
+"""Devices whose size is part of SkyPilot's name; of other devices it has the first word, in capitals: H100, MI300X."""
 
 _FIRST: Final = '"$(head -n1 <<< "$SKYPILOT_NODE_IPS")"'
 
@@ -35,11 +27,17 @@ def task(start: Start) -> dict[str, str]:
     """The files of the SkyPilot task: the task itself, and the script that each host runs.
 
     Raises:
-        InputError: hosts of several pools, hosts with different numbers of ranks, or hosts without GPUs.
+        InputError: hosts of several pools, hosts with different numbers of ranks, hosts without GPUs, or several
+            segments.
     """
     plan = start.plan
     ranks = alike_hosts(plan, "skypilot")
     hosts = len(ranks_of_hosts(plan))
+    if size := segment_of(ranks_of_hosts(plan), plan.layout.segment):
+        words = (
+            f"the plan places every {size} of {hosts} hosts in one rack (segment={size}), which SkyPilot cannot ask for"
+        )
+        raise InputError(words, where="--on skypilot", hint="--on slurm and --on kubeflow ask for it")
     files = {} if start.is_ours else torchrun.host_script(start)
     line = "bash run.sh" + (f' "$SKYPILOT_NODE_RANK" {_FIRST} 29500' if hosts > 1 else "")
     if start.target.launcher is not None:
@@ -64,4 +62,5 @@ def _accelerator(plan: Plan) -> str:
     pool = plan.cluster.pools[0]
     if pool.kind != "cuda":
         raise InputError("the plan's hosts have no GPUs", where="--on skypilot", hint="--on torchrun starts it by hand")
-    return _NAMES.get(pool.device.name, pool.device.name.partition("-")[0].upper())
+    name = pool.device.name
+    return (name if name in _WITH_SIZE else name.partition("-")[0]).upper()

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.hosts import ranks_of_hosts, script_head
+from planner.emit.hosts import ranks_of_hosts, script_head, segment_of
 from planner.emit.starters import torchrun
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ def _request(hosts: Sequence[HostRanks], segment: int) -> str:
     Slurm's block topology fills whole racks first if no segment size is given, and accepts a segment size only if it
     divides the number of hosts. Slurm orders hosts by name, so hosts of one rack need adjacent names to be neighbours.
     """
-    pool = hosts[0].pool
+    pool, size = hosts[0].pool, segment_of(hosts, segment)
     gpus = f"#SBATCH --gpus-per-node={hosts[0].num_ranks}\n" if pool.kind == "cuda" else ""
-    size = segment or pool.segment or len(hosts)
-    alike = f"#SBATCH --segment={size}\n" if size < len(hosts) and len(hosts) % size == 0 else ""
+    alike = f"#SBATCH --segment={size}\n" if size else ""
     return f"#SBATCH --nodes={len(hosts)}\n{alike}#SBATCH --ntasks-per-node=1\n{gpus}{_WHOLE}"
 
 
