@@ -108,7 +108,7 @@ def watch_deepspeed(seen: Seen) -> None:
         found.add("states", states_of(getattr(own, "optimizer", own)))
         stage = self.grid.get_stage_id() if isinstance(self, PipelineEngine) else 0
         held_bytes = {**found.of, "grads": seen["grads"]}
-        seen.update({"bytes": held_bytes, "zero": self.zero_optimization_stage(), "dp": self.dp_world_size})
+        seen.update({"bytes": held_bytes, "zero": self.zero_optimization_stage(), "dp": dist.get_world_size(self.seq_data_parallel_group)})
         seen["stage"] = stage
         return answer
 
@@ -175,6 +175,7 @@ def observe(job: dict[str, Any]) -> Seen:
 
     def note(self: Trainer, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         seen["rows"].append(inputs["input_ids"].tolist())
+        inputs = {key: each.contiguous() for key, each in inputs.items()}  # as copies between a GPU and the host are
         return step(self, model, inputs, *arguments, **options)
 
     deepspeed.initialize, Trainer.__init__, Trainer.training_step = initialize, make, note

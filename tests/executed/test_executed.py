@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cases import BATCH, STEPS, Case, drawn, plan_of, stated
+from cases import BATCH, LENGTH, STEPS, Case, drawn, plan_of, stated
 
 from planner.cost.ledger import LineName
 from planner.emit.bundle import write_bundle
@@ -83,11 +83,14 @@ def job_of(case: Case, plan: Plan, folder: Path, start: Callable[[Path], Any]) -
 def rows_of_steps(plan: Plan, ranks: list[dict[str, Any]]) -> list[list[list[int]]]:
     """The sequences of each step; ranks of one sequence have equal rows, or parts of the rows."""
     layout, steps = plan.layout, []
-    readers = {}
+    readers: dict[int, list[list[list[int]]]] = {}
     for rank in range(layout.world_size):
-        where = layout.coordinates(rank)
-        if where["tp"] == where["cp"] == where["pp"] == 0:
-            readers[where["dp"]] = ranks[rank]["rows"]
+        where, rows = layout.coordinates(rank), ranks[rank]["rows"]
+        if where["tp"] == where["pp"] == 0:
+            begun = readers.setdefault(where["dp"], [[[] for _ in batch] for batch in rows])
+            for batch, parts in zip(begun, rows, strict=True):
+                for row, part in zip(batch, parts, strict=True):
+                    row += part[: LENGTH - len(row)]
     for step in range(STEPS):
         found = []
         for rows in readers.values():
@@ -186,6 +189,6 @@ def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:
             "ep": layout.ep,
             "chunks": layout.num_chunks // layout.pp,
         },
-        "deepspeed": {"zero": layout.zero, "dp": layout.dp, "stage": layout.coordinates(rank)["pp"]},
+        "deepspeed": {"zero": layout.zero, "dp": layout.dp * layout.cp, "stage": layout.coordinates(rank)["pp"]},
     }
     return [f"{key} {seen[key]}, planned {value}" for key, value in planned[case.program].items() if seen[key] != value]

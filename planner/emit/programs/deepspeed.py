@@ -26,8 +26,11 @@ def _write_layout(plan: Plan) -> Values:
     Source: deepspeed, runtime/config.py, runtime/zero/config.py, runtime/precision_config.py.
     """
     layout, training = plan.layout, plan.training
+    # transformers counts a batch for each rank of a tensor-parallel group, and Accelerate for one of ZeRO's; where the
+    # batch is not given, both leave it to DeepSpeed
+    whole: dict[str, Value] = {"train_batch_size": training.global_batch_size} if layout.tp * layout.cp == 1 else {}
     found: dict[str, Value] = {
-        "train_batch_size": training.global_batch_size,
+        **whole,
         "train_micro_batch_size_per_gpu": layout.mbs,
         "gradient_accumulation_steps": layout.num_microbatches(training.global_batch_size),
         "gradient_clipping": training.gradient_clip,
@@ -59,6 +62,7 @@ def _write_layout(plan: Plan) -> Values:
     beside: dict[str, Value] = {"gradient_checkpointing": checkpoints, **shared.write_some_layers(layout)}
     if layout.cp > 1:
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
+        beside |= {"parallelism_config.dp_shard_size": layout.dp}
     if layout.pp > 1:
         beside["pipeline.layers_per_stage"] = layout.layers_per_stage
     return {**{f"deepspeed.{key}": value for key, value in found.items()}, **beside}
