@@ -68,7 +68,7 @@ def test_a_run_is_the_plans(case, tmp_path, ask, start):
         job |= {"world": 1} | ({"reference": True, "steps": STEPS} if is_ours else {"rows": steps})
     (reference,) = ask(case.program, job, key=key)
     rows = batches_of(reference["rows"]) if case.program == "megatron" else []
-    assert differences(case, plan, ranks, steps, reference["losses"], rows) == []
+    assert differences(case, plan, ranks, steps, reference, rows) == []
 
 
 def job_of(case: Case, plan: Plan, folder: Path, start: Callable[[Path], Any]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def differences(
     plan: Plan,
     ranks: list[dict[str, Any]],
     steps: list[list[list[int]]],
-    losses: list[float],
+    reference: dict[str, Any],
     alone: list[list[list[int]]],
 ) -> list[str]:
     """Where a run differs from its plan; a text for each.
@@ -126,8 +126,11 @@ def differences(
     within = 1e-2 if plan.training.precision == "bf16" else 1e-4 if layout.tp > 1 else 1e-5
     for rank, seen in enumerate(ranks):
         stage = layout.coordinates(rank)["pp"]
-        if seen["losses"] and seen["losses"] != pytest.approx(losses, rel=within):
-            wrong.append(f"rank {rank}: losses {seen['losses']}, alone {losses}")
+        wrong += [
+            f"rank {rank}: {kind} {seen[kind]}, alone {reference[kind]}"
+            for kind in ("losses", "norms")  # norms of gradients, which Adam's updates hide
+            if seen.get(kind) and seen[kind] != pytest.approx(reference[kind], rel=within + 1e-4 * (kind == "norms"))
+        ]
         held, planned = seen["bytes"], planned_bytes(case, plan, stage)
         held["shards"] = held.get("params", 0) + held.get("states", 0)
         wrong += [

@@ -86,6 +86,27 @@ def _offload_fault(plan: Plan) -> tuple[str, str] | None:
     return why, "plan again with --pin zero=2, or --pin offload=none"
 
 
+def _parallel_fault(plan: Plan) -> tuple[str, str] | None:
+    """Faults of a plan with tensor or context parallelism, each seen in a run of 0.19.8 with Accelerate 1.15.
+
+    Ulysses of the Trainer sums gradients over the parts of a sequence where DeepSpeed averages them, except in ZeRO-3:
+    they are cp times as large, which a clipped norm shows.
+    """
+    layout, training = plan.layout, plan.training
+    tensor, context = layout.tp > 1, layout.cp > 1
+    faults = (
+        (tensor and context, "Accelerate counts the batch with one of the two", "--pin tp=1, or --pin cp=1"),
+        (tensor and plan.model.moe is not None, "AutoTP cuts no experts of transformers", "--pin tp=1"),
+        (tensor and training.lora_rank, "AutoTP loses the adapters of PEFT", "--pin tp=1"),
+        (context and layout.zero < 3, "Ulysses has right gradients only in ZeRO-3", "--pin zero=3"),
+        (context and training.attention != "flash", "Ulysses needs a fused attention", "--pin cp=1"),
+    )
+    for is_so, why, way in faults:
+        if is_so:
+            return f"layout has tp={layout.tp}, cp={layout.cp} and zero={layout.zero}, and {why}", f"plan again with {way}"
+    return None
+
+
 def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
     """Faults of a plan with a pipeline; DeepSpeed cannot combine tensor parallelism with a pipeline.
 
@@ -137,6 +158,8 @@ TARGET: Final = Target(
     refuse=(
         *shared.REFUSALS,
         Refusal(says=(), fault=_pipeline_fault),
+        Refusal(says=(), fault=_parallel_fault),
+        only("layout.ep", 1, why="DeepSpeed keeps all experts of transformers on each rank"),
         only("layout.hsdp", 1, why="DeepSpeed shards gradients and states over all ranks"),
         only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
         Refusal(says=(), fault=_offload_fault),

@@ -180,7 +180,10 @@ def read_degrees(given: Given) -> dict[str, int]:
     tp, cp = (
         max([1, *(given.whole(key) for key in keys)])
         for keys in (
-            (f"{_PARALLEL}tp_size", "deepspeed.tensor_parallel.autotp_size", "parallelism_config.tp_size"),
+            (
+                *(f"{_PARALLEL}tp_size", "deepspeed.tensor_parallel.autotp_size", "parallelism_config.tp_size"),
+                f"{AT_LOAD}tp_size",
+            ),
             (
                 *(f"{_PARALLEL}cp_size", f"{_PARALLEL}sp_size", "deepspeed.sequence_parallel_size"),
                 *("parallelism_config.cp_size", "parallelism_config.sp_size"),
@@ -202,6 +205,8 @@ def _stages(given: Given) -> tuple[int, ...]:
 
 
 _PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
+AT_LOAD: Final = "distributed_config."
+"""Keys of transformers' DistributedConfig, which cuts a model while it loads it."""
 
 
 def read_layout(given: Given) -> Mapping[str, Any]:
@@ -216,6 +221,12 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
     given.whole(f"{_PARALLEL}dp_shard_size", 1)
     (fsdp, offload, is_hybrid), params = _read_fsdp(given), False
+    if any(key.startswith(AT_LOAD) for key in given.values):
+        fsdp = 3 if given.flag("reshard_after_forward", default=True) else 2
+        replicas = given.whole(f"{AT_LOAD}dp_replicate_size", 1)
+        given.whole(f"{AT_LOAD}fsdp_size", 1)
+        given.flag(f"{AT_LOAD}fsdp_mixed_precision")
+        found["layout.ep"] = given.whole(f"{AT_LOAD}ep_size", 1)
     is_plain = PLAIN in given
     if fsdp is not None:
         found["layout.zero"] = fsdp
@@ -520,7 +531,6 @@ REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
     Refusal(says=(), fault=_recompute_fault),
     only("layout.sp", 0, why="the Trainer has no sequence parallelism"),
-    only("layout.ep", 1, why="the Trainer keeps all experts on each rank"),
     only("layout.etp", 1, why="the Trainer cuts no experts"),
     only("layout.interleave", 1, why="it has no interleaved schedule"),
     only("layout.schedule", "1f1b", why="it has no other schedule"),
