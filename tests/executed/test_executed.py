@@ -181,6 +181,12 @@ def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:
     """Where the mesh, the placements or the ZeRO stage are not the plan's."""
     layout = plan.layout
     replicas = f"dp_replicate={layout.hsdp}:R " if layout.hsdp > 1 else ""
+    if case.program == "accelerate" and (layout.tp > 1 or layout.ep > 1):
+        sizes = {"tp": layout.tp, "ep": layout.ep, "fsdp": layout.dp // layout.hsdp, "dp_replicate": layout.hsdp}
+        sizes["efsdp"] = sizes["fsdp"] * layout.tp // layout.ep if layout.ep > 1 else 1
+        words = {tuple(axis.split(":")[0].split("=")) for each in seen["placements"] for axis in each.split() if ":" in axis}
+        axes = {(name, str(size)) for name, size in sizes.items() if size > 1}
+        return [] if {each for each in words if each[1] != "1"} == axes else [f"placements {seen['placements']}"]
     shards = layout.dp * layout.cp // layout.hsdp
     whole = layout.dp * layout.cp if layout.zero == 0 else layout.hsdp
     mesh = {"pp": layout.pp, "dp_replicate": whole, "dp_shard": layout.dp * layout.cp // whole, "tp": layout.tp}
