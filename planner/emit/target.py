@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments
-from planner.specs.banned import BANS
+from planner.specs.banned import bans_on
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 
@@ -235,8 +235,7 @@ def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     Raises:
         InputError: all fields that the target cannot express or does not run, each with the option to plan again with.
     """
-    bans = [each for each in BANS if each.program == target.name and getattr(plan.layout, each.axis) > 1]
-    faults = [(ban.words, f"plan again with --pin {ban.way_out}") for ban in bans]
+    faults = [(ban.words, f"plan again with --pin {ban.way_out}") for ban in bans_on(target.name, plan.layout)]
     faults += [fault for each in target.refuse if (fault := each.fault(plan))]
     if faults:
         where = f"--to {target.name}"

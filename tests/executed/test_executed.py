@@ -175,6 +175,10 @@ def planned_bytes(case: Case, plan: Plan, stage: int) -> dict[str, float]:
     found = {"grads": ledger[LineName.GRADS]}
     if case.program == "accelerate":
         return found | {"shards": states + (params if plan.layout.zero == 3 else 0.0)}
+    layout = plan.layout
+    if case.program == "torch" and layout.interleave > 1 and layout.zero and layout.num_microbatches(BATCH) == layout.pp:
+        # the gradients of a chunk are sharded before those of the next exist; the ledger has those of more rounds
+        return {"params": params, "states": states}
     if case.program == "torch" and plan.layout.zero == 3:  # gathered units are transients
         return found | {"states": states}
     return found | {"params": params, "states": states}

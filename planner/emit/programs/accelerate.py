@@ -90,8 +90,8 @@ def _cut_fault(plan: Plan) -> tuple[str, str] | None:
     layout, training = plan.layout, plan.training
     faults = (
         (layout.cp > 1, "transformers cuts no sequences", "--pin cp=1"),
-        (layout.ep % layout.tp and layout.ep > 1, "experts are spread over whole groups of tp", "--pin tp=1"),
-        (layout.dp * layout.tp // layout.hsdp % layout.ep, "experts are spread inside a replica", "--pin hsdp=1"),
+        (layout.ep > 1 and layout.tp > 1, "experts are spread over ranks that read data of their own", "--pin tp=1"),
+        (layout.ep > 1 and layout.hsdp > 1, "experts are spread over all ranks", "--pin hsdp=1"),
         (plan.model.tied_embeddings, "a tied head lies outside FSDP's groups", "--pin tp=1,ep=1"),
         (layout.offload != "none", "nothing is carried to the host", "--pin offload=none"),
         (training.precision == "fp16", "it gathers weights in bf16", "--set training.precision=bf16"),

@@ -219,7 +219,8 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     if degrees["tp"] > 1:
         found["layout.sp"] = 0
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
-    given.whole(f"{_PARALLEL}dp_shard_size", 1)
+    for key in (_PARALLEL, "parallelism_config."):
+        given.whole(f"{key}dp_shard_size", 1)
     (fsdp, offload, is_hybrid), params = _read_fsdp(given), False
     if any(key.startswith(AT_LOAD) for key in given.values):
         fsdp = 3 if given.flag("reshard_after_forward", default=True) else 2
