@@ -65,6 +65,7 @@ def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
     axes = searched_axes(job.engine) | ({"hsdp"} if job.engine.can.replicates_shards else set())
+    axes -= {"ep"} if job.model.moe is None else set()
     found: list[str] = []
     for text, probes in _PROBES.items():
         parts = text.split(",")

@@ -98,6 +98,7 @@ def _parallel_fault(plan: Plan) -> tuple[str, str] | None:
         (tensor and context, "Accelerate counts the batch with one of the two", "--pin tp=1, or --pin cp=1"),
         (tensor and plan.model.moe is not None, "AutoTP cuts no experts of transformers", "--pin tp=1"),
         (tensor and training.lora_rank, "AutoTP loses the adapters of PEFT", "--pin tp=1"),
+        (tensor and training.loss == "fused-linear", "Liger's loss needs the whole head", "--pin tp=1"),
         (context and layout.zero < 3, "Ulysses has right gradients only in ZeRO-3", "--pin zero=3"),
         (context and training.attention != "flash", "Ulysses needs a fused attention", "--pin cp=1"),
     )
