@@ -23,6 +23,12 @@ ABSENT = ["transformer_engine", "modelopt", "nvidia_resiliency_ext", "megatron.e
 """Packages that need a GPU to be built; those that an import misses are added."""
 
 
+class FusedAdam:
+    """The arguments of Transformer Engine's optimizer that Megatron-Core looks for."""
+
+    def __init__(self, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any) -> None: ...
+
+
 class Package(types.ModuleType):
     """A package in which every name exists."""
 
@@ -32,6 +38,8 @@ class Package(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "FusedAdam":
+            return FusedAdam
         setattr(self, name, type(name, (), {"__init__": lambda *_, **__: None}) if name[:1].isupper() else MagicMock(name=name))
         return self.__dict__[name]
 
@@ -61,6 +69,7 @@ def program(bridge: str, megatron: str) -> Any:
             except ModuleNotFoundError as error:
                 ABSENT.append(str(error.name).split(".")[0])
                 assert ABSENT[-1] != "megatron", error
+    sys.modules["megatron.core.optimizer.optimizer_config"].is_te_min_version = lambda *_, **__: True
     return sys.modules["run_recipe"]
 
 
@@ -73,9 +82,10 @@ def understood(run_recipe: Any, world: int, config: dict[str, Any], words: list[
     os.environ["WORLD_SIZE"] = str(world)
     args, overrides = run_recipe.parse_args(words)
     recipe = run_recipe._apply_dataset(run_recipe._load_selected_recipe(args), args)
-    if "DUMP" in os.environ: print(type(recipe.model), str(dataclasses.asdict(recipe.model).keys())[:600], recipe.mixed_precision, file=sys.stderr)
     recipe = run_recipe.apply_cli_overrides(recipe, overrides)
     recipe = run_recipe.sync_model_pipeline_layout(recipe, cli_overrides=overrides)
+    recipe = run_recipe.sync_finetuning_cp_invariants(recipe, mode="pretrain")
+    recipe = run_recipe.sync_model_dataset_sequence_length(run_recipe.sync_offline_packing_alignment(recipe))
     recipe.validate()
     kinds = (str, int, float, bool, type(None))
     return {
