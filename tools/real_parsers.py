@@ -4,8 +4,8 @@
 program in `tests/emit/real`; `executed` runs the emitted files themselves, in `tests/executed`. An environment sees the
 packages of the present interpreter, so that torch and the planner are not installed again. Some sources are in no
 package, and environment variables name their paths: MEGATRON_LM, MEGATRON_BRIDGE and TORCHTITAN name checkouts of
-Megatron-LM, Megatron-Bridge and torchtitan's newest source, and TRAINJOB_CRD names the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If
-a variable is not set, its tests are skipped with a message.
+Megatron-LM, Megatron-Bridge and torchtitan's newest source, and TRAINJOB_CRD names the file
+trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If a variable is not set, its tests are skipped with a message.
 """
 
 from __future__ import annotations

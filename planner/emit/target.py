@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -463,6 +464,32 @@ def only(path: str, *values: Any, why: str, pin: str = "") -> Refusal:
         return f"{path} is {found}, and {why}", f"plan again with {pin or _pin(path, values[0])}"
 
     return Refusal(says=(path,), fault=fault)
+
+
+def refused(rows: Sequence[Mapping[str, Any]]) -> tuple[Refusal, ...]:
+    """The refusals of a document: plans for which all conditions `when` of a row hold, `why`, and the option to use."""
+
+    def fault_of(row: Mapping[str, Any]) -> Callable[[Plan], tuple[str, str] | None]:
+        def fault(plan: Plan) -> tuple[str, str] | None:
+            found = {path: field_of(plan, path) for path in row["when"]}
+            if not all(_SIGNS[sign](found[path], value) for path, (sign, value) in row["when"].items()):
+                return None
+            shown = ", ".join(f"{path} is {value}" for path, value in found.items() if path.startswith(_SHOWN))
+            return f"{shown}, and {row['why']}", f"plan again with {row['way']}"
+
+        return fault
+
+    return tuple(Refusal(says=(), fault=fault_of(row)) for row in rows)
+
+
+_SIGNS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    "is": operator.eq,
+    "not": operator.ne,
+}
+_SIGNS["in"] = lambda found, values: found in values
+_SHOWN: Final = ("layout.", "training.")
 
 
 def _pin(path: str, value: Any) -> str:

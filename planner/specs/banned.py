@@ -68,8 +68,10 @@ def runs_of(engine: EngineSpec) -> dict[str, dict[str, dict[str, str]]]:
     """Program -> axis -> whether tests execute or construct the axis, or it is banned; the versions, and the run."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for program in engine.emits:
-        rows = (row for key, row in _PROGRAMS.items() if (row.get("program", key), row["engine"]) == (program, engine.name))
-        row = next(rows, {"tried": ""})  # other engines run the program with other options
+        rows = (
+            row for key, row in _PROGRAMS.items() if (row.get("program", key), row["engine"]) == (program, engine.name)
+        )
+        row: Any = next(rows, {"tried": ""})  # other engines run the program with other options
         axes = {axis: {"state": "constructed", "tried": row["tried"]} for axis in row.get("constructed", ())}
         for axis, run in row.get("executed", {}).items():
             axes[axis] = {"state": "executed", "tried": row["tried"], "run": run}

@@ -78,8 +78,6 @@ ZERO = (
 CASES = [*(("fsdp", *each) for each in FSDP), *(("deepspeed", *each) for each in ZERO)]
 
 
-
-
 def plan_of(case):
     engine, model, layout, settings = case
     precision = next((each.partition("=")[2] for each in settings if each.startswith("training.precision=")), "bf16")

@@ -2,8 +2,8 @@
 
 Four stand-ins: Accelerate takes gloo for a backend of GPUs, the Trainer takes the CPU for a device with bf16,
 DeepSpeed does not compile its kernel for processes of one host, and a gather's gradients are summed at once, because
-torch's way without NCCL takes the ranks of a group for ranks of the job. Everything else is the programs' own. With `rows` a job
-is the reference: one process, which trains the model of the same folder on these rows in a plain loop.
+torch's way without NCCL takes the ranks of a group for ranks of the job. Everything else is the programs' own. With
+`rows` a job is the reference: one process, which trains the model of the same folder on these rows in a plain loop.
 """
 
 from __future__ import annotations
@@ -119,7 +119,13 @@ def watch_deepspeed(seen: Seen) -> None:
         found.add("states", states_of(getattr(own, "optimizer", own)))
         stage = self.grid.get_stage_id() if isinstance(self, PipelineEngine) else 0
         held_bytes = {**found.of, "grads": seen["grads"]}
-        seen.update({"bytes": held_bytes, "zero": self.zero_optimization_stage(), "dp": dist.get_world_size(self.seq_data_parallel_group)})
+        seen.update(
+            {
+                "bytes": held_bytes,
+                "zero": self.zero_optimization_stage(),
+                "dp": dist.get_world_size(self.seq_data_parallel_group),
+            }
+        )
         seen["stage"] = stage
         return answer
 

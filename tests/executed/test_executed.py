@@ -92,7 +92,7 @@ def rows_of_steps(plan: Plan, ranks: list[dict[str, Any]]) -> list[list[list[int
             begun = readers.setdefault(where["dp"], [[[] for _ in batch] for batch in rows])
             for batch, parts in zip(begun, rows, strict=True):
                 for row, part in zip(batch, parts, strict=True):
-                    row += part[: LENGTH - len(row)]
+                    row.extend(part[: LENGTH - len(row)])
     for step in range(STEPS):
         found = []
         for rows in readers.values():
@@ -132,7 +132,8 @@ def differences(
         wrong += [  # norms of gradients, because Adam's updates hide a wrong scale
             f"rank {rank}: {kind} {seen[kind]}, alone {reference[kind]}"
             for kind, count in told.items()
-            if seen.get(kind) and seen[kind][:count] != pytest.approx(reference[kind][:count], rel=within * LOOSER[kind])
+            if seen.get(kind)
+            and seen[kind][:count] != pytest.approx(reference[kind][:count], rel=within * LOOSER[kind])
         ]
         held, planned = seen["bytes"], planned_bytes(case, plan, stage)
         held["shards"] = held.get("params", 0) + held.get("states", 0)
@@ -176,7 +177,12 @@ def planned_bytes(case: Case, plan: Plan, stage: int) -> dict[str, float]:
     if case.program == "accelerate":
         return found | {"shards": states + (params if plan.layout.zero == 3 else 0.0)}
     layout = plan.layout
-    if case.program == "torch" and layout.interleave > 1 and layout.zero and layout.num_microbatches(BATCH) == layout.pp:
+    if (
+        case.program == "torch"
+        and layout.interleave > 1
+        and layout.zero
+        and layout.num_microbatches(BATCH) == layout.pp
+    ):
         # the gradients of a chunk are sharded before those of the next exist; the ledger has those of more rounds
         return {"params": params, "states": states}
     if case.program == "torch" and plan.layout.zero == 3:  # gathered units are transients
@@ -191,7 +197,9 @@ def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:
     if case.program == "accelerate" and (layout.tp > 1 or layout.ep > 1):
         sizes = {"tp": layout.tp, "ep": layout.ep, "fsdp": layout.dp // layout.hsdp, "dp_replicate": layout.hsdp}
         sizes["efsdp"] = sizes["fsdp"] * layout.tp // layout.ep if layout.ep > 1 else 1
-        words = {tuple(axis.split(":")[0].split("=")) for each in seen["placements"] for axis in each.split() if ":" in axis}
+        words = {
+            tuple(axis.split(":")[0].split("=")) for each in seen["placements"] for axis in each.split() if ":" in axis
+        }
         axes = {(name, str(size)) for name, size in sizes.items() if size > 1}
         return [] if {each for each in words if each[1] != "1"} == axes else [f"placements {seen['placements']}"]
     shards = layout.dp * layout.cp // layout.hsdp

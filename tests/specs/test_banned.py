@@ -15,7 +15,6 @@ from planner.api import estimate_layout, explain_layout, plan_job
 from planner.cli import main
 from planner.emit.programs import PROGRAMS
 from planner.errors import ExitCode, InputError
-from planner.layout import AXES
 from planner.plan import write_plan
 from planner.search.questions.layout_remedies import layout_remedies
 from planner.search.space.configurations import device_partitions

@@ -10,7 +10,7 @@ import yaml
 from planner.emit.hosts import head_lines, num_hosts, uneven_hosts
 from planner.emit.programs import hugging_face as shared
 from planner.emit.programs.hugging_face_model import config_of, layer_class
-from planner.emit.target import Refusal, Target, follows, only
+from planner.emit.target import Refusal, Target, follows, only, refused
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
@@ -85,25 +85,6 @@ def _write_layout(plan: Plan) -> Values:
     return {**named, **at_load, **reduced, **shared.write_some_layers(layout)}
 
 
-def _cut_fault(plan: Plan) -> tuple[str, str] | None:
-    """Faults of a plan whose model transformers 5.23 cuts at load."""
-    layout, training = plan.layout, plan.training
-    faults = (
-        (layout.cp > 1, "transformers cuts no sequences", "--pin cp=1"),
-        (layout.ep > 1 and layout.tp > 1, "experts are spread over ranks that read data of their own", "--pin tp=1"),
-        (layout.ep > 1 and layout.hsdp > 1, "experts are spread over all ranks", "--pin hsdp=1"),
-        (plan.model.tied_embeddings, "a tied head lies outside FSDP's groups", "--pin tp=1,ep=1"),
-        (layout.offload != "none", "nothing is carried to the host", "--pin offload=none"),
-        (training.precision == "fp16", "it gathers weights in bf16", "--set training.precision=bf16"),
-        (training.lora_rank, "adapters would stay whole", "--pin tp=1,ep=1"),
-        (training.loss == "fused-linear", "Liger's loss needs the whole head", "--set training.loss=whole"),
-    )
-    for is_so, why, way in faults if _is_cut_at_load(plan) else ():
-        if is_so:
-            return f"layout has tp={layout.tp} and ep={layout.ep}, which are cut at load, and {why}", f"plan again with {way}"
-    return None
-
-
 def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the others
     words = "checkpoints have weights alone: transformers 5.23 cannot resume a model that it cut while loading it"
     return (words,) if _is_cut_at_load(plan) else ()
@@ -139,7 +120,8 @@ TARGET: Final = Target(
         *shared.SHARED,
         follows("layout.layers_per_stage"),  # the only stage has all layers
         shared.layout_setting(
-            *(f"layout.{key}" for key in ("tp", "cp", "ep", "zero", "hsdp", "recompute", "offload")), write=_write_layout
+            *(f"layout.{key}" for key in ("tp", "cp", "ep", "zero", "hsdp", "recompute", "offload")),
+            write=_write_layout,
         ),
     ),
     refuse=(
@@ -150,7 +132,8 @@ TARGET: Final = Target(
         only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
         only("training.mlp_tiles", 1, why="the Trainer computes feed-forward blocks at once"),
         Refusal(says=(), fault=_replicas_fault),
-        Refusal(says=(), fault=_cut_fault),
+        *refused(shared.NAMES["refused"]["tp"]),
+        *refused(shared.NAMES["refused"]["ep"]),
         Refusal(says=(), fault=uneven_hosts),
     ),
     render=_render,

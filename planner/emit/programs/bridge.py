@@ -96,8 +96,8 @@ def family_keys(overrides: Values) -> dict[str, Value]:
             found[turned[path]] = not _is_on(value)
         elif path in back:
             found[back[path]] = value
-        elif path == "mixed_precision" and str(value) not in ("None", "null"):
-            found |= _precision_keys(str(value))
+        elif path == "mixed_precision":
+            found |= _precision_keys(str(value)) if value not in (None, "null") else {}
         elif path == OVERLAP:
             found["tp_comm_overlap"] = value
         elif name == "grad_reduce_in_fp32":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target, only
+from planner.emit.target import Setting, Target, only, refused
 from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 
 if TYPE_CHECKING:
@@ -79,68 +79,6 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str: 
     return f"{torchrun_start(plan, place)} \\\n  {program} training.yaml"
 
 
-def _offload_fault(plan: Plan) -> tuple[str, str] | None:
-    if not offloads_optimizer(plan.layout) or plan.layout.zero:
-        return None
-    why = f"layout.offload is {plan.layout.offload} without ZeRO"
-    return why, "plan again with --pin zero=2, or --pin offload=none"
-
-
-def _parallel_fault(plan: Plan) -> tuple[str, str] | None:
-    """Faults of a plan with tensor or context parallelism, each seen in a run of 0.19.8 with Accelerate 1.15.
-
-    Ulysses of the Trainer sums gradients over the parts of a sequence where DeepSpeed averages them, except in ZeRO-3:
-    they are cp times as large, which a clipped norm shows.
-    """
-    layout, training = plan.layout, plan.training
-    tensor, context = layout.tp > 1, layout.cp > 1
-    faults = (
-        (tensor and context, "Accelerate counts the batch with one of the two", "--pin tp=1, or --pin cp=1"),
-        (tensor and plan.model.moe is not None, "AutoTP cuts no experts of transformers", "--pin tp=1"),
-        (tensor and training.lora_rank, "AutoTP loses the adapters of PEFT", "--pin tp=1"),
-        (tensor and training.loss == "fused-linear", "Liger's loss needs the whole head", "--pin tp=1"),
-        (context and layout.zero < 3, "Ulysses has right gradients only in ZeRO-3", "--pin zero=3"),
-        (context and training.attention != "flash", "Ulysses needs a fused attention", "--pin cp=1"),
-    )
-    for is_so, why, way in faults:
-        if is_so:
-            return f"layout has tp={layout.tp}, cp={layout.cp} and zero={layout.zero}, and {why}", f"plan again with {way}"
-    return None
-
-
-def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
-    """Faults of a plan with a pipeline; DeepSpeed cannot combine tensor parallelism with a pipeline.
-
-    The engine's rules already exclude cp, ZeRO-2 and ZeRO-3.
-
-    Source: deepspeed, runtime/pipe/engine.py; runtime/engine.py, _do_optimizer_sanity_check: in bf16 without ZeRO the
-    optimizer states are still sharded, and gradients are summed in 16 bits.
-    """
-    layout, training = plan.layout, plan.training
-    if layout.pp == 1:
-        return None
-    if layout.tp > 1:
-        why = f"layout.tp is {layout.tp} with {layout.pp} stages, and DeepSpeed cuts no layers of its pipelines"
-        return why, "plan again with --pin tp=1, or --pin pp=1"
-    if training.precision == "bf16" and layout.zero == 0:
-        why = (
-            f"layout.zero is 0 with {layout.pp} stages, and DeepSpeed's pipelines in bf16 shard the optimizer's states"
-        )
-        return why, "plan again with --pin zero=1"
-    if layout.offload != "none":
-        why = f"layout.offload is {layout.offload} with {layout.pp} stages, which nothing carries to the host"
-        return why, "plan again with --pin offload=none, or --pin pp=1"
-    only_without = {"lora_rank": (0,), "loss": ("engine", "whole"), "memory_recipe": ("engine",), "mlp_tiles": (1,)}
-    for name, plain in only_without.items():
-        if (value := getattr(training, name)) not in plain:
-            why = f"training.{name} is {value} with {layout.pp} stages, which the program of the pipeline has not"
-            return why, f"plan again with --pin pp=1, or --set training.{name}={plain[0]}"
-    if shared.is_named(plan):
-        why = f"layout.pp is {layout.pp}, and only transformers' own code runs {plan.model.name}"
-        return why, "plan again with --pin pp=1"
-    return None
-
-
 TARGET: Final = Target(
     name="deepspeed",
     program="DeepSpeed 0.19.8 with transformers 5",
@@ -158,12 +96,10 @@ TARGET: Final = Target(
     ),
     refuse=(
         *shared.REFUSALS,
-        Refusal(says=(), fault=_pipeline_fault),
-        Refusal(says=(), fault=_parallel_fault),
+        *refused(shared.NAMES["refused"]["deepspeed"]),
         only("layout.ep", 1, why="DeepSpeed keeps all experts of transformers on each rank"),
         only("layout.hsdp", 1, why="DeepSpeed shards gradients and states over all ranks"),
         only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
-        Refusal(says=(), fault=_offload_fault),
     ),
     render=_render,
     command=_command,

@@ -25,8 +25,6 @@ from planner.emit.target import How
 pytestmark = pytest.mark.slow
 
 
-
-
 def written(case, folder, on="torchrun"):
     plan = plan_of(case)
     write_bundle(plan, folder, on=on, how=How(), force_unfit=True)

@@ -41,7 +41,9 @@ def test_a_recipe_takes_every_override_and_the_configuration_is_the_plans():
         values = values_of(PROGRAMS["megatron-bridge"], plan)
         words = [f"{path}={_shown(value)}" for path, value in overrides_for(values, plan).items()]
         config = {key: value for key, value in (config_of(plan.model) | more).items() if key != "rope_theta"}
-        jobs.append([plan.layout.world_size, config, ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock", *words]])
+        jobs.append(
+            [plan.layout.world_size, config, ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock", *words]]
+        )
     done = subprocess.run(
         [os.environ.get("REAL_PYTHON", sys.executable), Path(__file__).with_name("megatron_bridge.py"), *CHECKOUTS],
         input=json.dumps(jobs), capture_output=True, text=True, check=True, timeout=500,
@@ -67,8 +69,10 @@ def test_a_recipe_takes_every_override_and_the_configuration_is_the_plans():
             "ddp.use_distributed_optimizer": layout.zero > 0,
             "ddp.num_distributed_optimizer_instances": layout.hsdp,
         }
-        wrong += [f"{case}: {found['refused']}"] if "refused" in found else [
-            f"{case}: {key} is {found.get(key)}, planned {value}" for key, value in wanted.items() if found.get(key) != value
-        ]  # fmt: skip
+        if "refused" in found:
+            wrong.append(f"{case}: {found['refused']}")
+            continue
+        off = {key: value for key, value in wanted.items() if found.get(key) != value}
+        wrong += [f"{case}: {key} is {found.get(key)}, planned {value}" for key, value in off.items()]
     assert not wrong, "\n".join(wrong)
     assert len(cases) >= 20
