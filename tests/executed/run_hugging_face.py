@@ -67,7 +67,7 @@ class Watch(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "loss" in logs:
             self.seen["losses"].append(logs["loss"])
-            self.seen["norms"].append(logs["grad_norm"])
+            self.seen["norms"] += [logs["grad_norm"]] if "grad_norm" in logs else []  # ZeRO-0 tells none
 
 
 def placed(parameter: torch.Tensor) -> str:
