@@ -3,9 +3,9 @@
 `python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` if it is missing, and runs the tests of that
 program in `tests/emit/real`; `executed` runs the emitted files themselves, in `tests/executed`. An environment sees the
 packages of the present interpreter, so that torch and the planner are not installed again. Some sources are in no
-package, and environment variables name their paths: MEGATRON_LM and TORCHTITAN name checkouts of Megatron-LM and of
-torchtitan's newest source, and TRAINJOB_CRD names the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If
-a variable is not set, its tests are skipped with a message.
+package, and environment variables name their paths: MEGATRON_LM, MEGATRON_BRIDGE and TORCHTITAN name checkouts of
+Megatron-LM, Megatron-Bridge and torchtitan's newest source, and TRAINJOB_CRD names the file
+trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If a variable is not set, its tests are skipped with a message.
 """
 
 from __future__ import annotations
@@ -81,6 +81,14 @@ PARSERS: dict[str, Parser] = {
         tests=("test_executed.py",),
         folder="executed",
         only="accelerate or deepspeed",
+        options=("--no-deps", "--no-build-isolation"),
+    ),
+    "megatron-bridge": Parser(
+        packages=(
+            *("triton==3.9.0", "einops==0.8.2", "omegaconf==2.3.1", "hydra-core==1.3.8", *_DATASETS),
+            "antlr4-python3-runtime==4.9.3",
+        ),
+        tests=("test_megatron_bridge.py",),
         options=("--no-deps", "--no-build-isolation"),
     ),
     "executed-megatron": Parser(

@@ -40,9 +40,16 @@ def check_plannable(job: Job) -> None:
 
 _PROBES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "pp>=2": ({"pp": 2},),
-    "cp>=2": ({"cp": 2},),
+    "cp>=2": ({"cp": 2}, {"cp": 2, "zero": 3}),
     "ep>=2": ({"ep": 2, "dp": 2},),
+    "tp>=2": ({"tp": 2, "sp": 0}, {"tp": 2, "sp": 1}),
     "tp>=2,sp=0": ({"tp": 2, "sp": 0},),
+    "tp>=2,sp=1": ({"tp": 2, "sp": 1},),
+    "tp>=2,cp>=2": ({"tp": 2, "cp": 2, "sp": 0}, {"tp": 2, "cp": 2, "sp": 1}),
+    "cp>=2,zero<=2": tuple({"cp": 2, "zero": zero} for zero in range(3)),
+    "ep>=2,tp>=2": ({"ep": 2, "tp": 2, "dp": 2, "sp": 0}, {"ep": 2, "tp": 2, "dp": 2, "sp": 1}),
+    "ep>=2,cp>=2": ({"ep": 2, "cp": 2, "dp": 2},),
+    "ep>=2,hsdp>=2": ({"ep": 2, "hsdp": 2, "dp": 4},),
     "cp>=2,hsdp>=2": ({"cp": 2, "hsdp": 2, "dp": 2},),
     "pp>=2,zero=0": ({"pp": 2, "zero": 0},),
     "pp>=2,offload=activations": ({"pp": 2, "offload": "activations"},),
@@ -58,6 +65,7 @@ def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
     """
     targets = [PROGRAMS[name] for name in job.engine.emits if name in PROGRAMS]
     axes = searched_axes(job.engine) | ({"hsdp"} if job.engine.can.replicates_shards else set())
+    axes -= {"ep"} if job.model.moe is None else set()
     found: list[str] = []
     for text, probes in _PROBES.items():
         parts = text.split(",")

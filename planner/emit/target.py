@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments
-from planner.specs.banned import BANS
+from planner.specs.banned import bans_on
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 
@@ -235,8 +236,7 @@ def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     Raises:
         InputError: all fields that the target cannot express or does not run, each with the option to plan again with.
     """
-    bans = [each for each in BANS if each.program == target.name and getattr(plan.layout, each.axis) > 1]
-    faults = [(ban.words, f"plan again with --pin {ban.way_out}") for ban in bans]
+    faults = [(ban.words, f"plan again with --pin {ban.way_out}") for ban in bans_on(target.name, plan.layout)]
     faults += [fault for each in target.refuse if (fault := each.fault(plan))]
     if faults:
         where = f"--to {target.name}"
@@ -546,6 +546,32 @@ def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
     why: the message, in which `{plan.layout.tp}` stands for a field.
     """
     return Refusal(says=says, fault=lambda plan: (why.format(plan=plan), hint) if condition(plan) else None)
+
+
+def refused(rows: Sequence[Mapping[str, Any]]) -> tuple[Refusal, ...]:
+    """The refusals of a document: plans for which all conditions `when` of a row hold, `why`, and the option to use."""
+
+    def fault_of(row: Mapping[str, Any]) -> Callable[[Plan], tuple[str, str] | None]:
+        def fault(plan: Plan) -> tuple[str, str] | None:
+            found = {path: field_of(plan, path) for path in row["when"]}
+            if not all(_SIGNS[sign](found[path], value) for path, (sign, value) in row["when"].items()):
+                return None
+            shown = ", ".join(f"{path} is {value}" for path, value in found.items() if path.startswith(_SHOWN))
+            return f"{shown}, and {row['why']}", f"plan again with {row['way']}"
+
+        return fault
+
+    return tuple(Refusal(says=(), fault=fault_of(row)) for row in rows)
+
+
+_SIGNS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    "is": operator.eq,
+    "not": operator.ne,
+}
+_SIGNS["in"] = lambda found, values: found in values
+_SHOWN: Final = ("layout.", "training.")
 
 
 def _pin(path: str, value: Any) -> str:

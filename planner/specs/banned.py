@@ -43,10 +43,18 @@ class Ban:
         return f"{self.axis}=1{others}"
 
 
-_ROWS: Any = shipped_yaml(Path(__file__).with_name("banned.yaml")).plain
 _PROGRAMS: Any = shipped_yaml(Path(__file__).with_name("executed.yaml")).plain["programs"]
-BANS: Final = tuple(Ban(**row) for row in _ROWS["bans"])
+BANS: Final = tuple(
+    Ban(program=row.get("program", name), axis=axis, tried=row["tried"], seen=seen)
+    for name, row in _PROGRAMS.items()
+    for axis, seen in row.get("banned", {}).items()
+)
 """Axes that a search leaves out, and that `planner emit` refuses; an executed test of the axis removes its row."""
+
+
+def bans_on(program: str, layout: Any) -> list[Ban]:
+    """The bans of a program that concern a layout."""
+    return [each for each in BANS if each.program == program and getattr(layout, each.axis) > 1]
 
 
 def bans_of(engine: EngineSpec) -> dict[str, Ban]:
@@ -60,8 +68,10 @@ def runs_of(engine: EngineSpec) -> dict[str, dict[str, dict[str, str]]]:
     """Program -> axis -> whether tests execute or construct the axis, or it is banned; the versions, and the run."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for program in engine.emits:
-        row = _PROGRAMS.get(program, {})
-        row = row if row.get("engine") == engine.name else {}  # other engines run the program with other options
+        rows = (
+            row for key, row in _PROGRAMS.items() if (row.get("program", key), row["engine"]) == (program, engine.name)
+        )
+        row: Any = next(rows, {"tried": ""})  # other engines run the program with other options
         axes = {axis: {"state": "constructed", "tried": row["tried"]} for axis in row.get("constructed", ())}
         for axis, run in row.get("executed", {}).items():
             axes[axis] = {"state": "executed", "tried": row["tried"], "run": run}

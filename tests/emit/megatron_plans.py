@@ -119,6 +119,8 @@ SHARDED: tuple[Case, ...] = (
     ("llama3-8b", 2, "tp=1,zero=3,hsdp=2", ()),
     ("mixtral-8x7b", 4, "tp=1,ep=8,zero=3,recompute=full", ()),
     ("deepseek-v2-lite", 1, "ep=8,zero=1", ()),
+    ("llama3-8b", 1, "cp=2,zero=3", ()),
+    ("mixtral-8x7b", 4, "tp=2,ep=4,etp=2,zero=3", ()),
 )
 """The same for engine megatron-fsdp."""
 

@@ -53,6 +53,8 @@ FSDP = (
     ("llama3-8b", "tp=2,hsdp=2,zero=3,sp=0,recompute=full", NUMBERS),
     ("llama3-8b", "cp=4,zero=2,mbs=2", ("training.memory_recipe=pure-bf16",)),
     ("llama3-8b", "zero=3,recompute=every:3", ()),
+    ("qwen3-30b-a3b", "ep=8,zero=3,recompute=full", ()),
+    ("mixtral-8x7b", "ep=4,zero=2", ()),
     ("gpt2-xl", "zero=2,recompute=full:7", ("training.dropout=0.1",)),
     ("qwen2.5-7b", "zero=3,offload=optimizer", ("training.loss=fused-linear", "training.attention=unfused")),
     ("qwen3-30b-a3b", "zero=3,recompute=full", ("training.loss=fused", "training.optimizer=adamw-8bit")),
@@ -74,12 +76,6 @@ ZERO = (
     ("qwen3-30b-a3b", "pp=2,zero=0", ("training.precision=fp16", "training.attention=unfused")),
 )
 CASES = [*(("fsdp", *each) for each in FSDP), *(("deepspeed", *each) for each in ZERO)]
-
-
-@pytest.fixture(autouse=True)
-def tables_without_bans(monkeypatch):
-    """The tables also have keys for axes that are banned, because files of other authors have them."""
-    monkeypatch.setattr("planner.emit.target.BANS", ())
 
 
 def plan_of(case):
@@ -326,10 +322,14 @@ def test_starters_ask_for_the_plans_hosts(case):
 
 
 def test_deepspeeds_batches_multiply_to_the_whole():
-    plan = plan_of(CASES[len(FSDP)])
-    document = json.loads(bundle_of(plan, how=How(), force_unfit=True).texts["deepspeed.json"])
-    each = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"]
-    assert document["train_batch_size"] == each * plan.layout.dp == 64
+    """The whole is left out where transformers and Accelerate count ranks that share a batch (runs of 0.19.8)."""
+    for case in ZERO:
+        plan = plan_of(("deepspeed", *case))
+        document = json.loads(bundle_of(plan, how=How(), force_unfit=True).texts["deepspeed.json"])
+        each = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"]
+        shares = plan.layout.tp * plan.layout.cp > 1
+        assert document.get("train_batch_size") == (None if shares else each * plan.layout.dp)
+        assert each * plan.layout.dp == 64
 
 
 NAMED = {

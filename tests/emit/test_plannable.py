@@ -101,11 +101,16 @@ def test_two_hundred_random_plans_can_be_emitted(engine):
     assert refusals(engine, 200, seed=2) == []
 
 
+CUT = ("tp>=2,sp=1", "tp>=2,cp>=2")
+"""What no program of transformers runs: neither AutoTP nor DistributedConfig cuts activations between the matrices."""
+
+
 @pytest.mark.parametrize(
     ("engine", "model", "left_out", "hosts"),
     [
-        ("deepspeed", "llama3-8b", ("pp>=2,zero=0", "pp>=2,offload=activations"), 0),
-        ("fsdp", "llama3-8b", ("cp>=2,hsdp>=2",), 8),
+        ("deepspeed", "llama3-8b", (*CUT, "cp>=2,zero<=2", "pp>=2,zero=0", "pp>=2,offload=activations"), 0),
+        ("fsdp", "llama3-8b", (*CUT, "cp>=2,hsdp>=2"), 8),
+        ("fsdp", "mixtral-8x7b", (*CUT, "ep>=2,tp>=2", "ep>=2,cp>=2", "ep>=2,hsdp>=2", "cp>=2,hsdp>=2"), 8),
         ("torchtitan", "qwen3-30b-a3b", (), 0),  # experts are spread
         ("megatron", "qwen3-30b-a3b", ("tp>=2,sp=0",), 8),
         ("megatron", "llama3-8b", (), 8),
@@ -119,12 +124,12 @@ def test_what_no_program_can_be_told_is_left_out_of_the_search(engine, model, le
 
 
 @pytest.mark.parametrize("setting", ["training.loss=fused-linear", "training.lora_rank=16"])
-def test_what_a_pipeline_has_not_is_planned_without_one(setting):
+def test_what_pipelines_and_cut_matrices_have_not_is_planned_without_them(setting):
     job = load_job(
         model="llama3-8b", cluster="dgx-h100", nodes=2, engine="deepspeed", global_batch_size=64, sequence_length=1024,
         settings=(setting,),
     )  # fmt: skip
-    assert unplannable(job, ()) == ("pp>=2",)
+    assert unplannable(job, ()) == ("pp>=2", "tp>=2", "cp>=2,zero<=2")
 
 
 def test_a_pin_of_pipelines_leaves_the_rest_to_the_search_that_emit_can_write():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,9 +65,9 @@ def stated(program: str) -> list[Case]:
 
 def drawn(program: str, count: int = 12) -> list[Case]:
     """Plans drawn by seed among the axes of the data file, on at most 8 ranks."""
-    random_of = random.Random(program)
-    axes = {*EXECUTED["programs"][program]["executed"]}
+    random_of, axes = random.Random(program), {*EXECUTED["programs"][program]["executed"]}
     found: dict[str, Case] = {}
+    of_trainer = program in ("accelerate", "deepspeed")
     while len(found) < count:
         tp, pp = (random_of.choice((1, 2)) if axis in axes else 1 for axis in ("tp", "pp"))
         dp = random_of.choice((1, 2))
@@ -74,9 +75,15 @@ def drawn(program: str, count: int = 12) -> list[Case]:
         zeros = [zero for zero in range(4) if f"zero={zero}" in axes and (zero < 2 or pp == 1)] or [0]
         layout = f"tp={tp},pp={pp},dp={dp},interleave={chunks},zero={random_of.choice(zeros)}"
         layout += f",mbs={random_of.choice((1, 2))},recompute={random_of.choice(('none', 'full'))}"
-        is_legal = not (program == "deepspeed" and tp > 1)
-        if is_legal:
-            found.setdefault(layout, Case(program, "drawn", random_of.choice(("llama", "tied")), layout))
+        model = random_of.choice(("llama", "tied"))
+        if of_trainer and tp > 1:  # what both refuse: a pipeline of cut layers, cut and tied weights
+            layout, model = layout.replace("pp=2", "pp=1").replace("tp=2", "tp=2,sp=0"), "llama"
+        if of_trainer and random_of.random() < 0.5:  # the other way to use two more ranks
+            more = {"accelerate": ("ep=2", "moe"), "deepspeed": ("cp=2", model)}[program]
+            if tp == 1 and "pp=2" not in layout and (dp == 2 or program == "deepspeed"):
+                layout, model = f"{layout},{more[0]}", more[1]
+                layout = re.sub("zero=.", "zero=3", layout)
+        found.setdefault(layout, Case(program, "drawn", model, layout))
     return list(found.values())
 
 

@@ -139,5 +139,7 @@ def stand_in() -> None:
     kinds = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Long": torch.int64}
     for name, kind in (kinds | {"Int": torch.int32, "Double": torch.float64, "Byte": torch.uint8}).items():
         setattr(cuda, f"{name}Tensor", _typed(kind))
+    empty = torch.empty  # backward passes inside others run without the mode
+    torch.empty = lambda *sizes, device=None, **options: empty(*sizes, device=_here(device), **options)
     _over_gloo()
     OnTheCPU().__enter__()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 FORK = multiprocessing.get_context("fork")
-SECONDS = 120
+SECONDS = 240
 """A rank that has not answered by then waits for another that will not come."""
 
 Seen = dict[str, Any]

@@ -1,8 +1,9 @@
 """Runs what is emitted for Accelerate and DeepSpeed, on a CPU; see ranks.py.
 
-Three stand-ins: Accelerate takes gloo for a backend of GPUs, the Trainer takes the CPU for a device with bf16, and
-DeepSpeed does not compile its kernel for processes of one host. Everything else is the programs' own. With `rows` a job
-is the reference: one process, which trains the model of the same folder on these rows in a plain loop.
+Four stand-ins: Accelerate takes gloo for a backend of GPUs, the Trainer takes the CPU for a device with bf16,
+DeepSpeed does not compile its kernel for processes of one host, and a gather's gradients are summed at once, because
+torch's way without NCCL takes the ranks of a group for ranks of the job. Everything else is the programs' own. With
+`rows` a job is the reference: one process, which trains the model of the same folder on these rows in a plain loop.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import deepspeed
 import peft
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 import transformers.training_args
 from accelerate.commands import launch
 from accelerate.state import PartialState
@@ -33,7 +35,15 @@ assert peft, LlamaForCausalLM  # imported once, for all ranks
 datasets.disable_progress_bars()
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+dist.nn.functional._AllGather.backward = staticmethod(lambda ctx, *grads: (None, summed(ctx.group, *grads)))
 PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+
+
+def summed(group: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    """This rank's part of the gradients of a gather, one for each rank of the group, added up over the group."""
+    whole = torch.stack(gradients)
+    dist.all_reduce(whole, group=group)
+    return whole[dist.get_rank(group)]
 
 
 class Watch(TrainerCallback):
@@ -57,6 +67,7 @@ class Watch(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "loss" in logs:
             self.seen["losses"].append(logs["loss"])
+            self.seen["norms"] += [logs["grad_norm"]] if "grad_norm" in logs else []  # ZeRO-0 tells none
 
 
 def placed(parameter: torch.Tensor) -> str:
@@ -108,7 +119,13 @@ def watch_deepspeed(seen: Seen) -> None:
         found.add("states", states_of(getattr(own, "optimizer", own)))
         stage = self.grid.get_stage_id() if isinstance(self, PipelineEngine) else 0
         held_bytes = {**found.of, "grads": seen["grads"]}
-        seen.update({"bytes": held_bytes, "zero": self.zero_optimization_stage(), "dp": self.dp_world_size})
+        seen.update(
+            {
+                "bytes": held_bytes,
+                "zero": self.zero_optimization_stage(),
+                "dp": dist.get_world_size(self.seq_data_parallel_group),
+            }
+        )
         seen["stage"] = stage
         return answer
 
@@ -156,7 +173,7 @@ def mark_blocks(model: torch.nn.Module) -> None:
 def observe(job: dict[str, Any]) -> Seen:
     if "rows" in job:
         return reference(job)
-    seen: Seen = {"losses": [], "rows": []}
+    seen: Seen = {"losses": [], "norms": [], "rows": []}
     watch, real, step = Watch(seen), Trainer.__init__, Trainer.training_step
     watch_deepspeed(seen)
     watch_pipeline(seen)
@@ -175,6 +192,7 @@ def observe(job: dict[str, Any]) -> Seen:
 
     def note(self: Trainer, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         seen["rows"].append(inputs["input_ids"].tolist())
+        inputs = {key: each.contiguous() for key, each in inputs.items()}  # as copies between a GPU and the host are
         return step(self, model, inputs, *arguments, **options)
 
     deepspeed.initialize, Trainer.__init__, Trainer.training_step = initialize, make, note
@@ -193,9 +211,11 @@ def reference(job: dict[str, Any]) -> Seen:
     import train
 
     settings = train.read("training.yaml", [])
+    for key in ("distributed_config", "reshard_after_forward"):
+        settings.pop(key, None)
     set_seed(settings["seed"])
     loss_of = pieces(settings) if Path("pipeline.py").exists() else whole(train, settings)
-    model, losses = loss_of.model, []
+    model, losses, norms = loss_of.model, [], []
     named = [each for each in model.named_parameters() if each[1].requires_grad]
     groups = [
         {"params": [each for _, each in named if each.ndim > 1], "weight_decay": settings["weight_decay"]},
@@ -206,11 +226,11 @@ def reference(job: dict[str, Any]) -> Seen:
     for rows in job["rows"]:
         loss = loss_of(torch.tensor(rows))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings["max_grad_norm"], foreach=False)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), settings["max_grad_norm"], foreach=False))
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return {"losses": losses}
+    return {"losses": losses, "norms": [each.item() for each in norms]}
 
 
 class whole:  # noqa: N801 - called like a function

@@ -10,13 +10,39 @@ import yaml
 from planner.emit.hosts import head_lines, num_hosts, uneven_hosts
 from planner.emit.programs import hugging_face as shared
 from planner.emit.programs.hugging_face_model import config_of, layer_class
-from planner.emit.target import Refusal, Target, follows, only
+from planner.emit.target import Refusal, Target, follows, only, refused
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
     from planner.plan import Plan
 
 FILE: Final = "accelerate.yaml"
+
+
+def _is_cut_at_load(plan: Plan) -> bool:
+    """Whether transformers cuts matrices and experts itself; Accelerate's FSDP then has nothing to shard."""
+    return plan.layout.tp > 1 or plan.layout.ep > 1
+
+
+def _cut_at_load(plan: Plan) -> Values:
+    """The layout as keys of transformers' DistributedConfig, and what `train.py` and the Trainer do beside it.
+
+    Source: transformers 5.23, distributed/configuration_utils.py, distributed/fsdp.py.
+    """
+    layout, training = plan.layout, plan.training
+    sizes: dict[str, Value] = {
+        "tp_size": layout.tp,
+        "ep_size": layout.ep,
+        "fsdp_size": layout.dp // layout.hsdp,
+        "dp_replicate_size": layout.hsdp,
+        "fsdp_mixed_precision": training.precision == "bf16" and training.memory_recipe != "pure-bf16",
+    }
+    return {
+        **{f"{shared.AT_LOAD}{key}": value for key, value in sizes.items()},
+        "reshard_after_forward": layout.zero == 3,
+        "gradient_checkpointing": layout.recompute[0] == "full",
+        "save_only_model": True,  # the Trainer cannot resume a model that is cut at load
+    }
 
 
 def _write_layout(plan: Plan) -> Values:
@@ -32,12 +58,14 @@ def _write_layout(plan: Plan) -> Values:
     precision = "no" if training.precision == "fp32" or training.memory_recipe == "pure-bf16" else training.precision
     found: dict[str, Value] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP",
+        "distributed_type": "MULTI_GPU" if _is_cut_at_load(plan) else "FSDP",
         "mixed_precision": precision,
         "num_machines": num_hosts(plan),
         "num_processes": layout.world_size,
         "machine_rank": 0,
         "rdzv_backend": "static",
+    }
+    sharded: dict[str, Value] = {
         "fsdp_config.fsdp_version": 2,
         "fsdp_config.fsdp_reshard_after_forward": layout.zero == 3,
         "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -47,13 +75,19 @@ def _write_layout(plan: Plan) -> Values:
         "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "parallelism_config.parallelism_config_dp_replicate_size": layout.hsdp,
         "parallelism_config.parallelism_config_dp_shard_size": layout.dp // layout.hsdp,
-        "parallelism_config.parallelism_config_tp_size": layout.tp,
         "parallelism_config.parallelism_config_cp_size": layout.cp,
     }
     # by default the Trainer reduces gradients once per step and keeps them unsharded until then
     reduced = {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
+    found |= {} if _is_cut_at_load(plan) else sharded
     named = {f"accelerate.{key}": value for key, value in found.items()}
-    return {**named, **reduced, **shared.write_some_layers(layout)}
+    at_load = _cut_at_load(plan) if _is_cut_at_load(plan) else {}
+    return {**named, **at_load, **reduced, **shared.write_some_layers(layout)}
+
+
+def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the others
+    words = "checkpoints have weights alone: transformers 5.23 cannot resume a model that it cut while loading it"
+    return (words,) if _is_cut_at_load(plan) else ()
 
 
 def _replicas_fault(plan: Plan) -> tuple[str, str] | None:
@@ -86,7 +120,8 @@ TARGET: Final = Target(
         *shared.SHARED,
         follows("layout.layers_per_stage"),  # the only stage has all layers
         shared.layout_setting(
-            *(f"layout.{key}" for key in ("tp", "cp", "zero", "hsdp", "recompute", "offload")), write=_write_layout
+            *(f"layout.{key}" for key in ("tp", "cp", "ep", "zero", "hsdp", "recompute", "offload")),
+            write=_write_layout,
         ),
     ),
     refuse=(
@@ -97,10 +132,13 @@ TARGET: Final = Target(
         only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
         only("training.mlp_tiles", 1, why="the Trainer computes feed-forward blocks at once"),
         Refusal(says=(), fault=_replicas_fault),
+        *refused(shared.NAMES["refused"]["tp"]),
+        *refused(shared.NAMES["refused"]["ep"]),
         Refusal(says=(), fault=uneven_hosts),
     ),
     render=_render,
     command=_command,
+    advice=_advice,
     **shared.OF_TRAINER,
     executable="accelerate",
     install="pip install accelerate==1.15.0 transformers datasets, and peft and bitsandbytes for LoRA",

@@ -35,9 +35,13 @@ RENAMED: Final[dict[str, str]] = _NAMES["renamed"]
 OVERLAP: Final = "comm_overlap.tp_comm_overlap"
 """Section `comm_overlap` of a recipe, if present, replaces the model's value. Source: training/comm_overlap.py."""
 INVERTED: Final[dict[str, str]] = _NAMES["inverted"]
-_LEFT_OUT: Final = ("group_query_attention", "rope_type")
-"""Keys without an override: the number of groups implies the first key, and the latent model's class the second."""
-_PRECISIONS: Final[dict[str, str]] = _NAMES["precisions"]
+_LEFT_OUT: Final = ("group_query_attention", "rope_type", "max_position_embeddings")
+"""Keys without an override: the number of groups implies the first key, the latent model's class the second, and the
+length of the sequences the third."""
+_NAN_CHECK: Final = "no_check_for_nan_in_loss_and_grad"
+_PRECISIONS: Final[dict[str, dict[str, Value]]] = _NAMES["precisions"]
+"""Precision -> keys of the model. An override cannot change a part of a `mixed_precision` that a recipe only names."""
+_DTYPES: Final = {"model": ("params_dtype", "pipeline_dtype", "autocast_dtype"), "optimizer": ("params_dtype",)}
 _OF_PRECISION: Final = ("bf16", "fp16", "fp8_format", "fp4_format", "fp8_param_gather", "grad_reduce_in_bf16")
 _SECTION_OF: Final = {key: section for section, keys in SECTIONS.items() for key in keys}
 
@@ -53,21 +57,29 @@ def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
     if plan.layout.interleave > 1:
         stages["model.virtual_pipeline_model_parallel_size"] = plan.layout.interleave
     experts = NEUTRAL_EXPERTS if plan.model.moe else {}
-    found: dict[str, Value] = {"mixed_precision": _PRECISIONS[plan.training.precision], **NEUTRAL, **experts, **stages}
-    if plan.training.precision != "fp32":
-        in_32 = not values.get("grad_reduce_in_bf16") and (
-            not values.get("fp16") or bool(values.get("accumulate_allreduce_grads_in_fp32"))
-        )
-        found |= {"mixed_precision.grad_reduce_in_fp32": in_32, "ddp.grad_reduce_in_fp32": in_32}
+    found: dict[str, Value] = {"mixed_precision": None, **NEUTRAL, **experts, **stages}
+    is_half = plan.training.precision == "fp16"
+    kind = "torch.float16" if is_half else "torch.bfloat16"
+    for section, names in _DTYPES.items():
+        found |= {f"{section}.bf16": not is_half, f"{section}.fp16": is_half}
+        found |= {f"{section}.{name}": kind for name in names}
+    found |= _PRECISIONS.get(plan.training.precision, {})
+    found["ddp.grad_reduce_in_fp32"] = not values.get("grad_reduce_in_bf16") and (
+        not is_half or bool(values.get("accumulate_allreduce_grads_in_fp32"))
+    )
     if values.get("fp8_format"):
-        found["mixed_precision.fp8_param_gather"] = bool(values.get("fp8_param_gather"))
+        gathers = bool(values.get("fp8_param_gather"))
+        found |= {"model.fp8_param": gathers, "ddp.fp8_param_gather": gathers}
     for key, value in values.items():
         if key in _LEFT_OUT or key in _OF_PRECISION or key == "accumulate_allreduce_grads_in_fp32":
             continue
         if key in INVERTED:
             found[INVERTED[key]] = not value
+            if key == _NAN_CHECK:  # a second check of the same, which graphs of whole steps do not allow either
+                found["rerun_state_machine.check_for_nan_in_loss"] = not value
         else:
             found[RENAMED.get(key, f"{_SECTION_OF.get(key, 'model')}.{key}")] = value
+    found["optimizer.use_distributed_optimizer"] = found["ddp.use_distributed_optimizer"]  # either one switches it on
     found["model.activation_func"] = "silu" if values.get("swiglu") else "gelu"
     found["model.cpu_offloading"] = bool(values.get("cpu_offloading_num_layers"))
     return found
@@ -85,7 +97,7 @@ def family_keys(overrides: Values) -> dict[str, Value]:
         elif path in back:
             found[back[path]] = value
         elif path == "mixed_precision":
-            found |= _precision_keys(str(value))
+            found |= _precision_keys(str(value)) if value not in (None, "null") else {}
         elif path == OVERLAP:
             found["tp_comm_overlap"] = value
         elif name == "grad_reduce_in_fp32":

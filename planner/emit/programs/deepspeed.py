@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target, only
+from planner.emit.target import Setting, Target, only, refused
 from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 
 if TYPE_CHECKING:
@@ -26,8 +26,11 @@ def _write_layout(plan: Plan) -> Values:
     Source: deepspeed, runtime/config.py, runtime/zero/config.py, runtime/precision_config.py.
     """
     layout, training = plan.layout, plan.training
+    # transformers counts a batch for each rank of a tensor-parallel group, and Accelerate for one of ZeRO's; where the
+    # batch is not given, both leave it to DeepSpeed
+    whole: dict[str, Value] = {"train_batch_size": training.global_batch_size} if layout.tp * layout.cp == 1 else {}
     found: dict[str, Value] = {
-        "train_batch_size": training.global_batch_size,
+        **whole,
         "train_micro_batch_size_per_gpu": layout.mbs,
         "gradient_accumulation_steps": layout.num_microbatches(training.global_batch_size),
         "gradient_clipping": training.gradient_clip,
@@ -59,6 +62,7 @@ def _write_layout(plan: Plan) -> Values:
     beside: dict[str, Value] = {"gradient_checkpointing": checkpoints, **shared.write_some_layers(layout)}
     if layout.cp > 1:
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
+        beside |= {"parallelism_config.dp_shard_size": layout.dp}
     if layout.pp > 1:
         beside["pipeline.layers_per_stage"] = layout.layers_per_stage
     return {**{f"deepspeed.{key}": value for key, value in found.items()}, **beside}
@@ -73,46 +77,6 @@ def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the files say them
     program = "pipeline.py" if plan.layout.pp > 1 else "train.py"
     return f"{torchrun_start(plan, place)} \\\n  {program} training.yaml"
-
-
-def _offload_fault(plan: Plan) -> tuple[str, str] | None:
-    if not offloads_optimizer(plan.layout) or plan.layout.zero:
-        return None
-    why = f"layout.offload is {plan.layout.offload} without ZeRO"
-    return why, "plan again with --pin zero=2, or --pin offload=none"
-
-
-def _pipeline_fault(plan: Plan) -> tuple[str, str] | None:
-    """Faults of a plan with a pipeline; DeepSpeed cannot combine tensor parallelism with a pipeline.
-
-    The engine's rules already exclude cp, ZeRO-2 and ZeRO-3.
-
-    Source: deepspeed, runtime/pipe/engine.py; runtime/engine.py, _do_optimizer_sanity_check: in bf16 without ZeRO the
-    optimizer states are still sharded, and gradients are summed in 16 bits.
-    """
-    layout, training = plan.layout, plan.training
-    if layout.pp == 1:
-        return None
-    if layout.tp > 1:
-        why = f"layout.tp is {layout.tp} with {layout.pp} stages, and DeepSpeed cuts no layers of its pipelines"
-        return why, "plan again with --pin tp=1, or --pin pp=1"
-    if training.precision == "bf16" and layout.zero == 0:
-        why = (
-            f"layout.zero is 0 with {layout.pp} stages, and DeepSpeed's pipelines in bf16 shard the optimizer's states"
-        )
-        return why, "plan again with --pin zero=1"
-    if layout.offload != "none":
-        why = f"layout.offload is {layout.offload} with {layout.pp} stages, which nothing carries to the host"
-        return why, "plan again with --pin offload=none, or --pin pp=1"
-    only_without = {"lora_rank": (0,), "loss": ("engine", "whole"), "memory_recipe": ("engine",), "mlp_tiles": (1,)}
-    for name, plain in only_without.items():
-        if (value := getattr(training, name)) not in plain:
-            why = f"training.{name} is {value} with {layout.pp} stages, which the program of the pipeline has not"
-            return why, f"plan again with --pin pp=1, or --set training.{name}={plain[0]}"
-    if shared.is_named(plan):
-        why = f"layout.pp is {layout.pp}, and only transformers' own code runs {plan.model.name}"
-        return why, "plan again with --pin pp=1"
-    return None
 
 
 TARGET: Final = Target(
@@ -132,10 +96,10 @@ TARGET: Final = Target(
     ),
     refuse=(
         *shared.REFUSALS,
-        Refusal(says=(), fault=_pipeline_fault),
+        *refused(shared.NAMES["refused"]["deepspeed"]),
+        only("layout.ep", 1, why="DeepSpeed keeps all experts of transformers on each rank"),
         only("layout.hsdp", 1, why="DeepSpeed shards gradients and states over all ranks"),
         only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
-        Refusal(says=(), fault=_offload_fault),
     ),
     render=_render,
     command=_command,

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 DATA: Final = "DATA_PATH"
 TOKENIZER: Final = "TOKENIZER_PATH"
 MODEL: Final = "MODEL_NAME"
-_NAMES: Final = names_beside(__file__)
-OPTIMIZERS: Final[dict[str, str]] = _NAMES["optimizers"]
+NAMES: Final = names_beside(__file__)
+OPTIMIZERS: Final[dict[str, str]] = NAMES["optimizers"]
 _OPTIMIZERS_READ: Final = {
     **{name: ours for ours, name in OPTIMIZERS.items()},
-    **_NAMES["optimizers_read"],
+    **NAMES["optimizers_read"],
 }
-_OTHERS_MODULES: Final[list[str]] = _NAMES["fused_matrices"]
+_OTHERS_MODULES: Final[list[str]] = NAMES["fused_matrices"]
 _LIGER: Final = ("rope", "rms_norm", "swiglu")
-_DROPOUT: Final[dict[str, list[str]]] = _NAMES["dropout"]
+_DROPOUT: Final[dict[str, list[str]]] = NAMES["dropout"]
 """Model type -> keys of config.json for dropout whose default is not 0, or which must all have one probability."""
 
 
@@ -128,6 +128,9 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
     if config is None and not is_named(plan):
         return f"no model of transformers is built as {plan.model.name}", "plan for another --engine"
     kind = str(config["model_type"]) if config else plan.model.name
+    if is_named(plan) and plan.layout.pp > 1:
+        why = f"layout.pp is {plan.layout.pp}, and only transformers' own code runs {plan.model.name}"
+        return why, "plan again with --pin pp=1"
     if plan.training.dropout and kind not in _DROPOUT:
         why = f"training.dropout is {plan.training.dropout:g}, which {kind} has not"
         return why, "plan with --set training.dropout=0"
@@ -181,7 +184,10 @@ def read_degrees(given: Given) -> dict[str, int]:
     tp, cp = (
         max([1, *(given.whole(key) for key in keys)])
         for keys in (
-            (f"{_PARALLEL}tp_size", "deepspeed.tensor_parallel.autotp_size", "parallelism_config.tp_size"),
+            (
+                *(f"{_PARALLEL}tp_size", "deepspeed.tensor_parallel.autotp_size", "parallelism_config.tp_size"),
+                f"{AT_LOAD}tp_size",
+            ),
             (
                 *(f"{_PARALLEL}cp_size", f"{_PARALLEL}sp_size", "deepspeed.sequence_parallel_size"),
                 *("parallelism_config.cp_size", "parallelism_config.sp_size"),
@@ -200,6 +206,20 @@ def _stages(given: Given) -> tuple[int, ...]:
 
 
 _PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
+AT_LOAD: Final = "distributed_config."
+"""Keys of transformers' DistributedConfig, which cuts a model while it loads it."""
+
+
+def _read_at_load(given: Given) -> dict[str, Any]:
+    if not any(key.startswith(AT_LOAD) for key in given.values):
+        return {}
+    given.whole(f"{AT_LOAD}fsdp_size", 1)
+    given.flag(f"{AT_LOAD}fsdp_mixed_precision")
+    return {
+        "zero": 3 if given.flag("reshard_after_forward", default=True) else 2,
+        "replicas": given.whole(f"{AT_LOAD}dp_replicate_size", 1),
+        "layout.ep": given.whole(f"{AT_LOAD}ep_size", 1),
+    }
 
 
 def read_layout(given: Given) -> Mapping[str, Any]:
@@ -212,6 +232,9 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         found["layout.sp"] = 0
     replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
     (fsdp, offload, is_hybrid), params = _read_fsdp(given), False
+    at_load = _read_at_load(given)
+    fsdp, replicas = at_load.pop("zero", fsdp), at_load.pop("replicas", replicas)
+    found |= at_load
     is_plain = PLAIN in given
     if fsdp is not None:
         found["layout.zero"] = fsdp
@@ -309,7 +332,7 @@ def _read_precision(given: Given) -> Mapping[str, Any]:
     return found
 
 
-_SCHEDULES: Final[dict[str, str]] = _NAMES["schedules"]
+_SCHEDULES: Final[dict[str, str]] = NAMES["schedules"]
 """Schedule -> the Trainer's name. Source: transformers 5.23, trainer_utils.py (SchedulerType) and optimization.py."""
 
 
@@ -458,7 +481,7 @@ SHARED: Final = (
         read=_read_adapters,
     ),
     follows("layout.dp", "layout.pools", "layout.segment", "training.loss_chunks"),
-    known(*listed(_NAMES["known"])),
+    known(*listed(NAMES["known"])),
 )
 
 
@@ -480,7 +503,7 @@ def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
     Refusal(says=(), fault=_recompute_fault),
-    *refusals(_NAMES["refuses"]),
+    *refusals(NAMES["refuses"]),
 )
 
 
@@ -522,9 +545,9 @@ def yours(plan: Plan, how: How) -> dict[str, str]:
     return found
 
 
-IGNORED: Final = listed(_NAMES["ignores"])
+IGNORED: Final = listed(NAMES["ignores"])
 """Patterns of keys that do not change the priced bytes and seconds of a step."""
-DECISIVE: Final = decisive(_NAMES["decides"])
+DECISIVE: Final = decisive(NAMES["decides"])
 """Patterns of keys that decide the answer and have no price."""
 
 TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text(encoding="utf-8")

@@ -25,12 +25,6 @@ from planner.emit.target import How
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def tables_without_bans(monkeypatch):
-    """The tables also have keys for axes that are banned, because files of other authors have them."""
-    monkeypatch.setattr("planner.emit.target.BANS", ())
-
-
 def written(case, folder, on="torchrun"):
     plan = plan_of(case)
     write_bundle(plan, folder, on=on, how=How(), force_unfit=True)
