@@ -39,9 +39,9 @@ from planner.search.questions.given import plan_for_text
 from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
 from planner.search.questions.side_by_side import Choice, SideBySide, side_by_side
 from planner.search.questions.sweep import Sweep, sweep, sweep_pools
+from planner.search.recommendation import WITHIN
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout
-from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import load_calibration, model_notes

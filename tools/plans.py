@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -31,10 +31,9 @@ from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import runner_up
-from planner.search.optimum.rating import simplicity_of
-from planner.search.optimum.simplicity import Simplicity
+from planner.search.ranking import keys_of
+from planner.search.recommendation import WITHIN
 from planner.search.search import search
-from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Condition, Constraints
 from planner.show.words import short_layout
 from planner.specs.load import load_job
@@ -146,10 +145,10 @@ def needless(each: Planned) -> tuple[str, ...]:
     assert plan.minimum is not None
     num_devices, found = plan.cluster.num_devices, list[str]()
     forbidden = {
-        "idle": _LeavesIdle(key="world_size", sign="<", value=str(num_devices)),
-        "interleave": Condition(key="interleave", sign=">", value="8"),
+        "machines": _LeavesIdle(key="world_size", sign="<", value=str(num_devices)),
+        "chunks": Condition(key="interleave", sign=">", value="8"),
     }
-    has = {"idle": plan.layout.world_size < num_devices, "interleave": plan.layout.interleave > 8}
+    has = {"machines": plan.layout.world_size < num_devices, "chunks": plan.layout.interleave > 8}
     longest = plan.minimum.step_seconds * (1 + WITHIN)
     for key in (key for key, it_has in has.items() if it_has):
         without = Constraints(forbidden=((forbidden[key],),))
@@ -161,9 +160,9 @@ def needless(each: Planned) -> tuple[str, ...]:
         except InputError:  # no legal layout lacks the feature
             continue
         assert not isinstance(other, NothingFits)
-        mine, theirs = (simplicity_of(each.job, one.layout) for one in (plan, other))
-        before = Simplicity._fields.index(key)
-        if theirs[:before] <= mine[:before]:
+        mine, theirs = (asdict(keys_of(each.job, one.layout)) for one in (plan, other))
+        before = list(mine)[: list(mine).index(key)]
+        if [theirs[name] for name in before] <= [mine[name] for name in before]:
             found.append(key)
     return tuple(found)
 
@@ -173,7 +172,7 @@ def costs(found: Sequence[Planned]) -> Table:
     plans = [each.plan for each in found if each.plan is not None]
     above = [plan.minimum.above for plan in plans if plan.minimum is not None]
     fills = [each.filled for each in found if each.plan is not None]
-    table = Table("jobs", "of them", title=f"the simplest within {WITHIN:.0%} of the minimum")
+    table = Table("jobs", "of them", title=f"the easiest to run within {WITHIN:.0%} of the minimum")
     extra = [needless(each) for each in found if each.plan is not None]
     differ = sum(plan.minimum is not None and plan.minimum.layout != plan.layout for plan in plans)
     rows = [
@@ -184,9 +183,9 @@ def costs(found: Sequence[Planned]) -> Table:
         ("cost of the choice, 90 in 100", f"{np.quantile(above, 0.9):.2%}"),
         ("cost of the choice, most", f"{max(above):.2%}"),
         ("plans with idle devices", sum(plan.layout.world_size < plan.cluster.num_devices for plan in plans)),
-        ("of these with a layout without, as good, in the window", sum("idle" in each for each in extra)),
+        ("of these with a layout without, as good, in the window", sum("machines" in each for each in extra)),
         ("plans with more than 8 chunks a stage", sum(plan.layout.interleave > 8 for plan in plans)),
-        ("of these with a layout without, as good, in the window", sum("interleave" in each for each in extra)),
+        ("of these with a layout without, as good, in the window", sum("chunks" in each for each in extra)),
         (f"plans above {FULL:.0%} of the memory that a program can have", sum(each > FULL for each in fills)),
         ("median share of that memory", f"{median(fills):.1%}"),
     ]
@@ -196,7 +195,7 @@ def costs(found: Sequence[Planned]) -> Table:
 
 
 def differences(found: Sequence[Planned]) -> Table:
-    """Jobs whose plan is not the minimum: the loss in the objective and the gain in simplicity."""
+    """Jobs whose plan is not the minimum: the loss in the objective, and the key that is better."""
     title = "answers that differ from the minimum"
     table = Table("job", "minimum", "plan", "costs", "for", title=title, show_lines=True)
     for each in found:

@@ -50,6 +50,11 @@ class Solution:
     solver: str  # the method behind the answer: cbc, highs or "dynamic program"
     warnings: tuple[str, ...] = ()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all configurations were searched, even if the integer program did not finish."""
+        return self.status not in ("interrupted", "out of time")
+
 
 INTERRUPTED = Solution(
     choice=None,
