@@ -96,7 +96,7 @@ def shortlist(found: Found, constraints: Constraints, window: Window) -> list[As
     job = found.job
     blocks: dict[tuple[str, str], list[tuple[Assigned, DegreeArrays]]] = {}
     listed: dict[tuple[object, ...], Assigned] = {}
-    for fastest in _fastest_of_kinds(found, window):
+    for fastest in fastest_of_kinds(found, window):
         listed[_named(fastest)] = fastest
         for degrees in _configurations(job, constraints, fastest.degrees):
             blocks.setdefault((degrees.schedule, degrees.offload), []).append((fastest, degrees))
@@ -119,7 +119,7 @@ def _named(assigned: Assigned) -> tuple[object, ...]:
     return assigned.degrees, assigned.layers, assigned.policies
 
 
-def _fastest_of_kinds(found: Found, window: Window) -> list[Assigned]:
+def fastest_of_kinds(found: Found, window: Window) -> list[Assigned]:
     """The best layout of each kind whose best layout is in the window."""
     kinds: dict[tuple[int, ...], list[Assigned]] = {}
     for each in found.layouts:

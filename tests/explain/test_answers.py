@@ -32,8 +32,8 @@ from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.questions.given import plan_for_text
+from planner.search.recommendation import WITHIN
 from planner.search.search import plan_for_layout, search
-from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.show.schedules import draw
 from planner.specs.change import change_job
