@@ -76,7 +76,7 @@ def test_runners_up_lose_by_the_objective():
 
 
 def test_a_layout_that_is_faster_and_harder_to_run_says_in_what():
-    settings = ("model.num_layers=8", "device.memory=21 GiB")
+    settings = ("model.num_layers=8", "device.memory=20 GiB")
     documents = {"model": "llama3-8b", "cluster": "dgx-a100", "gpus": 8, "settings": settings}
     asked = load_job(**documents, sequence_length=2048, global_batch_size=32)
     found = search(asked, FREE, within=0.1)
