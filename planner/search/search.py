@@ -28,6 +28,7 @@ from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.rules import broken_rules
 from planner.search.time_limit import OutOfTime, TimeLimit
+from planner.search.with_runs import with_runs
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def search(
     but some may fit, the answer is the best of the layouts with the greatest chance of fitting.
     within: the plan is the easiest to run of a list of layouts that are worse than the optimum by at most this share
     (`recommendation`); 0 asks for the optimum itself.
+    top: number of runners-up; without any, no layout with published runs is looked for either (`with_runs`).
     time_limit: seconds of the search. At the limit the answer is the best layout so far, with its gap to a lower bound.
     check: compare lower bounds with the exact optima of configurations that they ruled out (`bound_check`).
 
@@ -188,6 +190,7 @@ def search(
         layout,
         priced,
         minimum=minimum(job, layout, optimum, objective),
+        with_runs=with_runs(job, constraints, objective, layout, priced.step_seconds) if top and complete else None,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, decision, winner, objective, num_checked, told),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
