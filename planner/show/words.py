@@ -64,9 +64,11 @@ def short_layout(layout: Layout) -> str:
         "etp": "" if layout.ep > 1 else "1",
     }
     if num_layers % layout.num_chunks == 0:
-        assumed["layers_per_stage"] = "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave)))
+        assumed["layers_per_stage"] = shortened_list(
+            "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave)))
+        )
     shown = {key: text for key, text in parts.items() if text != assumed.get(key)}
-    return ",".join(f"{key}={shortened_list(text)}" for key, text in shown.items()) or "tp=1"
+    return ",".join(f"{key}={text}" for key, text in shown.items()) or "tp=1"
 
 
 def layout_words(layout: Layout) -> str:
