@@ -93,9 +93,8 @@ def runners_up(plan: Plan, about: Callable[[RunnerUp], RenderableType]) -> Group
         return section("Runners-up", Text(words, style="dim")) if plan.certificate else None
     rows = [(format_seconds(each.step_seconds), format_bytes(each.peak_bytes), about(each)) for each in plan.runners_up]
     ties = any(runner.near_tie for runner in plan.runners_up)
-    note = f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
-    settled = [Text(_settled(plan), style="dim")] if plan.certificate else []
-    return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,)), *settled, note=note)
+    notes = [f"near tie: less than {NEAR_TIE:.0%} apart"] * ties + [_settled(plan)] * bool(plan.certificate)
+    return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,)), note="; ".join(notes))
 
 
 def _settled(plan: Plan) -> str:
@@ -103,7 +102,7 @@ def _settled(plan: Plan) -> str:
     layouts = [plan.layout, *(each.layout for each in plan.runners_up[:_USUAL])]
     values = {axis: sorted({getattr(each, axis) for each in layouts}) for axis in AXES}
     still_open = ", ".join(f"{axis} {any_of(each)}" for axis, each in values.items() if len(each) > 1)
-    return f"A few steps of each, measured beside the plan, would settle {still_open}."
+    return f"measured beside the plan, they settle {still_open}"
 
 
 def with_reason(runner: RunnerUp, change: RenderableType) -> Group:
