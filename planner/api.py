@@ -204,8 +204,8 @@ def plan_job(
     model, cluster: a shipped name or the path of a file.
     training: the path of a training document.
     pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
-    within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` always
-        has.
+    within: share of the objective by which the plan may be worse than the minimum; 0 asks for the minimum itself, which
+        `plan.minimum` always has.
     confidence: required chance of meeting the deadline (objectives `cost` and `gpus`) and the budget.
     top: largest number of layouts in `plan.runners_up`, each of another kind.
     solver: of the integer program; by default CBC, or HiGHS where PuLP came without CBC.

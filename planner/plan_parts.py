@@ -110,7 +110,8 @@ class Certificate:
     num_pruned: legal configurations that were ruled out, by reason.
     not_searched: layouts that the search left out because of the model's kinds of layers, in words.
     num_decided: configurations in the integer program, that is, all whose lower bounds do not exceed its optimum.
-    num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds.
+    num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds and both methods.
+    num_layouts_drawn: layouts drawn by the rules of `explain` and priced one by one; none is better than the optimum.
     recommendation: how the plan was chosen near the optimum; None if only the optimum was asked for.
     """
 
@@ -129,6 +130,7 @@ class Certificate:
     num_decided: int
     num_columns: int
     num_bounds_checked: int = 0
+    num_layouts_drawn: int = 0
     not_searched: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     recommendation: Recommendation | None = None

@@ -72,10 +72,12 @@ TEN: Final = (
     ("Megatron 1T, 3,072 A100", "megatron-1t", "dgx-a100", "megatron", 384, 2048, 3072),
     ("Llama-3-405B, 16,384 H100", "llama3-405b", "dgx-h100", "megatron", 2048, 8192, 2048),
     ("Mixtral 8x7B, 64 H100", "mixtral-8x7b", "dgx-h100", "megatron", 8, 4096, 1024),
+    ("Qwen3-30B-A3B, 32 H100", "qwen3-30b-a3b", "dgx-h100", "megatron", 4, 4096, 1024),
     ("DeepSeek-V3, 2,048 H800", "deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360),
+    ("DeepSeek-V3, 2,048 H800, fp8", "deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360, "fp8"),
     ("DeepSeek-V3, 1,024 GB200", "deepseek-v3", "gb200-nvl72", "megatron", 256, 4096, 8192),
 )
-"""Name, model, cluster, engine, hosts, sequence length and global batch of jobs with a comment."""
+"""Name, model, cluster, engine, hosts, sequence length, global batch, and precision, of jobs with a comment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup
     return [(rows[0][1].job, tuple(rows)) for rows in found.values()]
 
 
-def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
+def planned(job: Job, rows: tuple[tuple[Run, Setup], ...], top: int = 0) -> Planned:
     """The job with its plan, as `planner plan` makes it.
 
     Tensor parallelism stays inside the scale-up domain, unless a row of the job crosses it. Published layouts are
@@ -120,7 +122,7 @@ def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
     crosses = any(setup.layout.tp > job.cluster.scale_up_devices for _, setup in rows)
     job = replace(job, allow_tp_across_nodes=crosses)
     try:
-        plan = search(job, Constraints(), within=WITHIN, top=0)
+        plan = search(job, Constraints(), within=WITHIN, top=top)
     except InputError:
         plan = None
     return Planned(job=job, rows=rows, plan=None if isinstance(plan, NothingFits) else plan)
@@ -232,8 +234,8 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
 
 
 def both_answers() -> None:
-    """Print the minimum and the plan of ten jobs."""
-    for name, model, cluster, engine, nodes, length, batch in TEN:
+    """Print the minimum and the plan of these jobs, the length of the list, and the layout with published runs."""
+    for name, model, cluster, engine, nodes, length, batch, *precision in TEN:
         job = load_job(
             model=model,
             cluster=cluster,
@@ -241,8 +243,9 @@ def both_answers() -> None:
             nodes=nodes,
             sequence_length=length,
             global_batch_size=batch,
+            precision=precision[0] if precision else None,
         )
-        plan = planned(job, ()).plan
+        plan = planned(job, (), top=3).plan
         if plan is None or plan.minimum is None:
             print(f"{name}: no plan")
             continue
@@ -250,7 +253,12 @@ def both_answers() -> None:
         print(f"{name}")
         print(f"  minimum  {short_layout(least.layout)}: {least.step_seconds:.4g} s, {format_bytes(least.peak_bytes)}")
         print(f"  plan     {short_layout(plan.layout)}: {plan.step_seconds:.4g} s, {format_bytes(peak)}")
-        print(f"           {least.above:.1%} above, for {least.reason or 'nothing: it is the minimum'}")
+        told = plan.certificate and plan.certificate.recommendation
+        listed = f"of {told.num_listed} listed, " if told else ""
+        print(f"           {listed}{least.above:.1%} above, for {least.reason or 'nothing: it is the minimum'}")
+        if other := plan.with_runs:
+            runs = f"{other.num_runs} runs with {other.axes} by {', '.join(other.families)}"
+            print(f"  runs     {short_layout(other.layout)}: {other.step_seconds:.4g} s, {runs}")
 
 
 def main() -> None:
@@ -259,7 +267,7 @@ def main() -> None:
     parser.add_argument("table", nargs="?", type=Path, default=TABLE)
     parser.add_argument("--source", action="append", help="rows of this source alone; may be repeated")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th job")
-    parser.add_argument("--ten", action="store_true", help="the ten jobs of docs/how-it-decides.md alone")
+    parser.add_argument("--ten", action="store_true", help="the jobs of docs/how-it-decides.md alone")
     given = parser.parse_args()
     if given.ten:
         both_answers()

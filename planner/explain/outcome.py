@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _TOP = 3
-"""The default number of runners-up of `planner plan`; this number affects which layouts are compared for simplicity."""
+"""The default number of runners-up of `planner plan`."""
 
 
 class Shortfall(Document):

@@ -18,6 +18,7 @@ from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
+from planner.search.layout_check import check_layouts
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import minimum, runner_up
 from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of, way_of
@@ -135,7 +136,8 @@ def search(
     (`recommendation`); 0 asks for the optimum itself.
     top: number of runners-up; without any, no layout with published runs is looked for either (`with_runs`).
     time_limit: seconds of the search. At the limit the answer is the best layout so far, with its gap to a lower bound.
-    check: compare lower bounds with the exact optima of configurations that they ruled out (`bound_check`).
+    check: solve some configurations that lower bounds ruled out (`bound_check`), and price layouts that are drawn by
+    the rules of `explain` (`layout_check`).
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -174,8 +176,10 @@ def search(
     if answer is None or not answer[0].layouts:
         return smallest_footprint(job, constraints)
     found, best, decision = answer
-    num_checked = check_bounds(found, constraints, best) if check else 0
     winner = best_layout(found, objective)
+    deciding = solver if decision.solution.solver == solver else None
+    num_checked = check_bounds(found, constraints, best, solver=deciding) if check else 0
+    num_drawn = check_layouts(found, constraints, objective, winner) if check else 0
     reporter.solved(decision.solution.status, winner.seconds, decision.gap)
     optimum = found.layout_of(winner)
     window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)
@@ -192,7 +196,7 @@ def search(
         minimum=minimum(job, layout, optimum, objective),
         with_runs=with_runs(job, constraints, objective, layout, priced.step_seconds) if top and complete else None,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, decision, winner, objective, num_checked, told),
+        certificate=_certificate(found, decision, winner, objective, (num_checked, num_drawn), told),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, "within": float(within), **constraints.to_dict()},
     )
@@ -313,7 +317,7 @@ def _certificate(
     decision: Decision,
     winner: Assigned,
     objective: Objective,
-    num_checked: int,
+    num_checked: tuple[int, int],
     recommendation: Recommendation | None,
 ) -> Certificate:
     """The certificate of the choice; its optimum is given in step seconds under every objective."""
@@ -334,7 +338,8 @@ def _certificate(
         num_priced=found.num_priced,
         num_decided=decision.num_decided,
         num_columns=solution.num_columns,
-        num_bounds_checked=num_checked,
+        num_bounds_checked=num_checked[0],
+        num_layouts_drawn=num_checked[1],
         not_searched=found.not_searched,
         warnings=solution.warnings,
         recommendation=recommendation,

@@ -154,7 +154,7 @@ def length_words(of: Plan | Job) -> str:
 def certificate_sentence(plan: Plan) -> str:
     """State the search's proof and the number of examined layouts; empty for a layout that the user chose.
 
-    A plan is called optimal only if no layout beats it. If the plan is a simpler layout instead, the sentence compares
+    A plan is called optimal only if no layout beats it. If the plan is another layout instead, the sentence compares
     it with the proven minimum. If the proof was made with the formulas of another version, the sentence says that it
     does not cover the figures shown.
     """
@@ -217,7 +217,7 @@ def _claim(plan: Plan, certificate: Certificate) -> str:
 
 
 def minimum_words(plan: Plan) -> str:
-    """State the proven minimum, how much better it is, and why the plan is simpler; empty without a search."""
+    """State the proven minimum, how much better it is, and what the plan has for it; empty without a search."""
     least = plan.minimum
     if least is None:
         return ""
@@ -241,6 +241,8 @@ def _counts(certificate: Certificate) -> str:
     bounds = f"Lower bounds rule out {of_cuts}{ruled_out:,} of {num_legal:,} configurations{rest}."
     if certificate.num_bounds_checked:
         bounds += f" {certificate.num_bounds_checked:,} of these were solved all the same, and no bound was too high."
+    if certificate.num_layouts_drawn:
+        bounds += f" {certificate.num_layouts_drawn:,} layouts drawn by the rules of `explain` are no better."
     left = f"the {num_decided:,} that are left" if num_decided != 1 else "the one that is left"
     if certificate.solver == "dynamic program":
         return f"{bounds} A dynamic program alone decided on {left}."

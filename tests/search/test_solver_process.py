@@ -16,7 +16,7 @@ import pytest
 from planner.cost.stage import Pattern
 from planner.errors import EnvironmentProblem, SolverTrouble
 from planner.search.optimum import certificate, solver_process
-from planner.search.optimum.candidate import Candidate, Choice
+from planner.search.optimum.candidate import Candidate, Choice, Disagreement
 from planner.search.optimum.certificate import solve
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.integer_program import JointProgram, solve_program
@@ -183,14 +183,11 @@ def test_a_time_limit_without_an_incumbent_gives_the_heuristic_choice(
         assert list(scratch.iterdir()) == []
 
 
-def test_a_solver_that_calls_everything_infeasible_leaves_the_dynamic_program_alone(
-    fake_cbc: Callable[[str], Path],
-) -> None:
+def test_a_feasible_program_that_is_called_infeasible_is_a_bug(fake_cbc: Callable[[str], Path]) -> None:
+    """A wrong constraint would look the same, so nothing is blamed on the solver."""
     fake_cbc(f"echo 'Infeasible - objective value 0' | {SOLUTION}")
-    solution = solve([two_stages()])
-    assert solution.solver == "dynamic program"
-    assert "infeasible that has a choice" in solution.warnings[0]
-    assert solution.objective_seconds == solve([two_stages()], solver="highs").objective_seconds
+    with pytest.raises(Disagreement, match="a greedy assignment takes"):
+        solve([two_stages()])
 
 
 def test_a_real_time_limit_is_passed_on() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.errors import SolverTrouble
-from planner.search.optimum import dynamic_program, integer_program
+from planner.search.optimum import dynamic_program
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.integer_program import Answer, SolverName, solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -98,9 +98,6 @@ def solve(
         answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
     except SolverTrouble as trouble:
         return _without_solver(candidates, solver, trouble)
-    if answer.status == "infeasible" and known and answer.num_columns and _has(candidates, upper, known):
-        said = f"it calls a program infeasible that has a choice of {known.objective_seconds:g} s"
-        return _without_solver(candidates, solver, SolverTrouble(said))
     if answer.status != "time limit" and known and not _is_within(answer, known.objective_seconds):
         raise Disagreement(
             f"a greedy assignment takes {known.objective_seconds!r} s, and the integer program: {answer}"
@@ -120,12 +117,6 @@ def solve(
         solver=solver,
         warnings=warnings,
     )
-
-
-def _has(candidates: Sequence[Candidate], upper_bound: float | None, known: Choice) -> bool:
-    """Whether the integer program contains the columns of a known choice, and so must be feasible."""
-    kept = integer_program.columns_within(candidates, np.inf if upper_bound is None else upper_bound)
-    return {*known.columns} <= {*kept.get(known.candidate, np.zeros(0)).tolist()}
 
 
 def _is_within(answer: Answer, seconds: float) -> bool:
