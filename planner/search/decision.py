@@ -76,11 +76,11 @@ class Decision:
 
 def _of_program(found: Found, objective: Objective, solver: SolverName, time_limit: float | None) -> Decision:
     """The integer program's answer over all configurations whose lower bounds do not exceed its own incumbent."""
-    num_decided, solution = 0, solve([], solver=solver, certify=False)
+    num_decided, solution = 0, solve([], solver=solver)
     for group in contenders(found.near, objective):
         num_decided += len(group)
         candidates = [each.candidate for each in group]
-        solution = solve(candidates, solver=solver, time_limit=time_limit, certify=False)
+        solution = solve(candidates, solver=solver, time_limit=time_limit)
         if solution.choice is not None:
             chosen = group[solution.choice.candidate]
             devices = objective.devices(found.job, chosen.degrees)

@@ -99,53 +99,17 @@ def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Ch
 
 def best_of(candidates: Sequence[Candidate]) -> Choice | None:
     """The best choice over all candidates; of equal step times the smallest candidate index wins."""
-    best = ranked(candidates, 1)
-    return best[0] if best else None
-
-
-def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
-    """The best choice of each of the `top` best candidates, best first.
-
-    The search is best-first: a heap holds each candidate with a lower bound of its step time, first a crude bound, then
-    a closer bound. The search ends when the least bound exceeds the step time of the `top`-th best
-    candidate.
-    """
-    waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
-    waiting = [entry for entry in waiting if entry[0] < np.inf]
-    heapq.heapify(waiting)
-    variants: list[tuple[_Variant, float]] = []
-    best: dict[int, Choice] = {}
-    found: list[Choice] = []
-    while waiting:
-        bound, index, closeness = heapq.heappop(waiting)
-        cutoff = found[top - 1].objective_seconds * (1 + TIE) if len(found) >= top else np.inf
-        if bound > cutoff:
+    bounds, best = list(map(_crude_bound, candidates)), list[Choice]()
+    for index in sorted(range(len(candidates)), key=bounds.__getitem__):
+        cutoff = min((each.objective_seconds for each in best), default=np.inf) * (1 + TIE)
+        if bounds[index] > cutoff:
             break
-        if closeness == 0:
-            for variant in _variants(candidates[index]):
-                bottleneck = _least_bottleneck(variant.candidate)
-                if bottleneck is not None:
-                    variants.append((variant, bottleneck))
-                    heapq.heappush(waiting, (_close_bound(variant.candidate, bottleneck), index, len(variants)))
-            continue
-        variant, bottleneck = variants[closeness - 1]
-        cutoff = min(cutoff, candidates[index].longest_seconds * (1 + TIE))
-        choice = _first(candidates[index], best.get(index), variant.scan(index, bottleneck, cutoff))
-        if choice is not None:
-            best[index] = choice
-            found = sorted(best.values(), key=lambda each: (each.objective_seconds, each.candidate))
-    return _in_order(found)[:top]
-
-
-def _in_order(found: list[Choice]) -> list[Choice]:
-    """Choices sorted by step time; choices that tie with the first of their run are sorted by candidate index."""
-    ordered: list[Choice] = []
-    while found:
-        limit = found[0].objective_seconds * (1 + TIE)
-        tied = [choice for choice in found if choice.objective_seconds <= limit]
-        ordered += sorted(tied, key=lambda choice: choice.candidate)
-        found = found[len(tied) :]
-    return ordered
+        choice = best_choice(candidates[index], index=index, cutoff=cutoff)
+        best += [choice] if choice else []
+    limit = min((each.objective_seconds for each in best), default=np.inf) * (1 + TIE)
+    return min(
+        (each for each in best if each.objective_seconds <= limit), key=lambda each: each.candidate, default=None
+    )
 
 
 def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
