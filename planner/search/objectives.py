@@ -84,6 +84,18 @@ class Objective:
             return num_devices + np.zeros(np.shape(seconds)), seconds
         return seconds, seconds
 
+    def seconds_up_to(self, rank: Rank, num_devices: Number, share: float = 1.0) -> Number:
+        """The longest step within the limits whose rank is no worse than `rank` multiplied by `share`; broadcasts."""
+        first, seconds = rank
+        if self.name == "cost":
+            longest = first * share / np.asarray(num_devices)
+        elif self.name == "gpus":
+            behind = np.where(np.equal(num_devices, first), seconds * share, -math.inf)
+            longest = np.where(np.less(num_devices, first), math.inf, behind)
+        else:
+            longest = np.full(np.shape(num_devices), first * share)
+        return np.minimum(longest * (1 + TIE), self.longest_seconds(num_devices))
+
     def is_near(self, rank: Rank, best: Rank, share: float) -> bool:
         """Whether a layout is worse than the best by at most `share` of the objective's number."""
         first = rank[0] <= best[0] * (1 + share)
@@ -151,10 +163,10 @@ class BestKinds:
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """The longest step of a layout on `num_devices` devices that is still wanted."""
-        places = self._seconds_up_to(self._last, num_devices)
+        places = self.objective.seconds_up_to(self._last, num_devices)
         if self.objective.name != "gpus":  # more devices are worth reading too
-            places = np.minimum(places, self._seconds_up_to(self.first, num_devices, 1 + WORTH_READING))
-        return np.maximum(places, self._seconds_up_to(self.first, num_devices, 1 + self._within))
+            places = np.minimum(places, self.objective.seconds_up_to(self.first, num_devices, 1 + WORTH_READING))
+        return np.maximum(places, self.objective.seconds_up_to(self.first, num_devices, 1 + self._within))
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
         """The longest step of a wanted layout that is as good as the best layout of its kind, [n]."""
@@ -162,20 +174,10 @@ class BestKinds:
         distinct, which = np.unique(kinds, axis=0, return_inverse=True)
         which = which.ravel()  # NumPy 2.0.0 has it in a column
         ranks = [self._ranks.get(tuple(kind), _NEVER) for kind in distinct.tolist()]
-        own = [np.broadcast_to(self._seconds_up_to(rank, num_devices), which.shape) for rank in ranks]  # [kinds][n]
+        own = [
+            np.broadcast_to(self.objective.seconds_up_to(rank, num_devices), which.shape) for rank in ranks
+        ]  # [kinds][n]
         return np.minimum(self.cutoff_seconds(num_devices), np.array(own)[which, np.arange(len(which))])
-
-    def _seconds_up_to(self, rank: Rank, num_devices: Number, share: float = 1.0) -> Number:
-        """The longest step, in seconds, whose rank is no worse than `rank` multiplied by `share`."""
-        first, seconds = rank
-        if self.objective.name == "cost":
-            longest = first * share / np.asarray(num_devices)
-        elif self.objective.name == "gpus":
-            behind = np.where(np.equal(num_devices, first), seconds * share, -math.inf)
-            longest = np.where(np.less(num_devices, first), math.inf, behind)
-        else:
-            longest = np.full(np.shape(num_devices), first * share)
-        return np.minimum(longest * (1 + TIE), self.objective.longest_seconds(num_devices))
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """The first number of the rank; broadcasts."""

@@ -63,14 +63,8 @@ class Window:
 
     def longest_seconds(self, devices: FloatArray) -> FloatArray:
         """The longest step of a layout in the window, for each number of devices as the objective counts them, [n]."""
-        first, seconds = (value * (1 + self.within) for value in self.minimum)
-        if self.objective.name == "cost":
-            longest = first / devices
-        elif self.objective.name == "gpus":
-            longest = np.where(devices <= self.minimum[0], seconds, 0.0)
-        else:
-            longest = np.full(np.shape(devices), first)
-        return np.asarray(np.minimum(longest, self.objective.longest_seconds(devices)), dtype=np.float64)
+        longest = self.objective.seconds_up_to(self.minimum, devices, 1 + self.within)
+        return np.asarray(longest, dtype=np.float64)
 
 
 def recommended(found: Found, constraints: Constraints, window: Window) -> tuple[Assigned, Recommendation]:
