@@ -155,7 +155,7 @@ def _check_program(candidate: Candidate, optimum: float, solver: SolverName | No
     if solver is None or candidate.num_columns > _MOST_COLUMNS:
         return
     try:
-        answer = solve_program([candidate], solver=solver, time_limit=_MOST_SECONDS)
+        answer = solve_program([candidate], solver=solver, time_limit=_MOST_SECONDS, bounded=False)
     except SolverTrouble as trouble:
         raise Disagreement(f"{candidate.name}: {trouble}") from trouble
     seconds = answer.choice.objective_seconds if answer.choice else np.inf

@@ -15,6 +15,7 @@ from enumeration import long_forms
 
 from planner.cli import main
 from planner.search import best_first, bound_check, near
+from planner.search import search as searching
 from planner.search.bounds import of_layers, of_memory, of_pools
 from planner.search.near import Bounded, Near
 from planner.search.objectives import THROUGHPUT, BestKinds, Objective
@@ -285,19 +286,29 @@ def scaled(factor):
 WRONG_PROGRAMS = {
     "no layers": without("_place_every_layer"),
     "no slowest stage": without("_wait_for_the_slowest_stage"),
-    "no column for a stage": without("_choose_one_column_per_stage"),
+    "no longest tail": without("_wait_for_the_longest_tail"),
+    "no candidate": without("_choose_one_candidate"),
     "half the passes": scaled(0.5),
     "passes twice": scaled(2.0),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_PROGRAMS)
-def test_wrong_programs_are_noticed_by_the_check(monkeypatch, small_pipeline, name):
-    """In the search itself bounds often leave one choice; without them, a wrong program chooses another."""
-    for method, wrong in WRONG_PROGRAMS[name].items():
-        monkeypatch.setattr(integer_program.JointProgram, method, wrong)
+def test_wrong_programs_are_noticed_by_the_check(monkeypatch, name):
+    """In the search itself bounds often leave one choice; without them, a wrong program chooses or says another."""
+    settings = {"model": "megatron-22b", "cluster": "dgx-a100", "gpus": 4, "engine": "torch"}
+    job = load_job(**settings, settings=("model.num_layers=12",), sequence_length=2048, global_batch_size=16)
+    honest = searching.check_bounds
+
+    def checked(*given, **named):
+        assert honest(*given, **named, count=6) == 6
+        for method, wrong in WRONG_PROGRAMS[name].items():
+            monkeypatch.setattr(integer_program.JointProgram, method, wrong)
+        return honest(*given, **named, count=12)
+
+    monkeypatch.setattr(searching, "check_bounds", checked)
     with pytest.raises(Disagreement):
-        search(small_pipeline, Constraints(), check=True)
+        search(job, Constraints.parse(["pp>=2"]), check=True)
 
 
 def test_a_partition_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeypatch, small_pipeline):

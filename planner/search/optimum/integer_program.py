@@ -35,7 +35,7 @@ Seconds are divided by a unit, so that stage times are near 1e4 and the solver's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import eq, ge, le
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -235,11 +235,13 @@ def solve_program(
     upper_bound: float | None = None,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
+    bounded: bool = True,
 ) -> Answer:
     """The best choice over all candidates by integer programming.
 
     upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out.
     time_limit: seconds of wall time for the solver alone.
+    bounded: whether times begin at their lower bounds (theta and delta); otherwise the rows alone decide them.
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
@@ -253,6 +255,8 @@ def solve_program(
     if not kept:
         return Answer(choice=None, status="infeasible", bound_seconds=np.inf, num_columns=0, num_candidates=0)
     bounds = lower_bounds(kept)
+    if not bounded:
+        bounds = replace(bounds, bottleneck=0 * bounds.bottleneck, tail=0 * bounds.tail)
     program = JointProgram(kept, bounds)
     outcome = run_solver(program.problem, solver, time_limit)
     choice = None
