@@ -1,4 +1,4 @@
-"""Compare two layouts: the keys that differ, the simpler layout, and the reason why one loses."""
+"""Compare two layouts: the keys that differ, what is better in one of them, and the reason why one loses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LESS_MEMORY = 0.05  # saved memory is given as a reason above this share of the
 
 _WORDS: Final[dict[str, str | tuple[str, ...]]] = {
     "machines": "{:,} host{s}",
-    "axes": "{:,} of tp, pp, cp and ep",
+    "axes": "{:,} ax{es}",
     "by_hand": ("one switch for recompute", "recompute layer by layer"),
     "chunks": "{:,} chunk{s} a stage",
     "risk": ("a chance of at most 1% of not fitting", "a chance of at most 5%", "more than 5%"),
@@ -52,7 +52,11 @@ def simpler_in(chosen: Keys, other: Keys) -> str:
 
 def _of_key(key: str, value: int) -> str:
     words = _WORDS[key]
-    return words.format(value, s="s" if value != 1 else "") if isinstance(words, str) else words[value]
+    return (
+        words.format(value, s="s" * (value != 1), es="is" if value == 1 else "es")
+        if isinstance(words, str)
+        else words[value]
+    )
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:

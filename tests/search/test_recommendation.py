@@ -209,7 +209,7 @@ def test_keys_by_hand(name, machines, axes, by_hand, chunks, uneven):
         ({"by_hand": 0}, {"by_hand": 1}, "one switch for recompute in place of recompute layer by layer"),
         ({"chunks": 1}, {"chunks": 2}, "1 chunk a stage in place of 2 chunks a stage"),
         ({"uneven": 0}, {"uneven": 1}, "even stages in place of uneven ones"),
-        ({"axes": 2}, {"axes": 3}, "2 of tp, pp, cp and ep in place of 3"),
+        ({"axes": 2}, {"axes": 3}, "2 axes in place of 3 axes"),
         ({"axes": 4, "risk": 0}, {"axes": 2, "risk": 1}, ""),
         ({}, {}, ""),
     ],
