@@ -39,9 +39,9 @@ from planner.search.questions.given import plan_for_text
 from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
 from planner.search.questions.side_by_side import Choice, SideBySide, side_by_side
 from planner.search.questions.sweep import Sweep, sweep, sweep_pools
+from planner.search.recommendation import WITHIN
 from planner.search.reporter import Reporter
 from planner.search.search import plan_for_layout
-from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Constraints
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import load_calibration, model_notes
@@ -204,8 +204,8 @@ def plan_job(
     model, cluster: a shipped name or the path of a file.
     training: the path of a training document.
     pin, forbid: one text or several, as in `pin="tp=8,mbs<=4"`.
-    within: share of the objective that a simpler layout may cost; 0 asks for the minimum, which `plan.minimum` always
-        has.
+    within: share of the objective by which the plan may be worse than the minimum; 0 asks for the minimum itself, which
+        `plan.minimum` always has.
     confidence: required chance of meeting the deadline (objectives `cost` and `gpus`) and the budget.
     top: largest number of layouts in `plan.runners_up`, each of another kind.
     solver: of the integer program; by default CBC, or HiGHS where PuLP came without CBC.

@@ -262,7 +262,7 @@ def balanced_chunks(
 
 
 def _collapse(values: tuple[Any, ...]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else "/".join(map(str, values))
+    return str(values[0]) if len(set(values)) == 1 else shortened_list("/".join(map(str, values)))
 
 
 def shortened_list(text: str) -> str:
@@ -289,7 +289,7 @@ def format_layout(layout: Layout) -> str:
         if field.name in ("pools", "segment") and not value:
             continue
         if field.name in ("layers_per_stage", "pools"):
-            text = "/".join(map(str, value))
+            text = shortened_list("/".join(map(str, value)))
         else:
             text = _collapse(value) if isinstance(value, tuple) else str(value)
         parts.append((field.name, text))

@@ -71,7 +71,7 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """The proven minimum of the objective, which is the plan's own layout or a less simple layout.
+    """The proven minimum of the objective, which is the plan's own layout or one that is harder to run.
 
     above: share by which the plan is worse than this minimum, by the objective.
     reason: what the plan gains in exchange, in words; empty if the plan is the minimum.
@@ -85,6 +85,21 @@ class Minimum:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithRuns:
+    """The best layout on axes that published runs of the plan's kind have, if no such run has the plan's own axes.
+
+    axes: as `planner.cost.band.axes_of` writes them.
+    num_runs, families: the runs with these axes, and who published them.
+    """
+
+    layout: Layout
+    step_seconds: Positive
+    axes: str
+    num_runs: int
+    families: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """A job, the layout chosen for it, and the ledger that explains the choice.
@@ -96,7 +111,8 @@ class Plan:
     slowest_of_mean: how much longer the slowest stage, whose lines `time` holds, takes than the mean of all stages.
     proved_by: version that made the certificate, if the plan was priced again with other formulas.
     assumed: values that the user's layout left out.
-    minimum: the best layout by the objective, for comparison with the simpler plan; None without a search.
+    minimum: the best layout by the objective, for comparison with the plan; None without a search.
+    with_runs: the best layout with published runs, if the plan's axes have none; None without a search.
     own: the layout of the file from which the job was read (`--from`), compared with the plan's; None without.
     """
 
@@ -125,6 +141,7 @@ class Plan:
     deadline_chance: float | None = None
     budget_chance: float | None = None
     runners_up: tuple[RunnerUp, ...] = ()
+    with_runs: WithRuns | None = None
     own: RunnerUp | None = None
     idle_reason: str = ""
     batch: BatchChoice | None = None  # None if the batch size was given
@@ -255,7 +272,7 @@ PLAN_KEYS: Final = (
     *("low_step_seconds", "high_step_seconds", "band", "engine_label", "deadline_chance", "budget_chance"),
     *("calibration", "memory_spread", "tokens_per_second_per_device", "mfu", "hfu", "num_trained_params"),
     *("flops_convention", "run", "goodput", "checkpoint", "batch_choice", "memory", "time", "slowest_of_mean"),
-    *("minimum", "runners_up", "own", "certificate", "proved_by", "options"),
+    *("minimum", "runners_up", "with_runs", "own", "certificate", "proved_by", "options"),
 )
 """The keys of a plan document, in their order."""
 
@@ -407,7 +424,8 @@ def _plan_from_dict(data: dict[str, Any]) -> Plan:
     """The plan of a document; raise KeyError or ValueError where the document says no plan."""
     keys = {"batch": "batch_choice"}
     plan = _strict(Plan, {each.name: data[keys.get(each.name, each.name)] for each in fields(Plan)})
-    layouts = [plan.layout, *(each.layout for each in (plan.minimum, plan.own, *plan.runners_up) if each is not None)]
+    beside = (plan.minimum, plan.with_runs, plan.own, *plan.runners_up)
+    layouts = [plan.layout, *(each.layout for each in beside if each is not None)]
     for layout in layouts:
         _check_layout(layout)
     _check_pools(plan.cluster, plan.layout)

@@ -51,7 +51,7 @@ class SearchOptions:
     headroom: share of device memory that is left free; None if the chance sets the limit.
     confidence: required chance of meeting the deadline; None if the forecast alone decides.
     pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given.
-    within: share of the objective that a simpler layout may cost.
+    within: share of the objective by which the plan may be worse than the optimum.
     """
 
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -65,44 +65,39 @@ class SearchOptions:
     forbidden: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Keys:
-    """How simple a layout is; smaller values are simpler, and a key decides only if all earlier keys are equal.
+    """What makes a layout easy to run; smaller values are better, and a key decides only if all earlier keys are equal.
 
-    idle: devices left unused.
-    recomputed: tenths of the layers' forward pass that are recomputed, rounded up.
-    interleave: class of the number of chunks of a stage: 0 for one, 1 up to 4, 2 up to 8, 3 above.
-    uneven: 0 if all stages but the first and the last hold equally many layers, in equal chunks, else 1.
+    machines: hosts in use.
     axes: how many of tp, pp, cp and ep are above 1.
+    by_hand: 0 if recompute is one switch (none, full, or one set of modules for all stages); 1 if it takes a loop over
+        layers, because stages differ or only some layers of a stage are recomputed.
+    chunks: chunks of a stage (`interleave`).
     risk: class of the chance of not fitting: 0 up to 1 %, 1 up to 5 %, 2 above.
+    uneven: 0 if all stages but the first and the last hold equally many layers, in equal chunks, else 1.
     """
 
-    idle: int
-    recomputed: int
-    interleave: int
-    uneven: int
+    machines: int
     axes: int
+    by_hand: int
+    chunks: int
     risk: int
+    uneven: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimplestProof:
-    """Proof that a plan is the simplest layout near the optimum, and the fastest of equally simple layouts.
+class Recommendation:
+    """How a plan was chosen among the layouts near the optimum (`planner.search.recommendation`).
 
     within: share by which the layouts may exceed the optimum.
-
-    keys: the simplicity of the plan, as numbers that are compared one after the other; both methods found the same.
-    seconds: step time of the plan, found by the dynamic program.
-    num_decided, num_columns: configurations and columns that the integer programs decided on.
+    num_listed: number of layouts in the list.
+    keys: the keys of the plan, the least of the list; the plan is the fastest layout with these keys.
     """
 
     within: float
-    status: Literal["optimal", "time limit"]
-    solver: str
+    num_listed: int
     keys: Keys
-    seconds: float
-    num_decided: int
-    num_columns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +110,9 @@ class Certificate:
     num_pruned: legal configurations that were ruled out, by reason.
     not_searched: layouts that the search left out because of the model's kinds of layers, in words.
     num_decided: configurations in the integer program, that is, all whose lower bounds do not exceed its optimum.
-    num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds.
-    simplest: proof that the plan is the simplest layout within a share of the optimum; None if only the optimum was
-        asked for.
+    num_bounds_checked: ruled-out configurations that were solved as well, to check their bounds and both methods.
+    num_layouts_drawn: layouts drawn by the rules of `explain` and priced one by one; none is better than the optimum.
+    recommendation: how the plan was chosen near the optimum; None if only the optimum was asked for.
     """
 
     objective: ObjectiveName
@@ -135,9 +130,10 @@ class Certificate:
     num_decided: int
     num_columns: int
     num_bounds_checked: int = 0
+    num_layouts_drawn: int = 0
     not_searched: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    simplest: SimplestProof | None = None
+    recommendation: Recommendation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

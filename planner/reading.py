@@ -128,7 +128,10 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
     runs = [each for each in (*plan.runners_up, plan.own) if each and not _broken(job, each.layout)]
     beside = [runner_up(job, plan.layout, priced, each.layout, estimate(job, each.layout), objective) for each in runs]
-    is_own = plan.own in runs
+    is_own, measured = plan.own in runs, plan.with_runs
+    if measured:
+        seconds = None if _broken(job, measured.layout) else estimate(job, measured.layout).step_seconds
+        measured = replace(measured, step_seconds=seconds) if seconds else None
     proved_by = plan.proved_by or plan.made_by
     chances = plan if plan.made_by.calibration == "own" else now  # the plan does not contain a user's evidence
     band = chances.band
@@ -141,6 +144,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
         high_step_seconds=now.step_seconds * band.high if band else None,
         minimum=minimum(job, plan.layout, best, objective) if best else None,
         runners_up=tuple(beside[:-1] if is_own else beside),
+        with_runs=measured,
         own=beside[-1] if is_own else None,
         idle_reason=plan.idle_reason,
         batch=plan.batch,

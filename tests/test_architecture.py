@@ -251,7 +251,7 @@ RULES: dict[Rule, tuple[Sources, ...]] = {
     parts_of_packages_point_one_way: (
         {"search.space.rules": "from planner.search.optimum.pricing import f", "search.optimum.pricing": ""},
         {"search.bounds.of_layers": "from planner.search.search import search", "search.search": ""},
-        {"search.simplest": "from planner.search.questions.sweep import sweep", "search.questions.sweep": ""},
+        {"search.recommendation": "from planner.search.questions.sweep import sweep", "search.questions.sweep": ""},
         {"evidence.rows.jobs": "from planner.evidence.fit import learn", "evidence.fit": ""},
     ),
     trainer_stands_apart: (

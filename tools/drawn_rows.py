@@ -20,7 +20,7 @@ from planner.emit.programs import PROGRAMS
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "emit"))
 
-from tables import unsaid  # noqa: E402 - the test's own words
+from tables import unsaid  # type: ignore[import-not-found] # noqa: E402 - the test's own words
 
 if TYPE_CHECKING:
     from planner.emit.target import Refusal, Setting

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -31,10 +31,9 @@ from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import runner_up
-from planner.search.optimum.rating import simplicity_of
-from planner.search.optimum.simplicity import Simplicity
+from planner.search.ranking import keys_of
+from planner.search.recommendation import WITHIN
 from planner.search.search import search
-from planner.search.simplest import WITHIN
 from planner.search.space.constraints import Condition, Constraints
 from planner.show.words import short_layout
 from planner.specs.load import load_job
@@ -73,10 +72,12 @@ TEN: Final = (
     ("Megatron 1T, 3,072 A100", "megatron-1t", "dgx-a100", "megatron", 384, 2048, 3072),
     ("Llama-3-405B, 16,384 H100", "llama3-405b", "dgx-h100", "megatron", 2048, 8192, 2048),
     ("Mixtral 8x7B, 64 H100", "mixtral-8x7b", "dgx-h100", "megatron", 8, 4096, 1024),
+    ("Qwen3-30B-A3B, 32 H100", "qwen3-30b-a3b", "dgx-h100", "megatron", 4, 4096, 1024),
     ("DeepSeek-V3, 2,048 H800", "deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360),
+    ("DeepSeek-V3, 2,048 H800, fp8", "deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360, "fp8"),
     ("DeepSeek-V3, 1,024 GB200", "deepseek-v3", "gb200-nvl72", "megatron", 256, 4096, 8192),
 )
-"""Name, model, cluster, engine, hosts, sequence length and global batch of jobs with a comment."""
+"""Name, model, cluster, engine, hosts, sequence length, global batch, and precision, of jobs with a comment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ def distinct_jobs(runs: Iterable[Run]) -> list[tuple[Job, tuple[tuple[Run, Setup
     return [(rows[0][1].job, tuple(rows)) for rows in found.values()]
 
 
-def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
+def planned(job: Job, rows: tuple[tuple[Run, Setup], ...], top: int = 0) -> Planned:
     """The job with its plan, as `planner plan` makes it.
 
     Tensor parallelism stays inside the scale-up domain, unless a row of the job crosses it. Published layouts are
@@ -121,7 +122,7 @@ def planned(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> Planned:
     crosses = any(setup.layout.tp > job.cluster.scale_up_devices for _, setup in rows)
     job = replace(job, allow_tp_across_nodes=crosses)
     try:
-        plan = search(job, Constraints(), within=WITHIN, top=0)
+        plan = search(job, Constraints(), within=WITHIN, top=top)
     except InputError:
         plan = None
     return Planned(job=job, rows=rows, plan=None if isinstance(plan, NothingFits) else plan)
@@ -146,10 +147,10 @@ def needless(each: Planned) -> tuple[str, ...]:
     assert plan.minimum is not None
     num_devices, found = plan.cluster.num_devices, list[str]()
     forbidden = {
-        "idle": _LeavesIdle(key="world_size", sign="<", value=str(num_devices)),
-        "interleave": Condition(key="interleave", sign=">", value="8"),
+        "machines": _LeavesIdle(key="world_size", sign="<", value=str(num_devices)),
+        "chunks": Condition(key="interleave", sign=">", value="8"),
     }
-    has = {"idle": plan.layout.world_size < num_devices, "interleave": plan.layout.interleave > 8}
+    has = {"machines": plan.layout.world_size < num_devices, "chunks": plan.layout.interleave > 8}
     longest = plan.minimum.step_seconds * (1 + WITHIN)
     for key in (key for key, it_has in has.items() if it_has):
         without = Constraints(forbidden=((forbidden[key],),))
@@ -161,9 +162,9 @@ def needless(each: Planned) -> tuple[str, ...]:
         except InputError:  # no legal layout lacks the feature
             continue
         assert not isinstance(other, NothingFits)
-        mine, theirs = (simplicity_of(each.job, one.layout) for one in (plan, other))
-        before = Simplicity._fields.index(key)
-        if theirs[:before] <= mine[:before]:
+        mine, theirs = (asdict(keys_of(each.job, one.layout)) for one in (plan, other))
+        before = list(mine)[: list(mine).index(key)]
+        if [theirs[name] for name in before] <= [mine[name] for name in before]:
             found.append(key)
     return tuple(found)
 
@@ -173,7 +174,7 @@ def costs(found: Sequence[Planned]) -> Table:
     plans = [each.plan for each in found if each.plan is not None]
     above = [plan.minimum.above for plan in plans if plan.minimum is not None]
     fills = [each.filled for each in found if each.plan is not None]
-    table = Table("jobs", "of them", title=f"the simplest within {WITHIN:.0%} of the minimum")
+    table = Table("jobs", "of them", title=f"the easiest to run within {WITHIN:.0%} of the minimum")
     extra = [needless(each) for each in found if each.plan is not None]
     differ = sum(plan.minimum is not None and plan.minimum.layout != plan.layout for plan in plans)
     rows = [
@@ -184,9 +185,9 @@ def costs(found: Sequence[Planned]) -> Table:
         ("cost of the choice, 90 in 100", f"{np.quantile(above, 0.9):.2%}"),
         ("cost of the choice, most", f"{max(above):.2%}"),
         ("plans with idle devices", sum(plan.layout.world_size < plan.cluster.num_devices for plan in plans)),
-        ("of these with a layout without, as good, in the window", sum("idle" in each for each in extra)),
+        ("of these with a layout without, as good, in the window", sum("machines" in each for each in extra)),
         ("plans with more than 8 chunks a stage", sum(plan.layout.interleave > 8 for plan in plans)),
-        ("of these with a layout without, as good, in the window", sum("interleave" in each for each in extra)),
+        ("of these with a layout without, as good, in the window", sum("chunks" in each for each in extra)),
         (f"plans above {FULL:.0%} of the memory that a program can have", sum(each > FULL for each in fills)),
         ("median share of that memory", f"{median(fills):.1%}"),
     ]
@@ -196,7 +197,7 @@ def costs(found: Sequence[Planned]) -> Table:
 
 
 def differences(found: Sequence[Planned]) -> Table:
-    """Jobs whose plan is not the minimum: the loss in the objective and the gain in simplicity."""
+    """Jobs whose plan is not the minimum: the loss in the objective, and the key that is better."""
     title = "answers that differ from the minimum"
     table = Table("job", "minimum", "plan", "costs", "for", title=title, show_lines=True)
     for each in found:
@@ -233,8 +234,8 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
 
 
 def both_answers() -> None:
-    """Print the minimum and the plan of ten jobs."""
-    for name, model, cluster, engine, nodes, length, batch in TEN:
+    """Print the minimum and the plan of these jobs, the length of the list, and the layout with published runs."""
+    for name, model, cluster, engine, nodes, length, batch, *precision in TEN:
         job = load_job(
             model=model,
             cluster=cluster,
@@ -242,8 +243,9 @@ def both_answers() -> None:
             nodes=nodes,
             sequence_length=length,
             global_batch_size=batch,
+            precision=precision[0] if precision else None,
         )
-        plan = planned(job, ()).plan
+        plan = planned(job, (), top=3).plan
         if plan is None or plan.minimum is None:
             print(f"{name}: no plan")
             continue
@@ -251,7 +253,12 @@ def both_answers() -> None:
         print(f"{name}")
         print(f"  minimum  {short_layout(least.layout)}: {least.step_seconds:.4g} s, {format_bytes(least.peak_bytes)}")
         print(f"  plan     {short_layout(plan.layout)}: {plan.step_seconds:.4g} s, {format_bytes(peak)}")
-        print(f"           {least.above:.1%} above, for {least.reason or 'nothing: it is the minimum'}")
+        told = plan.certificate and plan.certificate.recommendation
+        listed = f"of {told.num_listed} listed, " if told else ""
+        print(f"           {listed}{least.above:.1%} above, for {least.reason or 'nothing: it is the minimum'}")
+        if other := plan.with_runs:
+            runs = f"{other.num_runs} runs with {other.axes} by {', '.join(other.families)}"
+            print(f"  runs     {short_layout(other.layout)}: {other.step_seconds:.4g} s, {runs}")
 
 
 def main() -> None:
@@ -260,7 +267,7 @@ def main() -> None:
     parser.add_argument("table", nargs="?", type=Path, default=TABLE)
     parser.add_argument("--source", action="append", help="rows of this source alone; may be repeated")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th job")
-    parser.add_argument("--ten", action="store_true", help="the ten jobs of docs/how-it-decides.md alone")
+    parser.add_argument("--ten", action="store_true", help="the jobs of docs/how-it-decides.md alone")
     given = parser.parse_args()
     if given.ten:
         both_answers()

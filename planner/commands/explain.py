@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from types import MappingProxyType
@@ -95,11 +96,11 @@ def run(
         console.print(found.to_json())
     elif not to_output:
         is_asked = any(questions.values())
-        parts_shown = explanation(found, names) if names or whole else None
-        if parts_shown is None and not (is_asked or html or trace):
-            is_read = from_file and layout is None and plan.fits is not None
-            parts_shown = stack(overview(found), _search(command_line) if is_read else None)
-        console.render(stack(parts_shown, answers(found) if is_asked else None))
+        is_short = not (names or whole or is_asked or html or trace)
+        shown = overview(found) if is_short else explanation(found, names) if names or whole else None
+        is_read = from_file and layout is None and plan.fits is not None
+        search = _search(command_line, plan, console) if is_read and (is_short or whole or "others" in names) else None
+        console.render(stack(shown, search, answers(found) if is_asked else None))
     return ExitCode.OK
 
 
@@ -135,13 +136,21 @@ def _of_file(paths: Sequence[Path], targets: Sequence[str], layout: str | None, 
     return estimate_file(paths, *targets, layout=layout or "", **others)
 
 
-def _search(command_line: str) -> Group:
-    """The command that searches for a better layout than that of the file."""
+def _search(command_line: str, plan: Plan, console: Console) -> Group:
+    """How much faster the fastest layout is than that of the file, and the command that plans it."""
+    from planner.explain.what_if import fastest_seconds
+    from planner.search.near_ties import slower_by
     from planner.show.screen import Command as Shown
     from planner.show.screen import section
 
-    text = shlex.join(["planner", "plan", *shlex.split(command_line)[2:]])
-    return section("Next", Shown(text=text), note="the best layout, and how much faster it is than this one")
+    with console.progress("searching") as progress:
+        fastest = fastest_seconds(plan, progress)
+    asked = re.sub(r" --(all|section[ =]\S+)(?=\s|$)", "", command_line)
+    text = shlex.join(["planner", "plan", *shlex.split(asked)[2:]])
+    words = "no layout that fits is faster than this one"
+    if fastest is not None:
+        words = f"the fastest layout is {slower_by(fastest / plan.step_seconds - 1)} than this one"
+    return section("Next", Shown(text=text), note=words)
 
 
 def _page(found: Explanation) -> Iterator[str]:

@@ -204,7 +204,7 @@ _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
         metavar="NAME",
         help="throughput, memory, cost, or gpus.",
     ),
-    share_option("--within", help="Loss to accept for a simpler layout; 2%."),
+    share_option("--within", help="Loss to accept for a plan that is easier to run; 2%."),
     share_option("--confidence", default="80%", help="Chance of meeting deadline and budget."),
     click.option(
         "--solver", type=click.Choice(["cbc", "highs"]), help="By default CBC, or HiGHS where PuLP has no CBC."

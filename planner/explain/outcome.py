@@ -12,8 +12,8 @@ from planner.explain.difference import Difference, difference_of
 from planner.plan_parts import WrittenLayout
 from planner.search.footprint import NothingFits
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
+from planner.search.recommendation import WITHIN
 from planner.search.search import plan_for_layout
-from planner.search.simplest import WITHIN
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _TOP = 3
-"""The default number of runners-up of `planner plan`; this number affects which layouts are compared for simplicity."""
+"""The default number of runners-up of `planner plan`."""
 
 
 class Shortfall(Document):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from planner.cost.activations import activation_terms, device_activation_bytes, 
 from planner.cost.estimate import estimate
 from planner.cost.ledger import Verdict, worst_stage
 from planner.cost.optimizers import update_bytes
-from planner.cost.recompute import idle_modules
 from planner.cost.stage import by_policy, layer_kinds, pool_indices, stages_of
 from planner.cost.transients import (
     gathered_layers,
@@ -26,14 +24,14 @@ from planner.cost.vision import tower_bytes_at_peak
 from planner.explain.operations import stage_at
 from planner.layout import offloads_activations, offloads_optimizer
 from planner.plan_parts import WrittenLayout
-from planner.search.questions.layout_remedies import layout_remedies
+from planner.search.questions.layout_remedies import layout_remedies, single_changes
 from planner.search.space.rules import broken_rules
 from planner.specs.document import Document
 from planner.specs.recompute import modules_in
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from planner.cost.stage import Stage
     from planner.layout import Layout
@@ -177,8 +175,8 @@ def _moment(job: PoolJob, layout: Layout, stage: Stage) -> str:
 
 
 def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
-    """Layouts with another microbatch size, recompute policy, ZeRO stage or interleave: one key changed each."""
-    return tuple(_priced(job, change, other) for change, other in _neighbours(job, layout))
+    """For each key the best layout with another value of this key alone (`single_changes`)."""
+    return tuple(_priced(*each) for each in single_changes(job, layout))
 
 
 def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
@@ -194,27 +192,7 @@ def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
     )
 
 
-def _neighbours(job: Job, layout: Layout) -> Iterator[tuple[str, Layout]]:
-    per_replica = job.training.global_batch_size // layout.dp
-    sizes = [b for b in range(1, per_replica + 1) if per_replica % b == 0]
-    for mbs in (
-        max((b for b in sizes if b < layout.mbs), default=0),
-        min((b for b in sizes if b > layout.mbs), default=0),
-    ):
-        if mbs:
-            yield f"mbs={mbs}", replace(layout, mbs=mbs)
-    for policy in job.engine.can.recompute:
-        if set(layout.recompute) != {policy} and not idle_modules(job).intersection(policy.split("+")):
-            yield f"recompute={policy}", replace(layout, recompute=(policy,) * layout.num_chunks)
-    for offload in job.engine.offload.what:
-        if offload != layout.offload and job.has_hosts:
-            yield f"offload={offload}", replace(layout, offload=offload)
-    for zero in (layout.zero - 1, layout.zero + 1):
-        if 0 <= zero <= 3 and layout.dp * layout.cp > 1:
-            yield f"zero={zero}", replace(layout, zero=zero, hsdp=layout.hsdp if zero else 1)
-
-
-def _priced(job: Job, change: str, layout: Layout) -> Alternative:
+def _priced(change: str, job: Job, layout: Layout) -> Alternative:
     broken = broken_rules(job, layout)
     priced = None if broken else estimate(job, layout)
     worst = worst_stage(priced.memory) if priced else None

@@ -1,6 +1,7 @@
 """The fastest layout for each size of the cluster, and the size above which more devices gain too little.
 
-For the same cluster `planner plan` may choose a simpler layout that is up to 2 % slower (`planner.search.simplest`).
+For the same cluster `planner plan` may choose a layout that is up to 2 % slower and easier to run
+(`planner.search.recommendation`).
 """
 
 from __future__ import annotations

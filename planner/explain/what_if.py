@@ -121,20 +121,30 @@ def _best(plan: Plan, job: Job) -> Plan | None:
     return found if isinstance(found, Plan) and found.fits else None
 
 
+def fastest_seconds(plan: Plan, reporter: Reporter | None = None) -> float | None:
+    """The step of the fastest layout for the job of a given layout; None if no layout that fits is faster."""
+    job = job_of(plan)
+    try:
+        found = fastest_layout(job, constraints_of(plan), reporter, known=plan.layout)
+    except InputError:  # no legal layout
+        return None
+    return found[1] if found and found[1] < plan.step_seconds else None
+
+
 # --- 10 % more --------------------------------------------------------------------------------------------------
 
 
 def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None, *, search: bool = True) -> Sensitivity:
     """Plan again with 10 % more of each resource; `tell` is called with the name of each resource before its search.
 
-    Without `search` the plan's layout is the only one.
+    Without `search`, and for a layout that the user gave, the plan's layout is the only one: the question is about it.
 
     Raises:
         InputError: the plan's pins leave no layout.
     """
     job = job_of(plan)
     tell("what is there now")
-    best_with = _best_with if search else _alone
+    best_with = _best_with if search and plan.certificate else _alone
     layout, seconds = best_with(plan, job, plan.layout)
     gains = []
     for resource, change, before, after in _resources(job):

@@ -2,6 +2,9 @@
 
 The integer program and the dynamic program share the lower bounds, so neither would notice a bound that is too high.
 Half of the sample is the configurations nearest to the time or memory limit. The other half is random.
+
+Both methods solve each of them, without a cutoff, and must agree. In the search itself the bounds often leave one
+choice, and a wrong constraint or coefficient of the integer program could not show.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
+from planner.errors import SolverTrouble
 from planner.search.bounds.of_memory import least_shares, may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed
 from planner.search.bounds.of_steps import least_seconds_of_any_policy
@@ -20,7 +24,9 @@ from planner.search.near import candidates_of
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.executed_schedules import busy_seconds
+from planner.search.optimum.integer_program import solve_program
 from planner.search.optimum.pruning import SLACK, lower_bounds
+from planner.search.space.arrays import AGREEMENT
 from planner.search.space.configurations import (
     DegreeArrays,
     device_partitions,
@@ -39,12 +45,17 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray
     from planner.search.best_first import Found
     from planner.search.objectives import Incumbents
+    from planner.search.optimum.candidate import Candidate
+    from planner.search.optimum.integer_program import SolverName
     from planner.search.space.configurations import PolicyMasks
     from planner.search.space.constraints import Constraints
 
 NUM_CHECKED: Final = 64
 _NUM_PARTITIONS: Final = 96  # partitions of the devices to draw configurations from; half have the lowest bounds
 _MOST_PLACEMENTS: Final = 8  # placements on pools of which the least memory is computed
+_NUM_NEAR: Final = 4  # configurations that no bound ruled out, which both methods solve without a cutoff, too
+_MOST_COLUMNS: Final = 1_000  # of a configuration that the integer program solves as well
+_MOST_SECONDS: Final = 5.0  # of this integer program
 _MOST_BOUNDED: Final = 5_000  # configurations to bound, evenly spaced if these partitions have more; fewer with pools
 
 
@@ -57,12 +68,21 @@ class _RuledOut:
 
 
 def check_bounds(
-    found: Found, constraints: Constraints, best: Incumbents, *, count: int = NUM_CHECKED, seed: int = 0
+    found: Found,
+    constraints: Constraints,
+    best: Incumbents,
+    *,
+    solver: SolverName | None = None,
+    count: int = NUM_CHECKED,
+    seed: int = 0,
 ) -> int:
     """Solve up to `count` ruled-out configurations, compare each bound with the optimum, and return their number.
 
+    solver: the solver of the integer program that decided; None if the dynamic program decided alone.
+
     Raises:
-        Disagreement: a bound is above an optimum, which is a bug; the message has both values.
+        Disagreement: a bound is above an optimum, or the two methods differ, which is a bug; the message has both
+            values.
     """
     pick = np.random.default_rng(seed)
     blocks = list(_ruled_out(found, constraints, best, pick))
@@ -71,8 +91,17 @@ def check_bounds(
     nearest, others = order[: count // 2], pick.permutation(order[count // 2 :])
     chosen = np.concatenate([nearest, others[: count - len(nearest)]]).tolist()
     for number, row in (of_block[position] for position in chosen):
-        _check(found, constraints, best, blocks[number].degrees.take([row]))
+        _check(found, constraints, best, solver, blocks[number].degrees.take([row]))
+    for position in np.argsort(found.near.seconds, kind="stable")[:_NUM_NEAR].tolist():
+        _check_program(*_solved(found, constraints, found.near.one(position).at_once()), solver)
     return len(chosen)
+
+
+def _solved(found: Found, constraints: Constraints, one: DegreeArrays) -> tuple[Candidate, float]:
+    """One configuration as a candidate without a cutoff, and its optimum by the dynamic program."""
+    (candidate,) = candidates_of(found.job, constraints, one, np.array([np.inf]))
+    choice = best_choice(candidate)
+    return candidate, choice.objective_seconds if choice else np.inf
 
 
 def _ruled_out(
@@ -118,7 +147,27 @@ def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> t
     return placed(found.job, degrees, policies, constraints, no_cutoff)
 
 
-def _check(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays) -> None:
+def _check_program(candidate: Candidate, optimum: float, solver: SolverName | None) -> None:
+    """Compare the dynamic program's optimum of one configuration with the integer program's, without any cutoff.
+
+    A program that is large or takes long leaves the configuration unchecked.
+    """
+    if solver is None or candidate.num_columns > _MOST_COLUMNS:
+        return
+    try:
+        answer = solve_program([candidate], solver=solver, time_limit=_MOST_SECONDS, bounded=False)
+    except SolverTrouble as trouble:
+        raise Disagreement(f"{candidate.name}: {trouble}") from trouble
+    seconds = answer.choice.objective_seconds if answer.choice else np.inf
+    differs = seconds != optimum and not abs(seconds - optimum) <= AGREEMENT * optimum
+    if answer.status != "time limit" and differs:
+        said = f"the integer program's optimum is {seconds!r} s, the dynamic program's {optimum!r} s"
+        raise Disagreement(f"{candidate.name}: {said}")
+
+
+def _check(
+    found: Found, constraints: Constraints, best: Incumbents, solver: SolverName | None, one: DegreeArrays
+) -> None:
     """Compare every bound of one configuration (arrays of length one) with its optimum over splits and recompute."""
     job = found.job
     unplaced = replace(one, placement=0 * one.placement)
@@ -126,6 +175,7 @@ def _check(found: Found, constraints: Constraints, best: Incumbents, one: Degree
     (candidate,) = candidates_of(job, constraints, one, np.array([np.inf]))
     choice = best_choice(candidate)
     optimum = choice.objective_seconds if choice else np.inf
+    _check_program(candidate, optimum, solver)
     lower, cutoff = PoolBounds(job, one), np.array([np.inf])
     bounds = {
         "of the partition": lower.partition_bound_seconds(one),

@@ -20,7 +20,7 @@ from planner.search.optimum.pruning import incumbent, lower_bounds
 from planner.search.space.arrays import AGREEMENT, TIE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from planner.numbers import FloatArray, IntArray
     from planner.search.best_first import Assigned, Found
@@ -45,12 +45,20 @@ def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
     return float(first), float(second)
 
 
-def best_layout(found: Found, objective: Objective) -> Assigned:
-    """The best layout that the dynamic program found; if layouts tie, the first of them."""
-    ranks = [rank_of(found, objective, each) for each in found.layouts]
+def best_layout(found: Found, objective: Objective, layouts: Sequence[Assigned] = ()) -> Assigned:
+    """The best of some layouts that the dynamic program found, by default of all (`fastest_of`)."""
+    layouts = layouts or found.layouts
+    return fastest_of(layouts, [rank_of(found, objective, each) for each in layouts])
+
+
+def fastest_of(layouts: Sequence[Assigned], ranks: Sequence[Rank]) -> Assigned:
+    """The layout of the least rank; of several within `TIE`, one in whose smallest stage most layers are.
+
+    If that does not decide either, it is the first by its numbers, so that the answer depends on no order of search.
+    """
     first, second = (value * (1 + TIE) for value in min(ranks))
-    ranked = zip(found.layouts, ranks, strict=True)
-    return next(each for each, rank in ranked if rank[0] <= first and rank[1] <= second)
+    tied = [each for each, rank in zip(layouts, ranks, strict=True) if rank[0] <= first and rank[1] <= second]
+    return min(tied, key=lambda each: (-min(each.layers), *each.degrees.numbers().values(), each.layers, each.policies))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +76,11 @@ class Decision:
 
 def _of_program(found: Found, objective: Objective, solver: SolverName, time_limit: float | None) -> Decision:
     """The integer program's answer over all configurations whose lower bounds do not exceed its own incumbent."""
-    num_decided, solution = 0, solve([], solver=solver, certify=False)
+    num_decided, solution = 0, solve([], solver=solver)
     for group in contenders(found.near, objective):
         num_decided += len(group)
         candidates = [each.candidate for each in group]
-        solution = solve(candidates, solver=solver, time_limit=time_limit, certify=False)
+        solution = solve(candidates, solver=solver, time_limit=time_limit)
         if solution.choice is not None:
             chosen = group[solution.choice.candidate]
             devices = objective.devices(found.job, chosen.degrees)

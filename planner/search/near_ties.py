@@ -1,4 +1,4 @@
-"""Compare two layouts: the keys that differ, the simpler layout, and the reason why one loses."""
+"""Compare two layouts: the keys that differ, what is better in one of them, and the reason why one loses."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout, shortened_list
 from planner.plan import Minimum, RunnerUp
-from planner.plan_parts import Keys
 from planner.search.objectives import THROUGHPUT
-from planner.search.optimum.rating import simplicity_of
+from planner.search.ranking import keys_of
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from planner.plan_parts import Keys
     from planner.search.objectives import Objective
     from planner.specs.job import Job
 
@@ -28,39 +28,35 @@ because the forecasts of one job's layouts share most of their error.
 _NOTICEABLE = 0.001  # a ledger line is given as a reason if it differs by more than this share of the step
 _LESS_MEMORY = 0.05  # saved memory is given as a reason above this share of the plan's memory
 
-_CLASSES: Final = {
+_WORDS: Final[dict[str, str | tuple[str, ...]]] = {
+    "machines": "{:,} host{s}",
+    "axes": "{:,} ax{es}",
+    "by_hand": ("one switch for recompute", "recompute layer by layer"),
+    "chunks": "{:,} chunk{s} a stage",
     "risk": ("a chance of at most 1% of not fitting", "a chance of at most 5%", "more than 5%"),
-    "interleave": ("1 chunk a stage", "up to 4 chunks a stage", "up to 8 chunks a stage", "more than 8"),
     "uneven": ("even stages", "uneven ones"),
 }
+"""The values of each key of the ranking in words: a text, or one for each value."""
 
 
 def simpler_in(chosen: Keys, other: Keys) -> str:
-    """The first key in which `chosen` is simpler than `other`, with both values in words; empty if there is none."""
+    """The first key in which `chosen` is better than `other`, with both values in words; empty if there is none."""
     for key, mine in asdict(chosen).items():
         theirs = getattr(other, key)
         if mine < theirs:
-            return f"{_of_key(key, mine)} in place of {_of_key(key, theirs, again=True)}"
+            return f"{_of_key(key, mine)} in place of {_of_key(key, theirs)}"
         if mine > theirs:
             break
     return ""
 
 
-def _of_key(key: str, value: int, *, again: bool = False) -> str:
-    if key in _CLASSES:
-        return _CLASSES[key][value]
-    if again:
-        return f"{value:,}" if key != "recomputed" else f"{value} {_tenths(value)}"
-    counted = "no" if value == 0 else f"{value:,}"
-    if key == "idle":
-        return f"{counted} idle device{'s' if value != 1 else ''}"
-    if key == "axes":
-        return "no axis but data" if value == 0 else f"{counted} ax{'e' if value != 1 else 'i'}s"
-    return f"{value} {_tenths(value)} of the layers computed again" if value else "nothing computed again"
-
-
-def _tenths(count: int) -> str:
-    return "tenth" if count == 1 else "tenths"
+def _of_key(key: str, value: int) -> str:
+    words = _WORDS[key]
+    return (
+        words.format(value, s="s" * (value != 1), es="is" if value == 1 else "es")
+        if isinstance(words, str)
+        else words[value]
+    )
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
@@ -80,11 +76,6 @@ def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Min
         above=0.0 if chosen == best else above,
         reason=simpler_in(keys, least),
     )
-
-
-def keys_of(job: Job, layout: Layout) -> Keys:
-    """The keys of simplicity of a layout, in the form that plans store."""
-    return Keys(**simplicity_of(job, layout)._asdict())
 
 
 def differences(layout: Layout, other: Layout) -> str:

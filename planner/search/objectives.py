@@ -84,6 +84,18 @@ class Objective:
             return num_devices + np.zeros(np.shape(seconds)), seconds
         return seconds, seconds
 
+    def seconds_up_to(self, rank: Rank, num_devices: Number, share: float = 1.0) -> Number:
+        """The longest step within the limits whose rank is no worse than `rank` multiplied by `share`; broadcasts."""
+        first, seconds = rank
+        if self.name == "cost":
+            longest = first * share / np.asarray(num_devices)
+        elif self.name == "gpus":
+            behind = np.where(np.equal(num_devices, first), seconds * share, -math.inf)
+            longest = np.where(np.less(num_devices, first), math.inf, behind)
+        else:
+            longest = np.full(np.shape(num_devices), first * share)
+        return np.minimum(longest * (1 + TIE), self.longest_seconds(num_devices))
+
     def is_near(self, rank: Rank, best: Rank, share: float) -> bool:
         """Whether a layout is worse than the best by at most `share` of the objective's number."""
         first = rank[0] <= best[0] * (1 + share)
@@ -121,10 +133,7 @@ class Incumbents(Protocol):
         """The longest step of a wanted layout on `num_devices` devices; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step that a layout among the best can have.
-
-        Layouts wanted only because they are near the best may have longer steps. Shape [n].
-        """
+        """The longest step of a wanted layout that is no worse than the best of its kind so far, [n]."""
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """The sort key of the search: layouts of small values are searched first; broadcasts."""
@@ -137,8 +146,8 @@ class BestKinds:
     """The best layouts of kinds (`kind_of`) by an objective, and layouts near the best.
 
     places: of kinds as good as the best of this many ways (`way_of`), the best layouts are wanted.
-    within: layouts of any kind that are worse than the best by at most this share are also wanted. Layouts that are
-    worse by more than `WORTH_READING` get no place.
+    within: the best layout of each kind that is worse than the best of all by at most this share is wanted, too.
+    Layouts that are worse by more than `WORTH_READING` get no place.
     """
 
     def __init__(self, objective: Objective, places: int, *, within: float = 0.0) -> None:
@@ -154,35 +163,21 @@ class BestKinds:
 
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """The longest step of a layout on `num_devices` devices that is still wanted."""
-        near = self._seconds_up_to(self.first, num_devices, 1 + self._within)
-        return np.maximum(near, self._of_any_kind(num_devices))
+        places = self.objective.seconds_up_to(self._last, num_devices)
+        if self.objective.name != "gpus":  # more devices are worth reading too
+            places = np.minimum(places, self.objective.seconds_up_to(self.first, num_devices, 1 + WORTH_READING))
+        return np.maximum(places, self.objective.seconds_up_to(self.first, num_devices, 1 + self._within))
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step of a layout that gets a place, or is better than the best layout of its kind, [n]."""
+        """The longest step of a wanted layout that is as good as the best layout of its kind, [n]."""
         kinds = np.stack(np.broadcast_arrays(*kind_of(degrees)), axis=-1).reshape(-1, 4)  # [n, 4]
         distinct, which = np.unique(kinds, axis=0, return_inverse=True)
         which = which.ravel()  # NumPy 2.0.0 has it in a column
         ranks = [self._ranks.get(tuple(kind), _NEVER) for kind in distinct.tolist()]
-        own = [np.broadcast_to(self._seconds_up_to(rank, num_devices), which.shape) for rank in ranks]  # [kinds][n]
-        return np.minimum(self._of_any_kind(num_devices), np.array(own)[which, np.arange(len(which))])
-
-    def _of_any_kind(self, num_devices: Number) -> Number:
-        places = self._seconds_up_to(self._last, num_devices)
-        if self.objective.name == "gpus":  # more devices are worth reading too
-            return places
-        return np.minimum(places, self._seconds_up_to(self.first, num_devices, 1 + WORTH_READING))
-
-    def _seconds_up_to(self, rank: Rank, num_devices: Number, share: float = 1.0) -> Number:
-        """The longest step, in seconds, whose rank is no worse than `rank` multiplied by `share`."""
-        first, seconds = rank
-        if self.objective.name == "cost":
-            longest = first * share / np.asarray(num_devices)
-        elif self.objective.name == "gpus":
-            behind = np.where(np.equal(num_devices, first), seconds * share, -math.inf)
-            longest = np.where(np.less(num_devices, first), math.inf, behind)
-        else:
-            longest = np.full(np.shape(num_devices), first * share)
-        return np.minimum(longest * (1 + TIE), self.objective.longest_seconds(num_devices))
+        own = [
+            np.broadcast_to(self.objective.seconds_up_to(rank, num_devices), which.shape) for rank in ranks
+        ]  # [kinds][n]
+        return np.minimum(self.cutoff_seconds(num_devices), np.array(own)[which, np.arange(len(which))])
 
     def order(self, seconds: Number, num_devices: Number) -> Number:
         """The first number of the rank; broadcasts."""
@@ -265,8 +260,8 @@ def partition_of(degrees: Degrees) -> tuple[int, ...]:
 
 
 def kind_of(degrees: Degrees) -> tuple[int, ...]:
-    """The kind of a layout: its way (tp, ep, whether the weights are sharded), then pp; the batch does not matter."""
-    return degrees.tp, degrees.ep, np.equal(degrees.zero, 3) * 1, degrees.pp
+    """The kind of a layout: its way to divide layers (tp, cp, ep), then pp; the batch and ZeRO do not matter."""
+    return degrees.tp, degrees.cp, degrees.ep, degrees.pp
 
 
 def way_of(kind: tuple[int, ...]) -> tuple[int, ...]:

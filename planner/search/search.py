@@ -13,26 +13,30 @@ from planner.cost.flops import flops_convention
 from planner.errors import InputError, Mistake, SolverTrouble
 from planner.made_by import made_by, with_corrections_of_any_engine
 from planner.plan import Plan, length_assumed
-from planner.plan_parts import Certificate, EngineLabel, Keys, SearchOptions, SimplestProof
+from planner.plan_parts import Certificate, EngineLabel, SearchOptions
 from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
+from planner.search.layout_check import check_layouts
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import minimum, runner_up
 from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of, way_of
+from planner.search.optimum.candidate import Disagreement
 from planner.search.pin_checks import check_constraints, check_objective
+from planner.search.recommendation import Window, is_within, recommended
 from planner.search.reporter import Reporter
-from planner.search.simplest import Recommendation, Window, simplest_within
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.rules import broken_rules
 from planner.search.time_limit import OutOfTime, TimeLimit
+from planner.search.with_runs import with_runs
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.layout import Assumed, Layout
+    from planner.plan_parts import Recommendation
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
@@ -128,10 +132,12 @@ def search(
 
     If no layout meets deadline and budget, the answer is the cheapest in time, or else the fastest. If no layout fits
     but some may fit, the answer is the best of the layouts with the greatest chance of fitting.
-    within: the plan is the simplest layout that is worse than the optimum by at most this share (`simplest`); 0 asks
-    for the optimum itself.
+    within: the plan is the easiest to run of a list of layouts that are worse than the optimum by at most this share
+    (`recommendation`); 0 asks for the optimum itself.
+    top: number of runners-up; without any, no layout with published runs is looked for either (`with_runs`).
     time_limit: seconds of the search. At the limit the answer is the best layout so far, with its gap to a lower bound.
-    check: compare lower bounds with the exact optima of configurations that they ruled out (`bound_check`).
+    check: solve some configurations that lower bounds ruled out (`bound_check`), and price layouts that are drawn by
+    the rules of `explain` (`layout_check`).
 
     Raises:
         InputError: no legal layout exists under the constraints.
@@ -170,43 +176,43 @@ def search(
     if answer is None or not answer[0].layouts:
         return smallest_footprint(job, constraints)
     found, best, decision = answer
-    num_checked = check_bounds(found, constraints, best) if check else 0
     winner = best_layout(found, objective)
+    deciding = solver if decision.solution.solver == solver else None
+    num_checked = check_bounds(found, constraints, best, solver=deciding) if check else 0
+    num_drawn = check_layouts(found, constraints, objective, winner) if check else 0
     reporter.solved(decision.solution.status, winner.seconds, decision.gap)
     optimum = found.layout_of(winner)
-    seconds = estimate(job, optimum).step_seconds
-    assert abs(seconds - winner.seconds) <= AGREEMENT * seconds, (
-        f"the ledger says {seconds!r} s, the solver {winner.seconds!r} s"
-    )
     window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)
-    simplest = _simplest(found, decision, window, solver, limit.left)
-    chosen = simplest.assigned if simplest else winner
+    complete = decision.solution.is_complete
+    chosen, told = recommended(found, constraints, window) if within and complete else (winner, None)
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
+    _check_ledger(found, window, chosen, priced.step_seconds)
     losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
     return _plan(
         job,
         layout,
         priced,
         minimum=minimum(job, layout, optimum, objective),
+        with_runs=with_runs(job, constraints, objective, layout, priced.step_seconds) if top and complete else None,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
-        certificate=_certificate(found, decision, winner, objective, num_checked, simplest=simplest, within=within),
+        certificate=_certificate(found, decision, winner, objective, (num_checked, num_drawn), told),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),
         options={"objective": objective.name, "within": float(within), **constraints.to_dict()},
     )
 
 
-def _simplest(
-    found: Found,
-    decision: Decision,
-    window: Window,
-    solver: SolverName,
-    time_limit: float | None,
-) -> Recommendation | None:
-    """The simplest layout in the window; None if the user asked for the optimum, or the search was interrupted."""
-    if not window.within or decision.solution.status in ("interrupted", "out of time"):
-        return None
-    return simplest_within(found, window, solver, time_limit)
+def _check_ledger(found: Found, window: Window, chosen: Assigned, ledger_seconds: float) -> None:
+    """Check that the ledger of the plan has the step that the solvers saw, and that this step is in the window.
+
+    Raises:
+        Disagreement: one of these does not hold, which is a bug.
+    """
+    said = f"the ledger of {found.layout_of(chosen)} has {ledger_seconds!r} s"
+    if abs(ledger_seconds - chosen.seconds) > AGREEMENT * ledger_seconds:
+        raise Disagreement(f"{said}, and the solvers saw {chosen.seconds!r} s")
+    if not is_within(found, window, replace(chosen, seconds=ledger_seconds)):
+        raise Disagreement(f"{said}, more than {window.within:.2%} above the minimum of {window.minimum}")
 
 
 def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
@@ -311,10 +317,8 @@ def _certificate(
     decision: Decision,
     winner: Assigned,
     objective: Objective,
-    num_checked: int,
-    *,
-    simplest: Recommendation | None,
-    within: float,
+    num_checked: tuple[int, int],
+    recommendation: Recommendation | None,
 ) -> Certificate:
     """The certificate of the choice; its optimum is given in step seconds under every objective."""
     solution = decision.solution
@@ -334,21 +338,9 @@ def _certificate(
         num_priced=found.num_priced,
         num_decided=decision.num_decided,
         num_columns=solution.num_columns,
-        num_bounds_checked=num_checked,
+        num_bounds_checked=num_checked[0],
+        num_layouts_drawn=num_checked[1],
         not_searched=found.not_searched,
-        warnings=(*solution.warnings, *(simplest.warnings if simplest else ())),
-        simplest=None if simplest is None else _proof(simplest, within),
-    )
-
-
-def _proof(simplest: Recommendation, within: float) -> SimplestProof:
-    answer = simplest.answer
-    return SimplestProof(
-        within=within,
-        status="time limit" if answer.status == "time limit" else "optimal",
-        solver=answer.solver,
-        keys=Keys(**simplest.simplicity._asdict()),
-        seconds=simplest.assigned.seconds,
-        num_decided=answer.num_candidates,
-        num_columns=answer.num_columns,
+        warnings=solution.warnings,
+        recommendation=recommendation,
     )

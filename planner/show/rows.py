@@ -13,7 +13,7 @@ from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
 from planner.evidence.fit import NARROWED
 from planner.layout import LENGTH
-from planner.search.near_ties import more_or_less
+from planner.search.near_ties import more_or_less, slower_by
 from planner.show.columns import Columns, assignments
 from planner.show.goodput import effective_words
 from planner.show.screen import clean, indented
@@ -238,6 +238,20 @@ def _narrower(plan: Plan) -> Words:
     return f"{measure}{learn} from {NARROWED[0]:.2f} to {NARROWED[most]:.2f}"
 
 
+def _with_runs(plan: Plan) -> Words:
+    """Name the layout that published runs speak for, if none speaks for the plan's."""
+    other = plan.with_runs
+    if other is None or plan.band is None:
+        return ""
+    layers = "without" if plan.model.moe is None else "with"
+    none = f"no published run of {plan.engine.name} on layers {layers} experts has axes {plan.band.axes}"
+    slower = slower_by(other.step_seconds / plan.step_seconds - 1)
+    step = f"{format_seconds(other.step_seconds)}, {slower}, which is inside this plan's band"
+    runs = f"{_num_runs(other.num_runs)} with axes {other.axes}, by {', '.join(other.families)}"
+    words = f"{none}; the best with runs takes {step}, and rests on {runs}:"
+    return Group(Text(clean(words)), assignments(short_layout(other.layout)))
+
+
 def _label(plan: Plan) -> Words:
     """State how much the engine's own calibration changes the step time, if the effect is large."""
     label = plan.engine_label
@@ -275,6 +289,7 @@ ANSWER: Final[Rows] = {
     "your file": _own,
     "band": _band,
     "narrower": _narrower,
+    "with runs": _with_runs,
     "memory": lambda plan: Text.assemble(
         (plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}"
     ),

@@ -10,10 +10,12 @@ from rich.text import Text
 
 from planner.search.near_ties import NEAR_TIE
 from planner.search.objectives import WORTH_READING
+from planner.search.ranking import AXES
 from planner.show.columns import Columns
 from planner.show.rows import ANSWER, rows_of
 from planner.show.screen import Command, OneScreen, clean, section, stack
 from planner.show.words import cluster_words, length_words, work_words
+from planner.specs.text import any_of
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -87,12 +89,20 @@ def heading(plan: Plan) -> Text:
 def runners_up(plan: Plan, about: Callable[[RunnerUp], RenderableType]) -> Group | None:
     """Show time and memory of each runner-up beside what is said `about` it; None without a search."""
     if not plan.runners_up:
-        words = f"None: no layout with another tp, pp or ep, or with or without ZeRO-3, is within {WORTH_READING:.0%}."
+        words = f"None: no layout with another tp, pp, cp or ep is within {WORTH_READING:.0%}."
         return section("Runners-up", Text(words, style="dim")) if plan.certificate else None
     rows = [(format_seconds(each.step_seconds), format_bytes(each.peak_bytes), about(each)) for each in plan.runners_up]
     ties = any(runner.near_tie for runner in plan.runners_up)
-    note = f"near tie: less than {NEAR_TIE:.0%} apart; measured, the order may be the other" if ties else ""
-    return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,)), note=note)
+    notes = [f"near tie: less than {NEAR_TIE:.0%} apart"] * ties + [_settled(plan)] * bool(plan.certificate)
+    return section("Runners-up", Columns(rows, right=(0, 1), wrap=(2,)), note="; ".join(notes))
+
+
+def _settled(plan: Plan) -> str:
+    """State what runs of the plan and of its first runners-up would decide that the forecasts leave open."""
+    layouts = [plan.layout, *(each.layout for each in plan.runners_up[:_USUAL])]
+    values = {axis: sorted({getattr(each, axis) for each in layouts}) for axis in AXES}
+    still_open = ", ".join(f"{axis} {any_of(each)}" for axis, each in values.items() if len(each) > 1)
+    return f"measured beside the plan, they settle {still_open}"
 
 
 def with_reason(runner: RunnerUp, change: RenderableType) -> Group:

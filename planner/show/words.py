@@ -64,9 +64,11 @@ def short_layout(layout: Layout) -> str:
         "etp": "" if layout.ep > 1 else "1",
     }
     if num_layers % layout.num_chunks == 0:
-        assumed["layers_per_stage"] = "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave)))
+        assumed["layers_per_stage"] = shortened_list(
+            "/".join(map(str, even_split(num_layers, layout.pp, layout.interleave)))
+        )
     shown = {key: text for key, text in parts.items() if text != assumed.get(key)}
-    return ",".join(f"{key}={shortened_list(text)}" for key, text in shown.items()) or "tp=1"
+    return ",".join(f"{key}={text}" for key, text in shown.items()) or "tp=1"
 
 
 def layout_words(layout: Layout) -> str:
@@ -152,14 +154,14 @@ def length_words(of: Plan | Job) -> str:
 def certificate_sentence(plan: Plan) -> str:
     """State the search's proof and the number of examined layouts; empty for a layout that the user chose.
 
-    A plan is called optimal only if no layout beats it. If the plan is a simpler layout instead, the sentence compares
+    A plan is called optimal only if no layout beats it. If the plan is another layout instead, the sentence compares
     it with the proven minimum. If the proof was made with the formulas of another version, the sentence says that it
     does not cover the figures shown.
     """
     certificate, other = plan.certificate, plan.proved_by
     if certificate is None:
         return ""
-    said = f"{_claim(plan, certificate)} {_counts(certificate)}{_counts_of_simplest(certificate)}"
+    said = f"{_claim(plan, certificate)} {_counts(certificate)}"
     if certificate.not_searched:
         said = f"{said} Not searched: {'; '.join(certificate.not_searched)}."
     if other is None:
@@ -174,17 +176,19 @@ def proof_words(plan: Plan) -> str:
         return ""
     if plan.proved_by:
         return f"by planner {plan.proved_by.planner_version} with other formulas, not of these figures"
-    proof, (which, better, may) = certificate.simplest, _BETTER[certificate.objective]
-    within = f"within {100 * proof.within:.3g}%" if proof else ""
+    near, (which, better, may) = certificate.recommendation, _BETTER[certificate.objective]
+    within = f"within {100 * near.within:.3g}%" if near else ""
     none, more = "" if plan.fits else "none fits; ", "; not all was searched" if certificate.not_searched else ""
     if certificate.status != "optimal":
         words = f"best found ({certificate.status}): {may.format(f'{_gap(plan, certificate):.2%}')}"
     elif none:
         words = f"of the likeliest to fit no other{which} {better}"
-    elif proof and least and least.layout != plan.layout:
-        words = f"simplest {within} of the proven minimum, {format_seconds(least.step_seconds)}"
+    elif near and least and least.layout != plan.layout:
+        listed = f"easiest to run of {near.num_listed:,} layouts"
+        words = f"{listed} {within} of the proven minimum, {format_seconds(least.step_seconds)}"
     else:
-        words = f"optimal by forecast of all layouts searched{which}{f'; none {within} simpler' if proof else ''}"
+        easier = f"; easiest of {near.num_listed:,} {within}" if near else ""
+        words = f"optimal by forecast of all layouts searched{which}{easier}"
     return f"{none}{words}{more}"
 
 
@@ -194,41 +198,26 @@ def _gap(plan: Plan, certificate: Certificate) -> float:
 
 
 def _claim(plan: Plan, certificate: Certificate) -> str:
-    proof, (which, better, may) = certificate.simplest, _BETTER[certificate.objective]
+    near, (which, better, may) = certificate.recommendation, _BETTER[certificate.objective]
     none = "" if plan.fits else "None fits. "
     if certificate.status != "optimal":
         gap = _gap(plan, certificate)
-        simplest = f" It is the simplest within {proof.within:.3g} of the best that was found." if proof else ""
-        return f"{none}Not proved optimal ({certificate.status}): {may.format(f'{gap:.2%}')}.{simplest}"
+        easiest = f" It is the easiest to run within {near.within:.3g} of the best that was found." if near else ""
+        return f"{none}Not proved optimal ({certificate.status}): {may.format(f'{gap:.2%}')}.{easiest}"
     layout = f"layout{which} in the search space {better}"
     if none:
         return f"{none}Of the layouts that are likeliest to fit, by the forecast no other {layout}."
-    if proof is None or plan.minimum is None:
+    if near is None or plan.minimum is None:
         return f"Optimal: by the forecast no other {layout}."
-    within = f"{100 * proof.within:.3g}%"
+    listed = f"{near.num_listed:,} layouts within {100 * near.within:.3g}%"
     if plan.minimum.layout == plan.layout:
-        return f"Optimal: by the forecast no other {layout}, and none within {within} of it is simpler."
+        return f"Optimal: by the forecast no other {layout}. It is the easiest to run of {listed} of it."
     least = f"{short_layout(plan.minimum.layout)} ({format_seconds(plan.minimum.step_seconds)})"
-    return f"The simplest within {within} of the proven minimum: by the forecast no {layout} than {least}."
-
-
-def _counts_of_simplest(certificate: Certificate) -> str:
-    """State which method chose the simplest layout, and among how many layouts."""
-    proof = certificate.simplest
-    if proof is None:
-        return ""
-    if proof.solver == "dynamic program":
-        return " A dynamic program alone chose the simplest."
-    if proof.status == "time limit":
-        return f" {proof.solver.upper()} did not finish on the simplest; it is a dynamic program's."
-    if proof.num_decided == 1:
-        return " Of the window, keys and bounds leave one configuration; both methods chose its simplest layout."
-    left = f"{proof.num_decided:,} configurations that keys and bounds leave within the window"
-    return f" {proof.solver.upper()} chose the simplest of the {left}, and a dynamic program the same on its own."
+    return f"The easiest to run of {listed} of the proven minimum: by the forecast no {layout} than {least}."
 
 
 def minimum_words(plan: Plan) -> str:
-    """State the proven minimum, how much better it is, and why the plan is simpler; empty without a search."""
+    """State the proven minimum, how much better it is, and what the plan has for it; empty without a search."""
     least = plan.minimum
     if least is None:
         return ""
@@ -252,6 +241,8 @@ def _counts(certificate: Certificate) -> str:
     bounds = f"Lower bounds rule out {of_cuts}{ruled_out:,} of {num_legal:,} configurations{rest}."
     if certificate.num_bounds_checked:
         bounds += f" {certificate.num_bounds_checked:,} of these were solved all the same, and no bound was too high."
+    if certificate.num_layouts_drawn:
+        bounds += f" {certificate.num_layouts_drawn:,} layouts drawn by the rules of `explain` are no better."
     left = f"the {num_decided:,} that are left" if num_decided != 1 else "the one that is left"
     if certificate.solver == "dynamic program":
         return f"{bounds} A dynamic program alone decided on {left}."

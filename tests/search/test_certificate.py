@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from enumeration import long_forms
 
 from planner.cli import main
-from planner.search import best_first, bound_check
+from planner.search import best_first, bound_check, near
+from planner.search import search as searching
 from planner.search.bounds import of_layers, of_memory, of_pools
 from planner.search.near import Bounded, Near
 from planner.search.objectives import THROUGHPUT, BestKinds, Objective
@@ -262,6 +265,97 @@ def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, small_pi
     monkeypatch.setattr(module, function, high)
     with pytest.raises(Disagreement, match=r"bound|a layout was tried"):
         search(small_pipeline, Constraints(), check=True)
+
+
+def without(name):
+    """The integer program without one kind of constraint."""
+    return {name: lambda *_: None}
+
+
+def scaled(factor):
+    """The integer program with other coefficients of the pass seconds."""
+    honest = integer_program.JointProgram._step_time
+
+    def terms(program, c):
+        w, slowest, tail, *passes = honest(program, c)
+        return [w, slowest, tail, *((variable, factor * seconds) for variable, seconds in passes)]
+
+    return {"_step_time": terms}
+
+
+WRONG_PROGRAMS = {
+    "no layers": without("_place_every_layer"),
+    "no slowest stage": without("_wait_for_the_slowest_stage"),
+    "no longest tail": without("_wait_for_the_longest_tail"),
+    "no candidate": without("_choose_one_candidate"),
+    "half the passes": scaled(0.5),
+    "passes twice": scaled(2.0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PROGRAMS)
+def test_wrong_programs_are_noticed_by_the_check(monkeypatch, name):
+    """In the search itself bounds often leave one choice; without them, a wrong program chooses or says another."""
+    settings = {"model": "megatron-22b", "cluster": "dgx-a100", "gpus": 4, "engine": "torch"}
+    job = load_job(**settings, settings=("model.num_layers=12",), sequence_length=2048, global_batch_size=16)
+    honest = searching.check_bounds
+
+    def checked(*given, **named):
+        assert honest(*given, **named, count=6) == 6
+        for method, wrong in WRONG_PROGRAMS[name].items():
+            monkeypatch.setattr(integer_program.JointProgram, method, wrong)
+        return honest(*given, **named, count=12)
+
+    monkeypatch.setattr(searching, "check_bounds", checked)
+    with pytest.raises(Disagreement):
+        search(job, Constraints.parse(["pp>=2"]), check=True)
+
+
+def test_a_partition_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeypatch, small_pipeline):
+    """Both methods read the same list of partitions; layouts drawn by the rules of `explain` do not."""
+    best, honest = search(small_pipeline, Constraints()), best_first.device_partitions
+    used = (best.layout.tp, best.layout.pp)
+
+    def forgets(*given):
+        found = honest(*given)
+        return found.take((found.tp != used[0]) | (found.pp != used[1]))
+
+    for module in (best_first, bound_check):
+        monkeypatch.setattr(module, "device_partitions", forgets)
+    other = search(small_pipeline, Constraints())
+    assert other.certificate.status == "optimal"
+    assert other.step_seconds > best.step_seconds * 1.001
+    with pytest.raises(Disagreement, match="drawn by the rules of"):
+        search(small_pipeline, Constraints(), check=True)
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.5])
+def test_arrays_that_price_the_best_too_high_are_noticed(monkeypatch, small_pipeline, factor):
+    """Another layout seems best, and its ledger is right; only the ledger of the best layout can tell."""
+    best, honest = search(small_pipeline, Constraints()).layout, near.price_candidates
+
+    def dear(job, degrees, *given, **named):
+        own = (degrees.tp == best.tp) & (degrees.pp == best.pp)
+        found = zip(honest(job, degrees, *given, **named), own, strict=True)
+        return [each.weighted(factor, each.longest_seconds) if is_own else each for each, is_own in found]
+
+    monkeypatch.setattr(near, "price_candidates", dear)
+    with pytest.raises(Disagreement):
+        search(small_pipeline, Constraints(), check=True)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *long_forms(*range(2, 20))])
+def test_no_drawn_layout_of_an_honest_search_is_better(seed):
+    pick = random.Random(seed)
+    documents = {"model": pick.choice(["llama3-8b", "qwen3-30b-a3b"]), "cluster": "dgx-h100", "nodes": 1}
+    job = load_job(
+        **documents,
+        engine=pick.choice(["megatron", "torch", "torchtitan", "deepspeed"]),
+        sequence_length=2048,
+        global_batch_size=pick.choice([24, 32]),
+        settings=(f"model.num_layers={pick.choice([6, 8, 12])}",),
+    )
+    assert search(job, Constraints(), check=True).certificate.num_layouts_drawn > 50
 
 
 def test_the_check_draws_the_same_configurations_by_the_same_seed(monkeypatch, small_pipeline):

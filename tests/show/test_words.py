@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.layout import Layout, balanced_chunks, parse_layout
 from planner.plan import Minimum
-from planner.plan_parts import Keys, MadeBy, SimplestProof
+from planner.plan_parts import Keys, MadeBy, Recommendation
 from planner.search.space.constraints import Constraints
 from planner.show.words import (
     certificate_sentence,
@@ -147,18 +147,18 @@ def test_what_others_proved_is_not_said_of_the_figures_shown(make_plan) -> None:
 
 
 @pytest.mark.parametrize("objective", ["throughput", "cost", "gpus", "memory"])
-def test_a_simpler_plan_is_not_called_optimal(objective: str, make_plan) -> None:
+def test_a_plan_that_is_easier_to_run_is_not_called_optimal(objective: str, make_plan) -> None:
     """The window is stated, and `minimum` can be passed to the command line again."""
     least = Layout(pp=2, recompute=("none",) * 2, layers_per_stage=(5, 3))
-    keys = Keys(risk=0, idle=0, recomputed=0, interleave=0, uneven=0, axes=2)
+    keys = Keys(machines=1, axes=2, by_hand=0, chunks=1, risk=0, uneven=0)
     minimum = Minimum(layout=least, step_seconds=4.0, peak_bytes=1e9, keys=keys, above=0.01, reason="fewer axes")
-    proof = SimplestProof(
-        within=0.02, status="optimal", solver="cbc", keys=keys, seconds=4.04, num_decided=3, num_columns=9
-    )
+    told = Recommendation(within=0.02, num_listed=3, keys=keys)
     plan = make_plan()
-    certificate = replace(plan.certificate, objective=objective, simplest=proof)
+    certificate = replace(plan.certificate, objective=objective, recommendation=told)
     sentence = certificate_sentence(replace(plan, certificate=certificate, minimum=minimum))
-    assert sentence.startswith("The simplest within 2% of the proven minimum: by the forecast no layout")
+    assert sentence.startswith(
+        "The easiest to run of 3 layouts within 2% of the proven minimum: by the forecast no layout"
+    )
     assert "Optimal" not in sentence
     assert f"{short_layout(least)} (4.00 s)" in sentence
 

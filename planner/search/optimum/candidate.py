@@ -134,15 +134,15 @@ class Choice:
     objective_seconds: float  # step time
 
 
-def dominated(candidate: Candidate, *keys: IntArray) -> Mask:
+def dominated(candidate: Candidate) -> Mask:
     """Columns that no optimum needs: another of the same stage, state and layers is at least as good in every price.
 
     More slack is better, except on the last stage, whose slack is the time of its last chunk. Of columns that are equal
-    in all prices the first one is kept. keys: further prices to compare, [columns] each; lower is better.
+    in all prices the first one is kept.
     """
     last = candidate.stage == candidate.num_stages - 1
     slack = np.where(last, candidate.slack_seconds, -candidate.slack_seconds)
-    prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, slack, *keys])
+    prices = np.stack([candidate.seconds, candidate.pass_seconds, candidate.tail_seconds, slack])
     key = candidate.stage * (candidate.num_layers + 1) + candidate.layers
     key = key * candidate.pattern.num_states + candidate.start
     order = np.lexsort((*prices[::-1], key))

@@ -1,14 +1,11 @@
-"""The integer program's best choice over all candidates, and its proof.
+"""The integer program's best choice over all candidates, with the bound that proves it.
 
 1. A greedy heuristic finds a choice, whose step time is an upper bound. Columns and candidates whose lower bound
    exceeds this upper bound are left out (`pruning.lower_bounds`).
 2. One integer program decides among the remaining candidates (`integer_program`). Its answer must be at least as good
    as the greedy choice.
-3. With `certify`, a dynamic program over all candidates, without any of these bounds, must find the same step time
-   (`dynamic_program`). Of tied choices the dynamic program returns the canonical choice (smallest candidate index, then
-   lexicographically smallest layers), which is the answer.
 
-The search solves without `certify`: it has already run the dynamic program, and `decision` compares the two methods.
+`decision` compares the answer with the dynamic program's, which has run before.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from planner.errors import SolverTrouble
-from planner.search.optimum import dynamic_program, integer_program
+from planner.search.optimum import dynamic_program
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.integer_program import Answer, SolverName, solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -50,6 +47,11 @@ class Solution:
     solver: str  # the method behind the answer: cbc, highs or "dynamic program"
     warnings: tuple[str, ...] = ()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all configurations were searched, even if the integer program did not finish."""
+        return self.status not in ("interrupted", "out of time")
+
 
 INTERRUPTED = Solution(
     choice=None,
@@ -73,18 +75,16 @@ def solve(
     *,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
-    certify: bool = True,
 ) -> Solution:
     """The best choice over all candidates.
 
-    time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time limit",
-    even if the certificate proves an optimum. The answer is then the certificate's choice, or else the better of the
-    integer program's choice and the greedy choice, with its `gap` to the best bound. Without `certify` the answer is
-    the solver's own, and any of several tied choices may be returned.
+    time_limit: seconds of wall time for the integer program. When the limit is reached, the status is "time limit", and
+    the answer is the better of the integer program's choice and the greedy choice, with its `gap` to the best bound.
+    Any of several tied choices may be returned.
 
     Raises:
         EnvironmentProblem: the solver asked for is not installed.
-        Disagreement: the two methods disagree, which is a bug.
+        Disagreement: the integer program's answer is worse than a greedy choice, which is a bug.
     """
     lower = lower_bounds(candidates).candidate
     known = incumbent(candidates, lower)
@@ -93,34 +93,21 @@ def solve(
         answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
     except SolverTrouble as trouble:
         return _without_solver(candidates, solver, trouble)
-    if answer.status == "infeasible" and known and answer.num_columns and _has(candidates, upper, known):
-        said = f"it calls a program infeasible that has a choice of {known.objective_seconds:g} s"
-        return _without_solver(candidates, solver, SolverTrouble(said))
     if answer.status != "time limit" and known and not _is_within(answer, known.objective_seconds):
         raise Disagreement(
             f"a greedy assignment takes {known.objective_seconds!r} s, and the integer program: {answer}"
         )
-    certificate = dynamic_program.best_of(candidates) if certify else None
-    if certify:
-        _check(answer, certificate, candidates)
-    bound = certificate.objective_seconds if certificate is not None else answer.bound_seconds
-    choice = certificate or _better(answer.choice, known)
-    warnings = () if answer.status != "time limit" else (_time_limit_warning(solver, certify=certify),)
+    choice = _better(answer.choice, known)
+    late = (f"{solver} reached its time limit; the answer is the dynamic program's",)
     return Solution(
         choice=choice,
         status=answer.status,
         objective_seconds=np.inf if choice is None else choice.objective_seconds,
-        gap=_gap(choice, bound),
+        gap=_gap(choice, answer.bound_seconds),
         num_columns=answer.num_columns,
         solver=solver,
-        warnings=warnings,
+        warnings=late if answer.status == "time limit" else (),
     )
-
-
-def _has(candidates: Sequence[Candidate], upper_bound: float | None, known: Choice) -> bool:
-    """Whether the integer program contains the columns of a known choice, and so must be feasible."""
-    kept = integer_program.columns_within(candidates, np.inf if upper_bound is None else upper_bound)
-    return {*known.columns} <= {*kept.get(known.candidate, np.zeros(0)).tolist()}
 
 
 def _is_within(answer: Answer, seconds: float) -> bool:
@@ -139,22 +126,6 @@ def _gap(choice: Choice | None, bound: float) -> float:
     return max(0.0, (choice.objective_seconds - bound) / choice.objective_seconds) if choice.objective_seconds else 0.0
 
 
-def _check(answer: Answer, certificate: Choice | None, candidates: Sequence[Candidate]) -> None:
-    """Check that the two methods agree on the step time, or that both found no choice."""
-    if answer.status == "infeasible" or certificate is None:
-        if answer.choice is not None or certificate is not None:
-            raise Disagreement(f"integer program: {answer}, dynamic program: {certificate}")
-        return
-    best = certificate.objective_seconds
-    if answer.bound_seconds > best * (1 + AGREEMENT):
-        name = candidates[certificate.candidate].name
-        bound = f"below the integer program's bound {answer.bound_seconds!r} s ({name})"
-        raise Disagreement(f"the dynamic program found {best!r} s, {bound}")
-    found = answer.choice
-    if found is not None and found.objective_seconds < best * (1 - AGREEMENT):
-        raise Disagreement(f"the integer program found {found!r}, below the dynamic program's optimum {best!r} s")
-
-
 def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: SolverTrouble) -> Solution:
     """The dynamic program's optimum, if the solver failed."""
     choice = dynamic_program.best_of(candidates)
@@ -168,8 +139,3 @@ def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: Solve
         solver="dynamic program",
         warnings=(f"{solver} failed, so the dynamic program decided alone: {trouble}",),
     )
-
-
-def _time_limit_warning(solver: str, *, certify: bool) -> str:
-    rest = "the dynamic program found the optimum" if certify else "the answer is the dynamic program's"
-    return f"{solver} reached its time limit; {rest}"

@@ -41,13 +41,8 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray, IntArray, Mask
 
 
-def best_choice(
-    candidate: Candidate, *, index: int = 0, cutoff: float = np.inf, units: IntArray | None = None, budget: int = 0
-) -> Choice | None:
+def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf) -> Choice | None:
     """The optimum of one candidate, or None if no choice takes at most `cutoff` seconds.
-
-    units: units of a limited resource that each column uses. A choice uses at most `budget` units in all; None means
-    that no resource is limited.
 
     Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is returned, so
     equal inputs give equal answers.
@@ -59,8 +54,7 @@ def best_choice(
     for variant in _variants(candidate):
         lowest = _least_bottleneck(variant.candidate)
         if lowest is not None and _close_bound(variant.candidate, lowest) <= cutoff:
-            taken = np.zeros(variant.candidate.num_columns, dtype=np.int64) if units is None else units[variant.columns]
-            best = _first(candidate, best, variant.scan(index, lowest, cutoff, taken, budget))
+            best = _first(candidate, best, variant.scan(index, lowest, cutoff))
             cutoff = cutoff if best is None else min(cutoff, best.objective_seconds * (1 + TIE))
     return best
 
@@ -72,15 +66,9 @@ class _Variant:
     candidate: Candidate
     columns: IntArray  # column indices in the whole candidate
 
-    def scan(
-        self, index: int, least_bottleneck: float, cutoff: float, units: IntArray | None = None, budget: int = 0
-    ) -> Choice | None:
-        """The optimum of the variant, as a choice of the whole candidate, or None.
-
-        units: units of the variant's columns.
-        """
-        units = np.zeros(self.candidate.num_columns, dtype=np.int64) if units is None else units
-        found = _Scan(self.candidate, index, least_bottleneck, cutoff, units, budget).run()
+    def scan(self, index: int, least_bottleneck: float, cutoff: float) -> Choice | None:
+        """The optimum of the variant, as a choice of the whole candidate, or None."""
+        found = _Scan(self.candidate, index, least_bottleneck, cutoff).run()
         return found and replace(found, columns=tuple(self.columns[list(found.columns)].tolist()))
 
 
@@ -111,53 +99,17 @@ def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Ch
 
 def best_of(candidates: Sequence[Candidate]) -> Choice | None:
     """The best choice over all candidates; of equal step times the smallest candidate index wins."""
-    best = ranked(candidates, 1)
-    return best[0] if best else None
-
-
-def ranked(candidates: Sequence[Candidate], top: int) -> list[Choice]:
-    """The best choice of each of the `top` best candidates, best first.
-
-    The search is best-first: a heap holds each candidate with a lower bound of its step time, first a crude bound, then
-    a closer bound. The search ends when the least bound exceeds the step time of the `top`-th best
-    candidate.
-    """
-    waiting = [(_crude_bound(candidate), index, 0) for index, candidate in enumerate(candidates)]
-    waiting = [entry for entry in waiting if entry[0] < np.inf]
-    heapq.heapify(waiting)
-    variants: list[tuple[_Variant, float]] = []
-    best: dict[int, Choice] = {}
-    found: list[Choice] = []
-    while waiting:
-        bound, index, closeness = heapq.heappop(waiting)
-        cutoff = found[top - 1].objective_seconds * (1 + TIE) if len(found) >= top else np.inf
-        if bound > cutoff:
+    bounds, best = list(map(_crude_bound, candidates)), list[Choice]()
+    for index in sorted(range(len(candidates)), key=bounds.__getitem__):
+        cutoff = min((each.objective_seconds for each in best), default=np.inf) * (1 + TIE)
+        if bounds[index] > cutoff:
             break
-        if closeness == 0:
-            for variant in _variants(candidates[index]):
-                bottleneck = _least_bottleneck(variant.candidate)
-                if bottleneck is not None:
-                    variants.append((variant, bottleneck))
-                    heapq.heappush(waiting, (_close_bound(variant.candidate, bottleneck), index, len(variants)))
-            continue
-        variant, bottleneck = variants[closeness - 1]
-        cutoff = min(cutoff, candidates[index].longest_seconds * (1 + TIE))
-        choice = _first(candidates[index], best.get(index), variant.scan(index, bottleneck, cutoff))
-        if choice is not None:
-            best[index] = choice
-            found = sorted(best.values(), key=lambda each: (each.objective_seconds, each.candidate))
-    return _in_order(found)[:top]
-
-
-def _in_order(found: list[Choice]) -> list[Choice]:
-    """Choices sorted by step time; choices that tie with the first of their run are sorted by candidate index."""
-    ordered: list[Choice] = []
-    while found:
-        limit = found[0].objective_seconds * (1 + TIE)
-        tied = [choice for choice in found if choice.objective_seconds <= limit]
-        ordered += sorted(tied, key=lambda choice: choice.candidate)
-        found = found[len(tied) :]
-    return ordered
+        choice = best_choice(candidates[index], index=index, cutoff=cutoff)
+        best += [choice] if choice else []
+    limit = min((each.objective_seconds for each in best), default=np.inf) * (1 + TIE)
+    return min(
+        (each for each in best if each.objective_seconds <= limit), key=lambda each: each.candidate, default=None
+    )
 
 
 def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
@@ -255,17 +207,8 @@ class _Box:
 class _Scan:
     """Branch and bound over the two thresholds of one candidate."""
 
-    def __init__(
-        self,
-        candidate: Candidate,
-        index: int,
-        least_bottleneck: float,
-        cutoff: float,
-        units: IntArray,
-        budget: int,
-    ) -> None:
+    def __init__(self, candidate: Candidate, index: int, least_bottleneck: float, cutoff: float) -> None:
         self.candidate, self.index, self.cutoff = candidate, index, cutoff
-        self.units, self.budget = units, budget
         self.found: Choice | None = None
         least_tail = float(_fastest(candidate, candidate.tail_seconds).max())
         times, tails = np.unique(candidate.seconds), np.unique(candidate.tail_seconds)
@@ -327,16 +270,16 @@ class _Scan:
         candidate = self.candidate
         allowed = candidate.seconds <= self.bottlenecks[box.high_a]
         allowed &= candidate.tail_seconds <= self.tails[box.high_b]
-        least = _least_sums(candidate, allowed, self.units, self.budget)
-        total = float(least[0, candidate.num_layers, self.budget])
+        least = _least_sums(candidate, allowed)
+        total = float(least[0, candidate.num_layers])
         bound = self._cost(box.low_a, box.low_b) + total
         if not bound <= self.cutoff:  # infinite where the thresholds leave no choice
             return bound
-        self._keep(_walk(candidate, allowed, least, total, self.units))
+        self._keep(_walk(candidate, allowed, least, total))
         if self._is_point(box):
             # Whatever the cutoff leaves for the sum may be spent on lexicographically smaller layers.
             seconds = self.cutoff - self._cost(box.high_a, box.high_b)
-            self._keep(_walk(candidate, allowed, least, seconds, self.units))
+            self._keep(_walk(candidate, allowed, least, seconds))
         return bound
 
     def _keep(self, columns: IntArray) -> None:
@@ -353,53 +296,46 @@ class _Scan:
         return tuple(self.candidate.layers[list(choice.columns)].tolist())
 
 
-def _least_sums(candidate: Candidate, allowed: Mask, units: IntArray, budget: int) -> FloatArray:
-    """Least sum of pass seconds from each stage to the last, for each number of remaining layers and units.
-
-    Shape [num_stages + 1, num_layers + 1, budget + 1]. Units may remain unused.
-    """
+def _least_sums(candidate: Candidate, allowed: Mask) -> FloatArray:
+    """Least sum of pass seconds from each stage to the last, [num_stages + 1, num_layers + 1]: by remaining layers."""
     num_layers, num_stages = candidate.num_layers, candidate.num_stages
     stage, layers, seconds = candidate.stage[allowed], candidate.layers[allowed], candidate.pass_seconds[allowed]
-    start, units = candidate.start[allowed], units[allowed]
+    start = candidate.start[allowed]
     most_left, stride = (num_layers - start).tolist(), candidate.pattern.stride(start).tolist()
-    least = np.full((num_stages + 1, num_layers + 1, budget + 1), np.inf)
+    least = np.full((num_stages + 1, num_layers + 1), np.inf)
     least[num_stages, 0] = 0.0
     first = np.searchsorted(stage, np.arange(num_stages + 1))
     for here in reversed(range(num_stages)):
         row, rest = least[here], least[here + 1]
         for column in range(first[here], first[here + 1]):
             count, most, step = int(layers[column]), most_left[column], stride[column]
-            taken = int(units[column])
-            if count > most or taken > budget:
+            if count > most:
                 continue
             fewest = count + (most - count) % step  # layers left at the last position with enough of them
-            here_with = row[fewest : most + 1 : step, taken:]
-            after = rest[fewest - count : most + 1 - count : step, : budget + 1 - taken]
+            here_with = row[fewest : most + 1 : step]
+            after = rest[fewest - count : most + 1 - count : step]
             np.minimum(here_with, after + seconds[column], out=here_with)
     return least
 
 
-def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float, units: IntArray) -> IntArray:
+def _walk(candidate: Candidate, allowed: Mask, least: FloatArray, budget: float) -> IntArray:
     """The choice with the lexicographically smallest layers whose sum of pass seconds is within the (finite) budget.
 
-    If the budget is below the least sum because of rounding, the least sum replaces it. The choice uses at most as many
-    units of the limited resource as `least` was computed for.
+    If the budget is below the least sum because of rounding, the least sum replaces it.
     """
     columns = np.flatnonzero(allowed)
     first = np.searchsorted(candidate.stage[columns], np.arange(candidate.num_stages + 1))
-    left, units_left, chosen = candidate.num_layers, least.shape[2] - 1, []
+    left, chosen = candidate.num_layers, []
     for stage in range(candidate.num_stages):
         here = columns[first[stage] : first[stage + 1]]
         start = int(candidate.pattern.state(candidate.num_layers - left))
         here = here[(candidate.layers[here] <= left) & (candidate.start[here] == start)]
-        here = here[units[here] <= units_left]
-        after = least[stage + 1, left - candidate.layers[here], units_left - units[here]]
+        after = least[stage + 1, left - candidate.layers[here]]
         sums = candidate.pass_seconds[here] + after
         affordable = np.flatnonzero(sums <= max(budget, float(sums.min())))
         same_layers = affordable[candidate.layers[here[affordable]] == candidate.layers[here[affordable[0]]]]
         column = here[same_layers[np.argmin(sums[same_layers])]]
         chosen.append(column)
         left -= int(candidate.layers[column])
-        units_left -= int(units[column])
         budget -= float(candidate.pass_seconds[column])
     return np.array(chosen, dtype=np.int64)

@@ -35,7 +35,7 @@ Seconds are divided by a unit, so that stage times are near 1e4 and the solver's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import eq, ge, le
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -44,7 +44,7 @@ import numpy as np
 import pulp
 
 from planner.errors import SolverTrouble
-from planner.search.optimum.candidate import Candidate, Choice
+from planner.search.optimum.candidate import Candidate, Choice, Disagreement
 from planner.search.optimum.pruning import SLACK, LowerBounds, lower_bounds
 from planner.search.optimum.solver_process import run_solver
 
@@ -58,6 +58,9 @@ Terms: TypeAlias = "list[tuple[pulp.LpVariable, float]]"
 
 # PuLP 3 makes a sum of terms with the class itself, PuLP 4 with a method of the class
 weighted_sum: Callable[[Terms], Any] = getattr(pulp.LpAffineExpression, "from_list", pulp.LpAffineExpression)
+
+_OBJECTIVE = 1e-5
+"""Share by which a solver's objective may differ from the step time of its choice, because values are nearly whole."""
 
 _UNITS_OF_SLOWEST = 1e4  # the largest time in the program, in units
 
@@ -110,6 +113,11 @@ class JointProgram:
         if not self._candidates[chosen[0]].is_choice(columns):
             raise SolverTrouble("the solver's answer does not place every layer on one column per stage")
         return chosen[0], columns
+
+    def objective_seconds(self, values: dict[str, float]) -> float:
+        """The value of the objective in the solver's `values`, by name, in seconds."""
+        terms = self.problem.objective.items()
+        return self.unit_seconds * float(sum(factor * values.get(variable.name, 0.0) for variable, factor in terms))
 
     def _binary(self, name: str) -> pulp.LpVariable:
         return self.problem.add_variable(name, 0, 1, pulp.LpBinary)
@@ -227,15 +235,18 @@ def solve_program(
     upper_bound: float | None = None,
     solver: SolverName = "cbc",
     time_limit: float | None = None,
+    bounded: bool = True,
 ) -> Answer:
     """The best choice over all candidates by integer programming.
 
     upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out.
     time_limit: seconds of wall time for the solver alone.
+    bounded: whether times begin at their lower bounds (theta and delta); otherwise the rows alone decide them.
 
     Raises:
         SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
         EnvironmentProblem: the requested solver could be installed, but is not.
+        Disagreement: the program's objective is not the step time of the choice, which is a bug.
     """
     columns_of = columns_within(candidates, np.inf if upper_bound is None else upper_bound)
     alive = list(columns_of)
@@ -244,6 +255,8 @@ def solve_program(
     if not kept:
         return Answer(choice=None, status="infeasible", bound_seconds=np.inf, num_columns=0, num_candidates=0)
     bounds = lower_bounds(kept)
+    if not bounded:
+        bounds = replace(bounds, bottleneck=0 * bounds.bottleneck, tail=0 * bounds.tail)
     program = JointProgram(kept, bounds)
     outcome = run_solver(program.problem, solver, time_limit)
     choice = None
@@ -251,6 +264,10 @@ def solve_program(
         c, columns = program.columns(outcome.values)
         original = columns_of[alive[c]][list(columns)]
         seconds = candidates[alive[c]].step_seconds(original)
+        told = program.objective_seconds(outcome.values)
+        if outcome.status == "optimal" and abs(told - seconds) > _OBJECTIVE * seconds:
+            name = candidates[alive[c]].name
+            raise Disagreement(f"{name}: the program's objective is {told!r} s, and its choice takes {seconds!r} s")
         choice = Choice(candidate=alive[c], columns=tuple(original.tolist()), objective_seconds=seconds)
     bound = float(bounds.candidate.min())
     if choice is not None and outcome.status == "optimal":

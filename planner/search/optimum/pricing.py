@@ -260,26 +260,6 @@ def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[
     return np.asarray(own, dtype=np.int64), np.asarray(total, dtype=np.int64)
 
 
-def figures_of_columns(
-    job: Job,
-    degrees: DegreeArrays,
-    candidates: Sequence[Candidate],
-    figures: Callable[[PoolJob, DegreeArrays, Stage], tuple[Number, ...]],
-) -> tuple[NDArray[np.float64], ...]:
-    """The values of `figures` for every column of these configurations of one schedule, end to end, [columns] each."""
-    owner = np.repeat(np.arange(len(candidates)), [each.num_columns for each in candidates])
-    index, start, layers, policy = (
-        np.concatenate([np.zeros(0, dtype=np.int64), *(getattr(each, name) for each in candidates)])
-        for name in ("stage", "start", "layers", "policy")
-    )
-    if degrees.schedule in EXECUTED:  # their candidates have one column a stage and no pattern
-        before = np.cumsum(layers) - layers
-        start = before - before[np.searchsorted(owner, owner)]
-    stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
-    columns = _in_pools(job, degrees, _Columns(owner, stage, start, np.zeros_like(owner)))
-    return _priced(job, degrees, columns, figures)
-
-
 def _meets_lists(
     constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, policy: Number
 ) -> Flag:

@@ -222,22 +222,18 @@ def _can_be_completed(table: _Table) -> Mask:
     return enough & (table.layers + others_fewest <= num_layers)
 
 
-def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray, *, fastest_only: bool = True) -> list[Mask]:
+def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> list[Mask]:
     """A mask for each candidate of the columns that may be in a choice of at most `upper_bound` seconds.
 
     upper_bound: one number, or one for each candidate.
-    fastest_only: also drop dominated columns, which the fastest choice never needs, although the simplest may.
 
-    Each round bounds the remaining columns, until a round drops none. No optimum within the upper bound is lost. A
-    candidate without a choice within the upper bound keeps no column.
+    Dominated columns are dropped first. Each round bounds the remaining columns, until a round drops none. No optimum
+    within the upper bound is lost. A candidate without a choice within the upper bound keeps no column.
 
     Gain (`prune`): the search takes 0.48 s instead of 0.95 s for GPT-3 on 1,024 devices, and 1.43 s instead of 1.81 s
     for DeepSeek-V3 on 11,000.
     """
-    masks = [
-        ~dominated(candidate) if fastest_only else np.ones(candidate.num_columns, dtype=np.bool_)
-        for candidate in candidates
-    ]
+    masks = [~dominated(candidate) for candidate in candidates]
     alive = list(range(len(candidates)))
     limits = np.minimum(upper_bound, [each.longest_seconds for each in candidates]) * (1 + SLACK)
     changed = True

@@ -1,8 +1,8 @@
-"""Find changes of one or two keys that make a given layout fit, and price each change.
+"""Change one or two keys of a given layout, and price each change: what makes it fit, and what else it could be.
 
-Every other value of tp, cp, pp, ep, ZeRO stage, recompute and offload is tried. The microbatch only gets smaller,
-interleave is 1 or 2, and sequence parallelism is only turned on. The other keys and the number of devices stay the
-same, so a change of a degree also changes dp.
+Every other value of tp, cp, pp, ep, microbatch, ZeRO stage, recompute, sequence parallelism and offload is tried;
+interleave is 1, 2, 4 or 8. The other keys and the number of devices stay the same, so a change of a degree also changes
+dp.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _MOST_PAIRS: Final = 6
+_KEYS: Final = ("sp", "zero", "interleave", "tp", "pp", "cp", "ep", "mbs", "recompute", "loss", "offload")
+"""The keys of single changes, in their order; other changes of the training document only make a layout fit."""
 _ADAPTERS: Final = "lora_rank"
 _Case: TypeAlias = "tuple[Job, Layout]"
 
@@ -74,6 +76,29 @@ def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
     return (*found, *pairs[:_MOST_PAIRS])
 
 
+def single_changes(job: Job, layout: Layout) -> tuple[tuple[str, Job, Layout], ...]:
+    """For each key the change that is fastest of those that fit; of keys without one, the change that lacks least.
+
+    Each is given in words, with the job and the layout after it. A change that a rule forbids is last.
+    """
+    best: dict[str, tuple[tuple[int, float], str, _Case]] = {}
+    for step in _steps(job, layout):
+        case = step.of(job, layout) if step.key in _KEYS and ":" not in step.words else None
+        if case is None:
+            continue
+        standing = _standing(case)
+        if step.key not in best or standing < best[step.key][0]:
+            best[step.key] = (standing, step.words, case)
+    return tuple((words, *case) for _, words, case in (best[key] for key in _KEYS if key in best))
+
+
+def _standing(case: _Case) -> tuple[int, float]:
+    if not _is_legal(case):
+        return 2, 0.0
+    need = _need(case)
+    return (0, estimate(*case).step_seconds) if need <= 1 else (1, need)
+
+
 def _need(case: _Case) -> float:
     """Memory need of the fullest device or host, as a share of its limit."""
     memory = memory_of_stages(*case)
@@ -118,11 +143,11 @@ def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
     for zero in range(4):
         if zero != layout.zero:
             yield _on_layout("zero", zero, _with_zero)
-    for interleave in (1, 2):
+    for interleave in (1, 2, 4, 8):
         if interleave != layout.interleave and not layout.pools and layout.schedule in ("1f1b", "interleaved"):
             yield _on_layout("interleave", interleave, _with_interleave)
     yield from (_on_layout("recompute", each, _with_policy) for each in policies_of(job, layout))
-    yield _on_layout("sp", 1, lambda _, layout, value: replace(layout, sp=value) if layout.tp > 1 else None)
+    yield _on_layout("sp", 1 - layout.sp, lambda _, layout, value: replace(layout, sp=value) if layout.tp > 1 else None)
     for offload in job.engine.offload.what if job.has_hosts else ():
         yield _on_layout("offload", offload, lambda _, layout, value: replace(layout, offload=value))
     for change in changes_of_training(job):
@@ -213,7 +238,7 @@ def _policy_of_most(layout: Layout) -> str:
 
 def _with_microbatch(job: Job, layout: Layout, mbs: int) -> Layout | None:
     divides = job.training.global_batch_size % (layout.dp * mbs) == 0
-    return replace(layout, mbs=mbs) if mbs < layout.mbs and divides else None
+    return replace(layout, mbs=mbs) if divides else None
 
 
 def _with_zero(_: Job, layout: Layout, zero: int) -> Layout | None:

@@ -1,0 +1,56 @@
+"""The ranking of layouts that are nearly as good as the best: whole numbers that are compared one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from planner.cost.chance import largest_peak_bytes, spread_of
+from planner.cost.estimate import memory_of_stages
+from planner.cost.run import devices_in_use
+from planner.cost.stage import pool_indices
+from planner.plan_parts import Keys
+from planner.specs.recompute import is_of_some_layers, policy_code
+
+if TYPE_CHECKING:
+    from planner.layout import Degrees, Layout
+    from planner.specs.job import Job, PoolJob
+
+AXES: Final = ("tp", "pp", "cp", "ep")
+"""Degrees that divide the model or a sequence; data parallelism is left out, because every job has it."""
+RISKS: Final = (0.01, 0.05)
+"""Upper limits of the classes of risk: the chance that a layout does not fit."""
+
+
+def keys_of(job: Job, layout: Layout, *, with_risk: bool = True) -> Keys:
+    """The keys of a layout, most important key first; `Keys` explains them.
+
+    with_risk: whether to compute the memory of the layout; otherwise the risk is 0.
+    """
+    inner = [[layout.layers_per_stage[chunk] for chunk in layout.chunks_of_stage(r)] for r in range(1, layout.pp - 1)]
+    return Keys(
+        machines=sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout)),
+        axes=sum(getattr(layout, axis) > 1 for axis in AXES),
+        by_hand=int(len(set(layout.recompute)) > 1 or is_of_some_layers(policy_code(layout.recompute[0]))),
+        chunks=layout.interleave,
+        risk=_risk_of(job, layout) if with_risk else 0,
+        uneven=int(len({size for chunks in inner for size in chunks}) > 1),
+    )
+
+
+def _risk_of(job: Job, layout: Layout) -> int:
+    """The class of the chance that the layout does not fit: how many of `RISKS` its riskiest stage exceeds."""
+    pools, stages = pool_indices(job, layout).tolist(), memory_of_stages(job, layout)
+    limits = {pool: _risk_limits(job.pools[pool], layout) for pool in set(pools)}
+    each = zip(stages, pools, strict=True)
+    return max(sum(stage.total_bytes > limit for limit in limits[pool]) for stage, pool in each)
+
+
+def _risk_limits(job: PoolJob, layout: Degrees) -> tuple[float, ...]:
+    """The largest peak in bytes of each class of risk; empty if a plain limit replaces the chance of fitting.
+
+    Source: `planner.cost.chance`.
+    """
+    if job.headroom is not None:
+        return ()
+    spread = spread_of(job, layout)
+    return tuple(float(largest_peak_bytes(job.whole_memory_bytes, spread, 1 - risk)) for risk in RISKS)

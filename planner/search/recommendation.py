@@ -1,0 +1,183 @@
+"""The recommendation: the first, by a practitioner's ranking, of a closed list of layouts near the proven minimum.
+
+The list depends on the job and on the window (`--within`) alone. For each kind of layout (tp, cp, ep, pp) whose own
+minimum is in the window it has
+
+    the fastest layout of the kind, and its variants: every combination of
+    recompute    as the fastest, or one policy on all stages
+    layers       as the fastest, or even; or even but for the first and the last stage, which share what is left
+    interleave   as the fastest, 1, 2, 4 or 8
+    ZeRO stage   as the fastest, or any other
+
+Each variant has the price that the two methods saw. A variant that no rule allows, that does not fit, or that is
+outside the window is left out. `ranking.keys_of` ranks the list; the step time decides between equal keys. Time is the
+last key, so a layout that is slower than another and better in no key never comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from planner.cost.schedule import EXECUTED
+from planner.layout import even_stages
+from planner.plan_parts import Recommendation
+from planner.search.best_first import Assigned
+from planner.search.decision import best_layout, fastest_of
+from planner.search.near import candidates_of
+from planner.search.objectives import kind_of
+from planner.search.ranking import keys_of
+from planner.search.space.arrays import AGREEMENT, TIE
+from planner.search.space.configurations import OWN, DegreeArrays, schedules_of
+from planner.search.space.policies import with_policies
+from planner.search.space.rules import RULES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from planner.numbers import FloatArray, IntArray
+    from planner.plan_parts import Keys
+    from planner.search.best_first import Found
+    from planner.search.objectives import Objective, Rank
+    from planner.search.optimum.candidate import Candidate
+    from planner.search.space.constraints import Constraints
+    from planner.specs.job import Job
+
+WITHIN: Final = 0.02
+"""Default of the share of the objective by which the recommendation may be worse than the minimum (`--within`)."""
+
+CHUNKS: Final = (1, 2, 4, 8)
+"""Chunks of a stage that variants have, beside those of the fastest layout of the kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Layouts that are worse than the minimum by at most a share of the objective."""
+
+    objective: Objective
+    minimum: Rank
+    within: float
+
+    def longest_seconds(self, devices: FloatArray) -> FloatArray:
+        """The longest step of a layout in the window, for each number of devices as the objective counts them, [n]."""
+        longest = self.objective.seconds_up_to(self.minimum, devices, 1 + self.within)
+        return np.asarray(longest, dtype=np.float64)
+
+
+def recommended(found: Found, constraints: Constraints, window: Window) -> tuple[Assigned, Recommendation]:
+    """The first layout of the closed list by the ranking; of equal keys and step times the first by `fastest_of`."""
+    listed = shortlist(found, constraints, window)
+    layouts = [found.layout_of(each) for each in listed]
+    cheap = [_before_memory(keys_of(found.job, layout, with_risk=False)) for layout in layouts]
+    # the memory of a layout takes a millisecond, so only layouts that tie in the keys before the risk are rated in full
+    first = [(each, layout) for each, layout, own in zip(listed, layouts, cheap, strict=True) if own == min(cheap)]
+    keys = [keys_of(found.job, layout) for _, layout in first]
+    tied = [each for (each, _), own in zip(first, keys, strict=True) if own == min(keys)]
+    chosen = fastest_of(tied, [(each.seconds, each.seconds) for each in tied])
+    return chosen, Recommendation(within=float(window.within), num_listed=len(listed), keys=min(keys))
+
+
+def _before_memory(keys: Keys) -> tuple[int, ...]:
+    """The keys that come before the risk."""
+    return astuple(keys)[:4]
+
+
+def shortlist(found: Found, constraints: Constraints, window: Window) -> list[Assigned]:
+    """The closed list of the module's docstring."""
+    job = found.job
+    blocks: dict[tuple[str, str], list[tuple[Assigned, DegreeArrays]]] = {}
+    listed: dict[tuple[object, ...], Assigned] = {}
+    for fastest in fastest_of_kinds(found, window):
+        listed[_named(fastest)] = fastest
+        for degrees in _configurations(job, constraints, fastest.degrees):
+            blocks.setdefault((degrees.schedule, degrees.offload), []).append((fastest, degrees))
+    for block in blocks.values():
+        degrees = DegreeArrays.joined([each for _, each in block])
+        fastest_of_row = [fastest for fastest, each in block for _ in range(len(each))]
+        devices = np.broadcast_to(window.objective.devices(job, degrees), len(degrees)).astype(np.float64)
+        longest = window.longest_seconds(devices)
+        candidates = candidates_of(job, constraints, degrees, longest)
+        for row, (fastest, candidate) in enumerate(zip(fastest_of_row, candidates, strict=True)):
+            one = degrees.take(row)
+            for layers, policies, seconds in _assignments(candidate, fastest, one):
+                if seconds <= longest[row] * (1 + TIE):
+                    each = Assigned(degrees=one, layers=layers, policies=policies, seconds=seconds)
+                    listed.setdefault(_named(each), each)
+    return list(listed.values())
+
+
+def _named(assigned: Assigned) -> tuple[object, ...]:
+    return assigned.degrees, assigned.layers, assigned.policies
+
+
+def fastest_of_kinds(found: Found, window: Window) -> list[Assigned]:
+    """The best layout of each kind whose best layout is in the window."""
+    kinds: dict[tuple[int, ...], list[Assigned]] = {}
+    for each in found.layouts:
+        kinds.setdefault(kind_of(each.degrees), []).append(each)
+    best = [best_layout(found, window.objective, layouts) for layouts in kinds.values()]
+    return [each for each in best if is_within(found, window, each)]
+
+
+def is_within(found: Found, window: Window, assigned: Assigned) -> bool:
+    """Whether a layout is in the window."""
+    devices = np.array([window.objective.devices(found.job, assigned.degrees)], dtype=np.float64)
+    return bool(assigned.seconds <= window.longest_seconds(devices)[0] * (1 + AGREEMENT))
+
+
+def _configurations(job: Job, constraints: Constraints, one: DegreeArrays) -> Iterator[DegreeArrays]:
+    """A configuration with every ZeRO stage and number of chunks of its variants, in blocks of one schedule."""
+    chunks = {one.schedule: {one.interleave}}
+    if one.pp > 1 and one.schedule in ("1f1b", "interleaved"):
+        every = {*CHUNKS, one.interleave}
+        chunks = {"1f1b": every & {1}, "interleaved": every - {1}}
+    zero = sorted({*job.engine.can.zero_stages, *job.engine.pipeline.zero_stages, one.zero})
+    for schedule in schedules_of(job, constraints):
+        pairs = np.array(list(product(zero, sorted(chunks.get(schedule, ())))), dtype=np.int64).reshape(-1, 2)
+        block = one.at_once().take(np.zeros(len(pairs), dtype=np.int64))
+        block = replace(block, schedule=schedule, zero=pairs[:, 0], interleave=pairs[:, 1])
+        block = block.having("recompute", np.full(len(pairs), OWN))
+        legal = np.array(constraints.allowed(block))
+        for rule in RULES:
+            legal &= rule.holds(job, block)
+        if legal.any():
+            yield with_policies(job, constraints, block.take(legal))
+
+
+def _assignments(
+    candidate: Candidate, fastest: Assigned, one: DegreeArrays
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float]]:
+    """Layers and policies of the stages of the variants that are choices of a candidate, and their step seconds."""
+    if one.schedule in EXECUTED:  # the price has one assignment
+        ways = [(tuple(candidate.layers.tolist()), tuple(candidate.policy.tolist()))]
+    else:
+        alike = ((code,) * candidate.num_stages for code in np.unique(candidate.policy).tolist())
+        splits = _splits(candidate.num_layers, one.pp, one.interleave)
+        ways = list(product(dict.fromkeys((fastest.layers, *splits)), dict.fromkeys((fastest.policies, *alike))))
+    for layers, policies in ways:
+        columns = _columns_of(candidate, layers, policies)
+        if len(columns) == candidate.num_stages:
+            yield layers, policies, candidate.step_seconds(columns)
+
+
+def _columns_of(candidate: Candidate, layers: Sequence[int], policies: Sequence[int]) -> IntArray:
+    """The columns of stages with these layers and policies; fewer than there are stages if the candidate lacks one."""
+    if len(layers) < candidate.num_stages:
+        return np.zeros(0, dtype=np.int64)
+    own, stage = np.array(layers, dtype=np.int64), candidate.stage
+    begins = candidate.pattern.state(np.cumsum(own) - own)
+    here = (candidate.layers == own[stage]) & (candidate.policy == np.array(policies)[stage])
+    return np.flatnonzero(here & (candidate.start == np.broadcast_to(begins, own.shape)[stage]))
+
+
+def _splits(num_layers: int, pp: int, chunks: int) -> Iterator[tuple[int, ...]]:
+    """Layers of each stage: as even as possible; and even but for the ends, which share what equal stages leave."""
+    yield even_stages(num_layers, pp)
+    inner = chunks * -(-num_layers // (pp * chunks))
+    left = num_layers - inner * (pp - 2)
+    if pp > 2 and left > 1:
+        for first in {left // 2, left - left // 2}:
+            yield (first, *(inner,) * (pp - 2), left - first)

@@ -1,0 +1,112 @@
+"""A plan on axes without published runs names the best layout on axes with such runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.api import plan_job
+from planner.cost.band import axes_of
+from planner.plan import plan_from_json
+from planner.search.search import search
+from planner.search.space.constraints import Constraints
+from planner.search.with_runs import with_runs
+from planner.show.screen import Screen, to_text
+from planner.show.summary import summary
+from planner.specs.load import load_job
+
+FREE = Constraints()
+
+
+def job(**changes):
+    job = load_job(
+        model="qwen3-30b-a3b",
+        cluster="dgx-h100",
+        engine="megatron",
+        nodes=1,
+        sequence_length=4096,
+        global_batch_size=64,
+        settings=("model.num_layers=12",),
+    )
+    return replace(job, **changes)
+
+
+def with_axes(asked, *axes):
+    """The job, as if its engine's runs on layers with experts had these axes only."""
+    own = next(each for each in asked.evidence if each.engine == "megatron" and each.experts)
+    others = [each for each in asked.evidence if each.engine != "megatron" or not each.experts]
+    return replace(asked, evidence=(*others, *(own.model_copy(update={"axes": each, "features": ()}) for each in axes)))
+
+
+def best_with(asked, axes):
+    """The step of the best layout with these axes, by one pinned search for each degree of data sharding."""
+    signs = {axis: ">1" if axis in axes.split("+") else "=1" for axis in ("tp", "pp", "cp", "ep")}
+    zero = "zero>=2" if "fsdp" in axes else "zero<=1"
+    found = search(asked, Constraints.parse([",".join([zero, *(f"{axis}{sign}" for axis, sign in signs.items())])]))
+    assert axes_of(found.layout) == axes
+    return found.step_seconds
+
+
+def test_a_plan_with_runs_names_no_other_layout():
+    asked = job()
+    plan = search(asked, FREE, within=0.02)
+    assert search(with_axes(asked, axes_of(plan.layout)), FREE, within=0.02).with_runs is None
+    assert search(with_axes(asked), FREE, within=0.02).with_runs is None  # no run of its kind at all
+
+
+def test_the_best_layout_with_runs_is_named_with_them():
+    """A search that is pinned to these axes finds the same step."""
+    plain = search(job(), FREE, within=0.02)
+    axes = "ep" if axes_of(plain.layout) != "ep" else "pp+ep"
+    asked = with_axes(job(), axes)
+    plan = search(asked, FREE, within=0.02)
+    assert plan.layout == plain.layout
+    found = plan.with_runs
+    assert found.axes == axes_of(found.layout) == axes
+    assert found.step_seconds == pytest.approx(best_with(asked, axes), rel=1e-9)
+    assert found.step_seconds <= plan.high_step_seconds
+    runs = [each for each in asked.evidence if each.engine == "megatron" and each.experts]
+    assert found.num_runs == sum(len(each.ratios) for each in runs)
+    assert found.families == tuple({each.family for each in runs})
+    assert plan_from_json(plan.to_json()).with_runs == found
+    said = " ".join(to_text(summary(plan, ()), Screen()).split())
+    assert f"has axes {axes_of(plan.layout)}" in said
+    assert f"with axes {axes}, by {found.families[0]}" in said
+
+
+def test_of_several_axes_the_fastest_layout_counts():
+    plain = search(job(), FREE, within=0.02)
+    others = [each for each in ("ep", "pp+ep", "tp+ep") if each != axes_of(plain.layout)]
+    asked = with_axes(job(), *others)
+    found = search(asked, FREE, within=0.02).with_runs
+    assert found.step_seconds == pytest.approx(min(best_with(asked, axes) for axes in others), rel=1e-9)
+
+
+def test_a_layout_beyond_the_band_is_not_named():
+    """With runs of pure tensor parallelism only, the plan is faster for all that its band leaves open."""
+    asked = with_axes(job(), "tp+cp")
+    plan = search(asked, FREE, within=0.02)
+    slow = best_with(asked, "tp+cp")
+    found = with_runs(asked, FREE, plan_objective(), plan.layout, plan.step_seconds)
+    assert (found is None) == (slow > plan.high_step_seconds)
+    beyond = plan.step_seconds * slow / plan.high_step_seconds / 1.01
+    assert with_runs(asked, FREE, plan_objective(), plan.layout, beyond) is None
+    assert with_runs(asked, FREE, plan_objective(), plan.layout, beyond * 1.02) is not None
+
+
+def plan_objective():
+    from planner.search.objectives import THROUGHPUT
+
+    return THROUGHPUT
+
+
+def test_the_first_runners_up_are_of_as_many_kinds_and_one_line_says_what_they_settle():
+    plan = plan_job("llama3-70b", "dgx-h100", nodes=16, seq_len=8192, global_batch=512, engine="megatron")
+    layouts = [plan.layout, *(each.layout for each in plan.runners_up)]
+    assert len({(x.tp, x.pp, x.cp, x.ep) for x in layouts}) == len(layouts) == 4
+    said = " ".join(to_text(summary(plan, ()), Screen()).split())
+    for axis in ("tp", "pp", "cp"):
+        values = np.unique([getattr(each, axis) for each in layouts]).tolist()
+        assert f"{axis} {', '.join(map(str, values[:-1]))} or {values[-1]}" in said.partition("would settle")[2]
