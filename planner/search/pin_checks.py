@@ -138,7 +138,8 @@ def _check_lists(job: Job, constraints: Constraints) -> None:
         wanted = alike * chunks
         if key == "layers_per_stage":
             sums = tuple(sum(map(int, values[stage::stages])) for stage in range(stages))
-            wanted = tuple(map(str, balanced_chunks(sums, chunks)))
+            ends = tuple(map(int, values[-stages:])) if chunks > 1 else None
+            wanted = tuple(map(str, balanced_chunks(sums, chunks, last=ends)))
         if values != wanted:
             hint = "pp * interleave entries; the chunks of one stage are alike, or first ones have one layer more"
             raise InputError(f"`{key}={'/'.join(values)}` cannot be planned", where="--pin", hint=hint)

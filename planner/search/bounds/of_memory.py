@@ -12,7 +12,7 @@ from planner.cost.chance import memory_limit_bytes
 from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import stage_bytes
 from planner.cost.schedule import in_flight_microbatches
-from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
+from planner.search.bounds.of_layers import kinds_main_first, mtp_of_last, num_main_layers, stage_of_kind
 from planner.search.space.arrays import TIE, unrolled
 from planner.search.space.configurations import OWN, can_be_smaller
 from planner.search.space.policies import choices_of
@@ -103,7 +103,8 @@ def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Number) -> Number:
 
 
 def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: int, policy: Number) -> Number:
-    stage = stage_of_kind(kinds_main_first(job)[0], index=index, num_layers=num_layers, policy=policy)
+    main, further = kinds_main_first(job)[0], mtp_of_last(job)
+    stage = stage_of_kind(main, index=index, num_layers=num_layers, policy=policy, num_mtp=further)
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
@@ -122,7 +123,8 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
     last = degrees.pp - 1
     index = np.stack([np.zeros_like(last), np.maximum(last - 1, 0), last])
     own = _own_or(degrees, policies)
-    shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=policy) for policy in own]
+    further = mtp_of_last(job)
+    shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=code, num_mtp=further) for code in own]
     least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
     return np.asarray(np.minimum.reduce(least))
 

@@ -19,12 +19,14 @@ from planner.search.bounds.of_layers import (
     kinds_main_first,
     layer_shapes,
     most_layers,
+    mtp_of_last,
     num_main_layers,
     stage_of_kind,
 )
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.arrays import TIE
 from planner.search.space.policies import choices_of
+from planner.search.space.rules import searched_ends
 from planner.specs.recompute import NONE, is_of_some_layers, whole_policy
 
 if TYPE_CHECKING:
@@ -154,7 +156,8 @@ class LeastCosts:
     layer: seconds of one more layer, [kinds, choices, n]; infinite if a policy is not allowed.
     num_main: number of main kinds, which come first and all have the same number of parameters.
     send: seconds of each stage's send, [n].
-    ends: seconds of the last stage outside its layers, [n].
+    ends: seconds of the model outside its layers, [n].
+    last: the part of `ends` that is always on the last stage, [n].
     tail: seconds of the longest tail, [n].
     """
 
@@ -162,6 +165,7 @@ class LeastCosts:
     num_main: int
     send: Number
     ends: Number
+    last: Number
     tail: Number
 
     @property
@@ -176,6 +180,7 @@ class LeastCosts:
             num_main=self.num_main,
             send=self.send[index],
             ends=self.ends[index],
+            last=self.last[index],
             tail=self.tail[index],
         )
 
@@ -206,7 +211,7 @@ def least_costs(
         stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=whole)
         hiding = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
     once = hiding.tail_seconds
-    others, ends = _small_prices(job, shapes, policies, choices)
+    others, ends, last = _small_prices(job, shapes, policies, choices)
     if any_replicas or len(others) or not counts_alike:
         each = each - prices.dp.exposed.total
     if len(others) or not counts_alike:
@@ -228,14 +233,15 @@ def least_costs(
         num_main=sum(kind.has_experts == main.has_experts for kind in kinds_main_first(job)),
         send=np.broadcast_to(send, (n,)),
         ends=ends,
+        last=last,
         tail=tail,
     )
 
 
 def _small_prices(
     job: PoolJob, shapes: LayerShapes, policies: PolicyMasks, choices: PolicyChoices
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds of a layer of each kind but the first, [kinds - 1, choices, n], and of the model's ends, [n].
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds of a layer of each kind but the first, [kinds - 1, choices, n], and `ends` and `last` of `LeastCosts`.
 
     The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
     recomputes only some layers, the layers of a further kind may be among the layers that do not recompute.
@@ -243,15 +249,19 @@ def _small_prices(
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)
     of_others = [NONE if is_of_some_layers(code) else code for code in policies]
+    mtp, apart = job.model.mtp_layers, mtp_of_last(job) is not None
     rows = [
-        *((index, 0, main.has_experts, main.is_local) for index in (INSIDE, 1)),
-        *((INSIDE, policy, kind.has_experts, kind.is_local) for kind in others for policy in of_others),
+        *((index, 0, number, main.has_experts, main.is_local) for index, number in ((INSIDE, 0), (1, mtp), (1, 0))),
+        *((INSIDE, policy, 0, kind.has_experts, kind.is_local) for kind in others for policy in of_others),
     ]
-    index, policy, *kind = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
-    prices = stage_prices(job, distinct, stage_of_kind(kind, index=index, num_layers=1, policy=policy), shapes.parts)
+    index, policy, further, *kind = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
+    stage = stage_of_kind(kind, index=index, num_layers=1, policy=policy, num_mtp=further if mtp else None)
+    prices = stage_prices(job, distinct, stage, shapes.parts)
     seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))
-    of_kinds = seconds[2:].reshape(len(others), len(policies), len(distinct))
-    return of_kinds[:, choices.which, shapes.position], (seconds[1] - seconds[0])[shapes.position]
+    inside, whole, without = seconds[:3, shapes.position]
+    of_kinds = seconds[3:].reshape(len(others), len(policies), len(distinct))
+    last = (without if apart else whole) - inside
+    return of_kinds[:, choices.which, shapes.position], whole - inside, last
 
 
 def _least_tail(
@@ -341,9 +351,10 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
     Gain (`whole-layers`): the search takes 7.3 s instead of 8.5 s for DeepSeek-V3 on 100,000 devices (busy machine).
     """
     layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
-    fullest = degrees.interleave * layer + costs.ends
+    alone = searched_ends(job) > 0  # the last chunk may hold the loss without a layer
+    fullest = (degrees.interleave - alone) * layer + costs.last
     for seconds, count in ((layer, job.model.num_layers), (main, num_main_layers(job))):
-        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, degrees.pp, costs.ends / seconds))
+        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, degrees.pp, costs.last / seconds))
     return np.maximum(_least_work(job, degrees, costs, forced_seconds) / degrees.pp, fullest + costs.send)
 
 
@@ -404,7 +415,7 @@ def _holds_in_time(
 ) -> NDArray[np.bool_]:
     """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
     spare = (slowest_seconds - costs.send)[capacities.owner] - np.where(
-        capacities.is_last, costs.ends[capacities.owner], 0.0
+        capacities.is_last, costs.last[capacities.owner], 0.0
     )
     held = held_in_time(spare, costs.main[:, capacities.owner], capacities.layers, capacities.whole)
     return np.asarray(capacities.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))

@@ -70,7 +70,7 @@ def rated(job: Job, degrees: DegreeArrays, candidates: Sequence[Candidate]) -> l
                 axes=axes,
                 risk=risk[first:last],
                 repeated=repeated[first:last],
-                alike=candidates[number].layers % degrees.interleave[number] == 0,
+                alike=candidates[number].layers == candidates[number].last * degrees.interleave[number],
             )
         )
     return found
