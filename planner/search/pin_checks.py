@@ -131,9 +131,9 @@ def _check_lists(job: Job, constraints: Constraints) -> None:
     if layers and sum(map(int, layers)) != job.model.num_layers:
         message = f"`layers_per_stage` sums to {sum(map(int, layers))}"
         raise InputError(message, where="--pin", hint=f"the model has {job.model.num_layers} layers")
-    for key in _LISTS:
+    for key in given:
         values = constraints.per_chunk(key) or ()
-        stages = int(pp or len(values) or 1)
+        stages = int(pp or len(values))
         chunks, alike = len(values) // stages, values[:stages]
         wanted = alike * chunks
         if key == "layers_per_stage":

@@ -66,6 +66,15 @@ def mtp_of_last(job: Job) -> int | None:
     return 0 if job.model.mtp_layers and searched_ends(job) else None
 
 
+def leading_layers(job: Job) -> int:
+    """Layers without experts that all stand before the layers of the main kinds; 0 where kinds of layers repeat.
+
+    A stage holds layers of the main kinds only beside all of these layers, or behind the stages that hold them.
+    """
+    pattern = pattern_of(job)
+    return pattern.leading if pattern.period == 1 and kinds_main_first(job)[0].has_experts else 0
+
+
 def num_main_layers(job: Job) -> int:
     """Number of layers of the main kinds.
 

@@ -18,6 +18,7 @@ from planner.search.bounds.of_layers import (
     INSIDE,
     kinds_main_first,
     layer_shapes,
+    leading_layers,
     most_layers,
     mtp_of_last,
     num_main_layers,
@@ -26,7 +27,7 @@ from planner.search.bounds.of_layers import (
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.arrays import TIE
 from planner.search.space.policies import choices_of
-from planner.search.space.rules import searched_ends
+from planner.search.space.rules import least_of_first_stage, searched_ends
 from planner.specs.recompute import NONE, is_of_some_layers, whole_policy
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def lower_bound_seconds(
 ) -> NDArray[np.float64]:
     """Lower bound of the step of each configuration, for every assignment of layers and recompute.
 
-    any_replicas: make the bound valid for every number of replicas of the sharded group. The degrees have one replica,
+    any_replicas: make the bound valid for every number of replicas of the sharded group, and every place of multi-token
+    prediction. The degrees have one replica,
     which needs least memory and optimizer work, and the bound leaves out traffic between data-parallel ranks.
 
     A stage with k layers takes at least k rho + send, where rho is the price of a layer in a stage with the most layers
@@ -157,7 +159,7 @@ class LeastCosts:
     num_main: number of main kinds, which come first and all have the same number of parameters.
     send: seconds of each stage's send, [n].
     ends: seconds of the model outside its layers, [n].
-    last: the part of `ends` that is always on the last stage, [n].
+    last: the part of `ends` that is on the last stage wherever multi-token prediction may stand, [n].
     tail: seconds of the longest tail, [n].
     """
 
@@ -233,7 +235,7 @@ def least_costs(
         num_main=sum(kind.has_experts == main.has_experts for kind in kinds_main_first(job)),
         send=np.broadcast_to(send, (n,)),
         ends=ends,
-        last=last,
+        last=last if any_replicas else np.where(degrees.mtp_before > 0, last, ends),
         tail=tail,
     )
 
@@ -353,8 +355,11 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
     layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
     alone = searched_ends(job) > 0  # the last chunk may hold the loss without a layer
     fullest = (degrees.interleave - alone) * layer + costs.last
+    # behind multi-token prediction in a stage of its own the last stage holds the loss and nothing else
+    before = (degrees.mtp_before > 0) & (degrees.interleave == 1)
+    stages, further = degrees.pp - before, np.where(before, costs.ends - costs.last, costs.last)
     for seconds, count in ((layer, job.model.num_layers), (main, num_main_layers(job))):
-        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, degrees.pp, costs.last / seconds))
+        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, stages, further / seconds))
     return np.maximum(_least_work(job, degrees, costs, forced_seconds) / degrees.pp, fullest + costs.send)
 
 
@@ -413,9 +418,20 @@ def _forced_seconds(
 def _holds_in_time(
     job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, capacities: Capacities, slowest_seconds: Number
 ) -> NDArray[np.bool_]:
-    """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
-    spare = (slowest_seconds - costs.send)[capacities.owner] - np.where(
-        capacities.is_last, costs.last[capacities.owner], 0.0
-    )
-    held = held_in_time(spare, costs.main[:, capacities.owner], capacities.layers, capacities.whole)
-    return np.asarray(capacities.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))
+    """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers.
+
+    The first of interleaved stages holds all leading layers, and in its other chunks layers of the main kinds.
+    """
+    first, leading = np.cumsum(degrees.pp) - degrees.pp, leading_layers(job)
+    spare = (slowest_seconds - costs.send)[capacities.owner]
+    spare = spare - np.where(capacities.is_last, costs.last[capacities.owner], 0.0)
+    if leading:
+        spare[first] -= leading * costs.layer[costs.num_main :].min(axis=(0, 1))
+    apart = np.flatnonzero(degrees.mtp_before)
+    spare[(first + degrees.pp - 2)[apart]] -= (costs.ends - costs.last)[apart]
+    held = held_in_time(spare, costs.main[:, capacities.owner], capacities.layers)
+    held[(first + degrees.pp - 1)[apart]] *= degrees.interleave[apart] > 1  # v = 1: the loss alone
+    enough = capacities.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9)
+    if degrees.schedule == "interleaved" and leading:
+        enough &= held[first] >= least_of_first_stage(job, degrees) - leading
+    return np.asarray(enough)
