@@ -279,7 +279,7 @@ def balanced_chunks(
         for stage, layers in enumerate(layers_of_stage)
     ]
     if first < interleave and schedule == "interleaved":
-        sizes[0] = sizes[0][::-1]
+        sizes[0] = tuple(sorted(sizes[0]))
     pp = len(sizes)
     stages = of_chunks(tuple(range(pp)), interleave, schedule)
     return tuple(sizes[stage][chunk // pp] for chunk, stage in enumerate(stages))

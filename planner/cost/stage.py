@@ -273,7 +273,7 @@ def stage_of(
         num_mtp = np.where(np.equal(index, layout.pp - 1 - layout.mtp_before), job.model.mtp_layers, 0)
     if layout is not None and layout.schedule == "interleaved":
         last = num_layers // layout.interleave if last_chunk is None else last_chunk
-        largest = -(-(num_layers - last) // (layout.interleave - 1))
+        largest = np.maximum(-(-(num_layers - last) // (layout.interleave - 1)), last)
         first = np.where(np.equal(index, 0), 0, pattern.leading)
     if layout is not None and pattern.num_states > 1 and layout.schedule in V_SHAPED:
         held = _held_of_even_split(job, layout, index)

@@ -95,21 +95,26 @@ def small_job(seed, *, headroom=0.0):
             "engine.memory.communicator_memory=1 B",
             f"device.efficiency.layer_floor={pick.choice([1, 50])} us",
             f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
+            "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
         ),
         headroom=headroom,
     )
 
 
-def every_configuration(job, schedule=None):
+def every_configuration(job, schedule=None, ends=0):
     """All configurations that the rules allow, by nested loops that are independent of the search.
 
     schedule: a V-shaped schedule instead of 1F1B and interleaved.
+    ends: how many chunks may hold an end of the model and no layer.
     """
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
     context = whole if "cp" in job.engine.can.axes else [1]
     pipelines = [
-        (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
+        (p, v)
+        for p in range(1, layers + ends + 1)
+        for v in range(1, (layers + ends) // p + 1)
+        if v < 3 or shrinks(p, v, layers)
     ]
     if schedule:
         pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
