@@ -93,9 +93,9 @@ def small_job(seed, *, headroom=0.0):
             f"device.memory={gib} GiB",
             "device.reserved_memory=1 MiB",
             "engine.memory.communicator_memory=1 B",
+            "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
             f"device.efficiency.layer_floor={pick.choice([1, 50])} us",
             f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
-            "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
         ),
         headroom=headroom,
     )
@@ -464,6 +464,7 @@ def small_mixture_job(gib=0.006, more=""):
                 f"device.memory={gib} GiB",
                 "device.reserved_memory=1 MiB",
                 "engine.memory.communicator_memory=1 B",
+                "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
                 "nvlink.bandwidth=1 GB/s",
             ),
             headroom=0.0,
@@ -526,6 +527,7 @@ def tight_job(gib, gpus):
             f"device.memory={gib} GiB",
             "device.reserved_memory=1 MiB",
             "engine.memory.communicator_memory=1 B",
+            "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
             "nvlink.bandwidth=1 GB/s",
             "device.peak.bf16=0.5 TFLOP/s",
             "device.num_processors=1",
@@ -608,6 +610,7 @@ def job_of_different_layers(seed, engine="megatron", gpus=None):
                 f"device.memory={pick.choice([0.01, 0.02, 0.05, 0.5])} GiB",
                 "device.reserved_memory=1 MiB",
                 "engine.memory.communicator_memory=1 B",
+                "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
                 "device.efficiency.layer_floor=1 us",
                 f"device.efficiency.attention={pick.choice([0.002, 0.02])}",
                 f"nvlink.bandwidth={pick.choice([1, 300])} GB/s",
