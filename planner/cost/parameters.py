@@ -285,8 +285,8 @@ def end_params_on_device(
 
     Tied embeddings are one matrix if the pipeline has one stage, and two copies if it has several. Every
     tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. A
-    stage with layers for multi-token prediction also holds the embedding, and the projections and norms of these layers;
-    the layers themselves are counted with the other layers. Each rank of the first stage holds the whole vision tower.
+    stage with layers for multi-token prediction also holds the embedding, and their projections and norms; the layers
+    themselves are counted with the other layers. Each rank of the first stage holds the whole vision tower.
 
     num_mtp: layers for multi-token prediction on the stage.
 

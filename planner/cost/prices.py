@@ -377,7 +377,7 @@ def _halves(seconds: Number) -> PassSeconds:
 
 
 def _mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of a multi-token prediction layer outside its transformer layer: a look-up, and a projection of two states.
+    """Seconds of a multi-token prediction layer outside its transformer layer: a look-up, a projection of two states.
 
     Its head runs where the loss is.
 
@@ -511,8 +511,8 @@ def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
     """Seconds of one microbatch through each chunk of one layout, by ledger line; arrays of shape (chunks,).
 
     Each chunk, in model order, has its own layers and ends. Costs of a whole stage (sends, gradient accumulation,
-    ZeRO's traffic) are divided among its chunks in proportion to their layers, or equally if it has none. The chunks of a stage sum to
-    `stage_prices`.
+    ZeRO's traffic) are divided among its chunks in proportion to their layers, or equally if it has none. The chunks of
+    a stage sum to `stage_prices`.
 
     Source: as `stage_prices`.
     """

@@ -10,7 +10,7 @@ from enumeration import compositions, long_forms
 from test_search import every_configuration
 
 from planner.cost.estimate import estimate
-from planner.layout import Layout, balanced_chunks, format_layout, parse_layout
+from planner.layout import Layout, balanced_chunks, format_layout
 from planner.search.footprint import NothingFits
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
@@ -85,4 +85,5 @@ def check_with_ends(seed):
 
 @pytest.mark.parametrize("block", [0, *long_forms(1, 2, 3, 4, 5)])
 def test_the_search_equals_brute_force_with_ends_as_pieces(block):
-    assert any([check_with_ends(seed) for seed in range(8 * block, 8 * block + 8)])
+    found = [check_with_ends(seed) for seed in range(8 * block, 8 * block + 8)]
+    assert any(found)

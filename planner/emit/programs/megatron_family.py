@@ -34,7 +34,7 @@ FSDP: Final = "megatron-fsdp"
 
 
 def _write_chunks(plan: Plan) -> Values:
-    """The number of chunks per stage, or Megatron-Core's letters if chunks differ or a model's end is a piece of one."""
+    """The number of chunks per stage, or Megatron-Core's letters if chunks differ or the model has MTP layers."""
     layout, layers = plan.layout, plan.layout.layers_per_stage
     found: dict[str, Value] = {"pipeline_model_parallel_size": layout.pp}
     if layout.pp == 1:

@@ -314,7 +314,7 @@ def _fastest_with(candidate: Candidate, layers: Sequence[int]) -> list[int] | No
 
 
 def _fastest_options(candidate: Candidate, starts: list[int] | None) -> list[list[int]]:
-    """For each stage the fastest column of each layer count that begins in its state of `starts`, fewest layers first."""
+    """For each stage the fastest column of each layer count that begins in its state, fewest layers first."""
     order = np.lexsort((candidate.tail_seconds, candidate.seconds, candidate.layers, candidate.stage))
     if starts is not None:
         order = order[candidate.start[order] == np.array(starts)[candidate.stage[order]]]
