@@ -32,7 +32,7 @@ _DUALPIPE: Final = "dualpipe"
 """DualPipe on pp stages, fed from both ends: two V schedules side by side, of pp / 2 stages with two chunks each."""
 
 _COUNTS: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "hsdp", "mbs", "interleave", "segment")
-_KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "pools")
+_KEYS: Final = (*_COUNTS, "zero", "schedule", "sp", "recompute", "offload", "layers_per_stage", "mtp", "loss", "pools")
 _LISTS: Final = ("layers_per_stage", "recompute", "pools")
 """Keys with one entry per chunk, or per stage (`pools`); `3*11` means `11/11/11`."""
 _KEY_OF: Final = {
@@ -115,6 +115,8 @@ class Degrees(LayerDegrees, Protocol):
     def schedule(self) -> Schedule: ...  # noqa: D102
     @property
     def offload(self) -> Offload: ...  # noqa: D102
+    @property
+    def mtp_before(self) -> Number: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,9 @@ class Layout:
     """How a training step is divided among the devices.
 
     `layers_per_stage` and `recompute` have pp * interleave entries, one per chunk in model order; `stage_of_chunk`
-    returns the stage on which a chunk runs. `hsdp` is the number of replicas of the ZeRO-sharded group. On a mixed
+    returns the stage on which a chunk runs. The first chunk also holds the embedding and the last chunk the loss, so
+    these two may hold no layer. `mtp` is the chunk of each layer for multi-token prediction, or one chunk for all of
+    them; empty if they stand beside the loss. `hsdp` is the number of replicas of the ZeRO-sharded group. On a mixed
     cluster, `pools` names the pool of each stage. The stages of one pool are neighbours, and the first device of the
     pool's first stage is the first device of the pool. `segment` is the number of hosts that the layout uses in each
     scale-up domain. It is 0, which means all hosts of a domain, if a domain has only one host or the layout has only
@@ -144,6 +148,7 @@ class Layout:
     recompute: tuple[str, ...]
     offload: Offload = "none"
     layers_per_stage: tuple[int, ...]
+    mtp: tuple[int, ...] = ()
     pools: tuple[str, ...] = ()
     segment: int = 0
 
@@ -156,6 +161,11 @@ class Layout:
     def world_size(self) -> int:
         """Devices that the layout uses: pp * dp * cp * tp."""
         return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def mtp_before(self) -> int:
+        """Chunks between the first chunk of `mtp` and the loss; 0 if multi-token prediction stands beside the loss."""
+        return self.num_chunks - 1 - min(self.mtp, default=self.num_chunks - 1)
 
     @property
     def num_chunks(self) -> int:
@@ -251,13 +261,38 @@ def of_chunks(of_stages: tuple[Any, ...], interleave: int, schedule: Schedule) -
 
 
 def balanced_chunks(
-    layers_of_stage: tuple[int, ...], interleave: int, schedule: Schedule = "interleaved"
+    layers_of_stage: tuple[int, ...],
+    interleave: int,
+    schedule: Schedule = "interleaved",
+    last: tuple[int, ...] | None = None,
 ) -> tuple[int, ...]:
-    """Cut each stage's layers into `interleave` chunks that differ by at most one, and list them in model order."""
-    pp = len(layers_of_stage)
+    """Cut each stage's layers into `interleave` chunks that differ by at most one, and list them in model order.
+
+    The larger chunks come first; but a first stage with fewer layers than chunks leaves the embedding alone.
+    last: layers of each stage's last chunk, if the other chunks of the stage are balanced without it.
+    """
+    first, *_ = layers_of_stage
+    sizes = [
+        even_stages(layers, interleave)
+        if last is None or interleave == 1
+        else (*even_stages(layers - last[stage], interleave - 1), last[stage])
+        for stage, layers in enumerate(layers_of_stage)
+    ]
+    if first < interleave and schedule == "interleaved":
+        sizes[0] = tuple(sorted(sizes[0]))
+    pp = len(sizes)
+    stages = of_chunks(tuple(range(pp)), interleave, schedule)
+    return tuple(sizes[stage][chunk // pp] for chunk, stage in enumerate(stages))
+
+
+def last_chunks(layout: Layout) -> tuple[int, ...]:
+    """Layers of each stage's last chunk, as the search may choose them: fewer only in a chunk that holds an end."""
+    pp, first = layout.pp, layout.num_chunks - layout.pp
+    even = [layout.layers_of_stage(stage) // layout.interleave for stage in range(pp)]
+    own = layout.layers_per_stage[first:]
     return tuple(
-        layers // interleave + (1 if chunk // pp < layers % interleave else 0)
-        for chunk, layers in enumerate(of_chunks(layers_of_stage, interleave, schedule))
+        min(own[stage], even[stage]) if first + stage in (layout.num_chunks - 1, *layout.mtp) else even[stage]
+        for stage in range(pp)
     )
 
 
@@ -286,7 +321,7 @@ def format_layout(layout: Layout) -> str:
     parts = []
     for field in fields(Layout):
         value = getattr(layout, field.name)
-        if field.name in ("pools", "segment") and not value:
+        if field.name in ("mtp", "pools", "segment") and not value:
             continue
         if field.name in ("layers_per_stage", "pools"):
             text = shortened_list("/".join(map(str, value)))
@@ -364,7 +399,7 @@ def check_value(key: str, text: str, option: str) -> Mistake | None:
             None,
         )
     allowed = _WORDS.get(key, ())
-    for part in text.split("/"):
+    for part in (text,) if key == "loss" else text.split("/"):
         if part in allowed or (not allowed and part.isascii() and part.isdigit() and len(part) < 6):
             continue
         near = difflib.get_close_matches(part, allowed, n=1)
@@ -404,6 +439,7 @@ def parse_layout(
     number.setdefault("sp", 1 if tp > 1 else 0)
     chunks = pp * interleave
     layers = _layers_of_chunks(given.get("layers_per_stage"), num_layers, pp, interleave, schedule, option)
+    mtp = _mtp_chunks(given, chunks, option)
     recompute = tuple(given.get("recompute", "none").split("/"))
     recompute = recompute * chunks if len(recompute) == 1 else recompute
     _check_entries("recompute", recompute, chunks, option)
@@ -413,8 +449,26 @@ def parse_layout(
         recompute=recompute,
         offload=cast("Offload", given.get("offload", "none")),
         layers_per_stage=layers,
+        mtp=mtp,
         pools=pools,
     )
+
+
+def _mtp_chunks(given: Mapping[str, str], chunks: int, option: str) -> tuple[int, ...]:
+    """The chunks of `mtp`, empty if all stand beside the loss; `loss` is checked, because it closes the model.
+
+    Raises:
+        InputError: a chunk that does not exist, or a loss before the last chunk.
+    """
+    last, hint = chunks - 1, f"chunks are numbered from 0 to {chunks - 1}, in model order"
+    for key in ("mtp", "loss"):
+        if beyond := [each for each in given.get(key, "").split("/") if each and int(each) > last]:
+            raise InputError(f"`{key}={beyond[0]}` names no chunk", where=option, hint=hint)
+    if int(given.get("loss", last)) != last:
+        hint = f"leave `loss` out, or write loss={last}; the last chunk may hold the loss and no layer"
+        raise InputError(f"`loss={given['loss']}`: the loss stands in the last chunk", where=option, hint=hint)
+    mtp = tuple(map(int, filter(None, given.get("mtp", "").split("/"))))
+    return () if set(mtp) == {last} else mtp[:1] if len(set(mtp)) == 1 else mtp
 
 
 def _as_v(given: Mapping[str, str], number: Mapping[str, int], option: str) -> tuple[dict[str, str], dict[str, int]]:
@@ -470,6 +524,8 @@ def _layers_of_chunks(
 ) -> tuple[int, ...]:
     """Layers of each chunk, as given or divided as evenly as possible.
 
+    Two chunks more than layers leave none for the first and the last chunk, which hold the model's ends.
+
     Raises:
         InputError: the list does not have pp * interleave entries that sum to the layers, or chunks outnumber layers.
     """
@@ -481,6 +537,8 @@ def _layers_of_chunks(
             hint = f"the model has {num_layers} layers"
             raise InputError(f"`layers_per_stage` sums to {sum(layers)}", where=option, hint=hint)
         return layers
+    if chunks == num_layers + 2 and schedule not in V_SHAPED:
+        return (0, *(1,) * num_layers, 0)
     if chunks > num_layers:
         message = f"pp {pp} * interleave {interleave} = {chunks} chunks of {num_layers} layers"
         raise InputError(message, where=option, hint="each chunk holds at least one layer; lower pp or interleave")

@@ -14,7 +14,7 @@ from planner.cost.mixers import mixer_shape
 from planner.cost.operators import core_widths, cross_attention_share, layer_of, output_width
 from planner.cost.recompute import ACTIVATION, modules_of, norm_modules
 from planner.cost.schedule import held_microbatches
-from planner.cost.stage import known_values, largest_of_layers, layer_kinds, of_policies, policies_of
+from planner.cost.stage import known_values, largest_of_layers, layer_kinds, mtp_layers, of_policies, policies_of
 from planner.layout import offloads_activations
 from planner.once import once
 from planner.specs.recompute import FULL, NONE, SELECTIVE
@@ -429,7 +429,8 @@ def held_of_stage(
     """Microbatches that a stage holds, at each moment at which its memory can peak; pairs as in `held_microbatches`.
 
     An interleaved stage with unequal chunks is counted as if all its chunks had the size of the largest: in steady
-    state the stage mostly holds microbatches in its larger chunks. If expert exchanges overlap with another
+    state the stage mostly holds microbatches in its larger chunks. Layers for multi-token prediction fill up the
+    stage's last chunk, where it is smaller. If expert exchanges overlap with another
     microbatch's pass, the stage holds one more layer, because a forward pass fills memory layer by layer while a
     backward pass frees it.
 
@@ -439,7 +440,8 @@ def held_of_stage(
     """
     moments = held_microbatches(layout.schedule, layout.pp, stage.index, num_microbatches, layout.interleave)
     if stage.largest_chunk is not None:
-        share = layout.interleave * stage.largest_chunk / stage.num_layers
+        held = np.maximum(stage.num_layers + mtp_layers(job, layout, stage), 1)
+        share = np.maximum(layout.interleave * stage.largest_chunk / held, 1.0)
         moments = tuple((before * share, waiting * share) for before, waiting in moments)
     if not job.training.expert_overlap:
         return moments

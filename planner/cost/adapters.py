@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.operators import layer_of
-from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device, num_moe_layers, num_params
-from planner.cost.stage import held_params, sum_over_layers
+from planner.cost.parameters import HeldParams, layer_params_on_device, num_moe_layers, num_params
+from planner.cost.stage import end_params, held_params, sum_over_layers
 from planner.once import once
 from planner.sums import sum_of
 
@@ -161,7 +161,7 @@ def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """
     if not job.training.lora_rank:
         return HeldParams(common=0.0, experts=0.0)
-    held, ends = held_params(job, layout, stage), end_params_on_device(job.model, job.engine, layout, stage.index)
+    held, ends = held_params(job, layout, stage), end_params(job, layout, stage)
     each, outside = frozen_bytes_per_param(job), 2.0 if job.training.frozen_weights == "16-bit" else 4.0
     return HeldParams(common=each * np.maximum(held.common - ends, 0.0) + outside * ends, experts=each * held.experts)
 

@@ -42,7 +42,7 @@ from planner.cost.schedule import (
 )
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of
-from planner.layout import balanced_chunks, offloads_optimizer
+from planner.layout import balanced_chunks, last_chunks, offloads_optimizer
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     The step takes m t_max + bubble + the longest tail (under PipeDream a tail follows every microbatch). The ledger of
     the step has lines of the slowest stage and of the stage with the longest tail. For GPipe, 1F1B and interleaved
     stages the bubble is the closed form, which the search minimises. The closed form covers only the chunks that the
-    search builds. An interleaved schedule is executed instead if the chunks of a stage differ by more than one layer,
-    if smaller chunks come first, or if chunks differ in their kinds of layers.
+    search builds. An interleaved schedule is executed instead if chunks without an end of the model differ by more than
+    one layer, if smaller chunks come first, or if chunks differ in their kinds of layers.
 
     Source: schedule.py.
     """
@@ -182,7 +182,7 @@ def _has_chunks_of_its_own(job: Job, layout: Layout) -> bool:
     if pattern.period > 1:
         equal = len(set(layout.layers_per_stage)) == 1 and layout.layers_per_stage[0] % pattern.period == 0
         return bool(pattern.leading) or not equal
-    return layout.layers_per_stage != balanced_chunks(of_stages, layout.interleave)
+    return layout.layers_per_stage != balanced_chunks(of_stages, layout.interleave, last=last_chunks(layout))
 
 
 def _of_stages(lines: tuple[MemoryLine, ...], pp: int) -> list[tuple[MemoryLine, ...]]:

@@ -13,7 +13,7 @@ from planner.cost.mixers import mixer_shape
 from planner.cost.operators import layer_of
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
 from planner.cost.recompute import modules_of, repeats_part
-from planner.cost.stage import by_policy, chunks_of, layer_kinds, timed_kinds
+from planner.cost.stage import by_policy, chunks_of, layer_kinds, mtp_layers, timed_kinds
 from planner.once import once
 from planner.specs.recompute import FULL
 from planner.sums import sum_of
@@ -121,7 +121,8 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     layers: the forward pass without the model's ends.
     repeated: the part of `layers` that recompute repeats (0 for recompute by operators).
 
-    The last chunk includes the head, and the first chunk includes patches and the tower.
+    The last chunk includes the heads, and the first chunk includes patches and the tower. The projection of a layer for
+    multi-token prediction is counted where this layer is.
 
     Source: the terms of `model_flops_per_step`, which is their sum.
     """
@@ -131,7 +132,8 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
         params = params + count * layer_matmul_params(model, experts=experts)
         again = again + count * by_policy(layout, chunks, partial(_repeated_params, job, experts=experts))
     ends = np.zeros(layout.num_chunks)
-    ends[0 if model.patches else -1] = num_matmul_params(model) - params.sum()
+    ends += 2.0 * model.hidden_size**2 * mtp_layers(job, layout, chunks)
+    ends[0 if model.patches else -1] += num_matmul_params(model) - params.sum() - ends.sum()
     adapters = adapter_params(model, training, of_token=True) / model.num_layers * chunks.num_layers
     core = sum_of(
         count * attention_core_flops_per_token(model, training.attended_tokens, causal=True, local=local)

@@ -9,9 +9,10 @@ import numpy as np
 from planner.cost.adapters import trained_params
 from planner.cost.compute import memory_bound_seconds
 from planner.cost.operators import layer_of, norm_params
-from planner.cost.parameters import end_params_on_device, layer_params_on_device
+from planner.cost.parameters import layer_params_on_device
 from planner.cost.shapes import alone
 from planner.cost.stage import (
+    end_params,
     expert_shard_divisor,
     holds_embedding,
     holds_head,
@@ -138,7 +139,7 @@ def extra_moment_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Num
     """
     if job.training.optimizer not in ("muon", "adafactor"):
         return 0.0, 0.0
-    common: Number = end_params_on_device(job.model, job.engine, layout, stage.index) + 0.0
+    common: Number = end_params(job, layout, stage) + 0.0
     if job.training.optimizer == "adafactor":
         common = _end_sides(job, layout, stage, common)
     routed: Number = 0.0

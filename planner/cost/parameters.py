@@ -278,14 +278,17 @@ def head_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDeg
 
 
 @once
-def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number) -> Number:
+def end_params_on_device(
+    model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number, num_mtp: Number
+) -> Number:
     """Parameters outside the layers on one device: embeddings on the first stage, norm and head on the last.
 
     Tied embeddings are one matrix if the pipeline has one stage, and two copies if it has several. Every
-    tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. With
-    multi-token prediction the last stage also holds the embedding, and the projections and norms of the additional
-    layers; the additional layers themselves are counted with the other layers. Each rank of the first stage holds the
-    whole vision tower.
+    tensor-parallel rank holds a learned table of positions whole, unless the engine divides it like the embedding. A
+    stage with layers for multi-token prediction also holds the embedding, and their projections and norms; the layers
+    themselves are counted with the other layers. Each rank of the first stage holds the whole vision tower.
+
+    num_mtp: layers for multi-token prediction on the stage.
 
     Source: Megatron-LM, megatron/core/models/gpt/gpt_model.py (shared embedding of first and last stage) and
     megatron/core/transformer/multi_token_prediction.py.
@@ -303,5 +306,6 @@ def end_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Degrees, 
     )
     if not model.mtp_layers:
         return held
-    again = last & ~first & (not model.tied_embeddings)
-    return held + last * model.mtp_layers * _mtp_extra_params(model) + again * matrix
+    has_matrix = first | (last & model.tied_embeddings)
+    again = np.greater(num_mtp, 0) & ~has_matrix
+    return held + num_mtp * _mtp_extra_params(model) + again * matrix

@@ -29,6 +29,7 @@ from planner.cost.stage import (
     expert_shard_divisor,
     holds_embedding,
     holds_head,
+    mtp_layers,
     pool_indices,
     shard_degree,
     stages_of,
@@ -206,7 +207,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
         layers=layers,
         forward=forward,
         recompute=recompute,
-        ends=parts.lookup * first + parts.head * last,
+        ends=parts.lookup * first + parts.head * last + parts.mtp * mtp_layers(job, layout, stage),
         tp_ends=parts.tp_end * (first.astype(float) + last),
         busy=busy,
         hidden=hidden,
@@ -233,11 +234,14 @@ class StageParts:
     """Seconds of one microbatch in the parts of a stage: in a layer of each kind, and in the model's ends.
 
     layers: the key says whether the layer has experts, and whether its attention has a window.
+    head: head and loss, once for the model and once for each layer for multi-token prediction.
+    mtp: what such a layer has before its transformer layer.
     """
 
     layers: Mapping[tuple[bool, bool], LayerParts]
     lookup: PassSeconds
     head: PassSeconds
+    mtp: PassSeconds
     tp_end: PassSeconds
 
 
@@ -277,7 +281,8 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
     return StageParts(
         layers={kind: layer(*kind) for kind in kinds},
         lookup=_lookup(job, layout) + tower_seconds(job, layout),
-        head=_head_and_mtp_seconds(job, layout),
+        head=head_seconds(job, layout) * (1.0 + job.model.mtp_layers),
+        mtp=_mtp_seconds(job, layout),
         tp_end=end,
     )
 
@@ -371,17 +376,18 @@ def _halves(seconds: Number) -> PassSeconds:
     return PassSeconds(forward=seconds / 2, backward_input=seconds / 2)
 
 
-def _head_and_mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
-    """Seconds of the head; each multi-token prediction layer adds a look-up, a projection of two states, and a head.
+def _mtp_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
+    """Seconds of a multi-token prediction layer outside its transformer layer: a look-up, a projection of two states.
 
-    Source: DeepSeek-V3 (2024), section 2.2.
+    Its head runs where the loss is.
+
+    Source: DeepSeek-V3 (2024), section 2.2; Megatron-LM, megatron/core/models/gpt/gpt_model.py (_postprocess).
     """
-    head, mtp = head_seconds(job, layout), job.model.mtp_layers
-    if not mtp:
-        return head
+    if not job.model.mtp_layers:
+        return PassSeconds()
     tokens, h = tokens_per_microbatch(job, layout), job.model.hidden_size
     joined = linear_seconds(job, tokens, 2 * h, h / layout.tp) * job.calibration.slowdown
-    return head + (_lookup(job, layout) + joined + head) * mtp
+    return _lookup(job, layout) + joined
 
 
 def _lookup(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
@@ -449,22 +455,23 @@ def interleaving_terms(job: Job, layout: Degrees, stage: Stage, prices: StagePri
     The slack is 0 unless stages are interleaved.
 
     A chunk of n layers is priced as n times the stage's mean layer; layers for multi-token prediction are part of the
-    last chunk.
+    stage's last chunk.
 
     Source: `planner.cost.schedule.chunk_terms`.
     """
     seconds = prices.microbatch_seconds
     if layout.schedule != "interleaved":
         return seconds, 0.0 * seconds
-    is_last = holds_head(layout, stage)
-    further = is_last * job.model.mtp_layers
-    layer = (seconds - prices.ends) / (stage.num_layers + further)
+    is_last, further = holds_head(layout, stage), mtp_layers(job, layout, stage)
+    layer = (seconds - prices.ends) / np.maximum(stage.num_layers + further, 1)
+    even = stage.num_layers / layout.interleave
     return chunk_terms(
         stage_seconds=seconds,
         layer_seconds=layer,
         num_layers=stage.num_layers,
-        largest_chunk=stage.num_layers / layout.interleave if stage.largest_chunk is None else stage.largest_chunk,
-        end_seconds=prices.ends + further * layer,
+        largest_chunk=even if stage.largest_chunk is None else stage.largest_chunk,
+        last_chunk=np.floor(even) if stage.last_chunk is None else stage.last_chunk,
+        end_seconds=(is_last | np.greater(further, 0)) * prices.ends + further * layer,
         is_last=is_last,
         pp=layout.pp,
         num_microbatches=num_microbatches(job, layout),
@@ -504,13 +511,14 @@ def chunk_parts(job: Job, layout: Layout) -> dict[LineName, PassSeconds]:
     """Seconds of one microbatch through each chunk of one layout, by ledger line; arrays of shape (chunks,).
 
     Each chunk, in model order, has its own layers and ends. Costs of a whole stage (sends, gradient accumulation,
-    ZeRO's traffic) are divided among its chunks in proportion to their layers. The chunks of a stage sum to
-    `stage_prices`.
+    ZeRO's traffic) are divided among its chunks in proportion to their layers, or equally if it has none. The chunks of
+    a stage sum to `stage_prices`.
 
     Source: as `stage_prices`.
     """
     stages, chunks = stages_of(job, layout), chunks_of(job, layout)
-    share = chunks.num_layers / stages.num_layers[chunks.index]
+    held = stages.num_layers[chunks.index]
+    share = np.where(held > 0, chunks.num_layers / np.maximum(held, 1), 1 / layout.interleave)
     pool = pool_indices(job, layout)[chunks.index]
     own = by_pool(job, pool, lambda each: _work(each, layout, chunks, stage_parts(each, layout)).by_line)
     whole = layout_prices(job, layout).whole

@@ -76,18 +76,22 @@ def chunk_terms(
     layer_seconds: Number,
     num_layers: Number,
     largest_chunk: Number,
+    last_chunk: Number,
     end_seconds: Number,
     is_last: Flag,
     pp: Number,
     num_microbatches: Number,
     interleave: Number,
 ) -> tuple[Number, Number]:
-    """Fill and slack of interleaved stages whose chunks differ by a layer, larger chunks first; for one microbatch.
+    """Fill and slack of interleaved stages whose chunks differ, larger chunks first; for one microbatch.
+
+    The chunks of a stage differ by a layer. Only the last chunk, if it holds an end of the model, may have fewer.
 
     stage_seconds: t_r.
     layer_seconds: w_r, for one layer of the stage.
     largest_chunk: q_r, the layers of the stage's largest chunk; every other chunk has as many layers or one less.
-    end_seconds: seconds of the model's last chunk outside its layers (head and loss).
+    last_chunk: e_r, the layers of the stage's last chunk.
+    end_seconds: seconds of the stage's last chunk outside its layers: head and loss, and multi-token prediction.
     num_layers: k_r.
     interleave: v.
     pp: p.
@@ -96,7 +100,9 @@ def chunk_terms(
            the stage's time if all its chunks were as large as the largest. When a round changes from larger to smaller
            chunks, the lag between first and last stage shrinks by the sum of the differences. If this sum exceeds a
            chunk, stages wait for the excess in each round but the first; each stage with unequal chunks has a share of
-           this wait, max(0, w_r - q_r w_r / p).
+           this wait, max(0, w_r - q_r w_r / p). A last chunk with fewer layers than the others differ is counted by its
+           whole time, e_r w_r and its end: the stage's time if this chunk took no less than the largest, and the
+           difference between the largest and the shorter of it and the other chunks.
     slack  longest time that the model's last chunk may take before this stage waits in every microbatch: the time of
            the stage's own last chunk plus 1/p of its largest chunk, because between two rounds one chunk is already
            waiting. For the last stage, the time of the model's last chunk.
@@ -104,12 +110,18 @@ def chunk_terms(
     Source: derived here; tested against executed schedules, as `interleaved_bubble_seconds` says.
     """
     smallest = num_layers // interleave
-    differ = np.greater(num_layers, smallest * interleave) * layer_seconds
+    largest, last = largest_chunk * layer_seconds, last_chunk * layer_seconds + end_seconds
+    others, is_short = num_layers - last_chunk, np.less(last_chunk, smallest)
+    of_others = np.where(others < largest_chunk * (interleave - 1), largest - layer_seconds, largest)
+    even = np.greater(num_layers, smallest * interleave) * layer_seconds
+    differ = np.where(is_short, np.maximum(0.0, largest - np.minimum(last, of_others)), even)
+    missing = (interleave * largest_chunk - num_layers) * layer_seconds
+    short = ((interleave - 1) * largest_chunk - others) * layer_seconds + np.maximum(0.0, largest - last)
     share = largest_chunk * layer_seconds / pp
     rounds = num_microbatches / round_size(pp, num_microbatches)
     stall = (rounds - 1) * np.maximum(0.0, differ - share)
-    fill = stage_seconds + (interleave * largest_chunk - num_layers) * layer_seconds + interleave * stall
-    return fill, smallest * layer_seconds + np.where(is_last, end_seconds, share * (1 - 1 / rounds))
+    fill = stage_seconds + np.where(is_short, short, missing) + interleave * stall
+    return fill, last + np.where(is_last, 0.0, share * (1 - 1 / rounds))
 
 
 def cycle_seconds(stage_seconds: Number, slack_seconds: Number, last_chunk_seconds: Number) -> Number:

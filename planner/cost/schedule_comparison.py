@@ -70,14 +70,17 @@ def with_schedule(layout: Layout, schedule: Schedule) -> Layout | None:
     A V-shaped schedule has two chunks per stage. Under `interleaved` an interleaved layout keeps its number of chunks,
     and any other layout gets two. The remaining schedules have one chunk.
     """
+    if schedule == layout.schedule:
+        return layout
     several = layout.interleave if layout.schedule == "interleaved" and layout.interleave > 1 else 2
     interleave = {"interleaved": several, "zbv": 2, "dualpipev": 2}.get(schedule, 1)
     layers = tuple(layout.layers_of_stage(r) for r in range(layout.pp))
     policies = tuple(layout.recompute_of_stage(r) for r in range(layout.pp))
-    if min(layers) < interleave:
+    if min(layers) < interleave > 1:
         return None
     return replace(
         layout,
+        mtp=layout.mtp if interleave == layout.interleave else (),
         schedule=schedule,
         interleave=interleave,
         layers_per_stage=balanced_chunks(layers, interleave, schedule),

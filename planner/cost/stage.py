@@ -42,7 +42,9 @@ class Stage:
     num_local_expert_layers: layers with experts and a sliding window.
     policy: code of the recompute policy (`planner.specs.recompute`).
     chunk: position in model order; None for a stage.
+    num_mtp: layers for multi-token prediction; None if all of them stand beside the head.
     largest_chunk: layers of the largest chunk of an interleaved stage; None if its chunks are equal.
+    last_chunk: layers of the last chunk of an interleaved stage.
     num_crossings: how many of the stage's two neighbours are in another pool.
     ends_apart: whether the model begins in one pool and ends in another.
     """
@@ -54,7 +56,9 @@ class Stage:
     num_local_layers: Number = 0
     num_local_expert_layers: Number = 0
     chunk: Number | None = None
+    num_mtp: Number | None = None
     largest_chunk: Number | None = None
+    last_chunk: Number | None = None
     num_crossings: Number = 0
     ends_apart: Flag = False
 
@@ -246,25 +250,37 @@ def _held(job: Job, first: Number, num_layers: Number) -> dict[str, Number]:
 
 
 def stage_of(
-    job: Job, *, index: Number, num_layers: Number, policy: Number, first: Number = 0, layout: Degrees | None = None
+    job: Job,
+    *,
+    index: Number,
+    num_layers: Number,
+    policy: Number,
+    first: Number = 0,
+    layout: Degrees | None = None,
+    last_chunk: Number | None = None,
 ) -> Stage:
     """A stage of the search, with the number of its layers of each kind.
 
     first: number of layers of the model before the stage, if the stage has one chunk.
     layout: the layout of the stage; None if its chunks are equal.
+    last_chunk: layers of the last chunk of an interleaved stage; None if all its chunks are balanced.
 
     In interleaved stages the leading layers are in the first chunk, and if kinds of layers repeat, each chunk holds
     whole periods. V-shaped schedules always have the chunks of the even split.
     """
-    largest, pattern = None, pattern_of(job)
+    largest, last, num_mtp, pattern = None, None, None, pattern_of(job)
+    if layout is not None and np.any(layout.mtp_before):
+        num_mtp = np.where(np.equal(index, layout.pp - 1 - layout.mtp_before), job.model.mtp_layers, 0)
     if layout is not None and layout.schedule == "interleaved":
-        largest = -(-num_layers // layout.interleave)
+        last = num_layers // layout.interleave if last_chunk is None else last_chunk
+        largest = np.maximum(-(-(num_layers - last) // (layout.interleave - 1)), last)
         first = np.where(np.equal(index, 0), 0, pattern.leading)
     if layout is not None and pattern.num_states > 1 and layout.schedule in V_SHAPED:
         held = _held_of_even_split(job, layout, index)
     else:
         held = _held(job, first, num_layers)
-    return Stage(index=index, num_layers=num_layers, policy=policy, largest_chunk=largest, **held)
+    chunks = {"largest_chunk": largest, "last_chunk": last, "num_mtp": num_mtp}
+    return Stage(index=index, num_layers=num_layers, policy=policy, **chunks, **held)
 
 
 def _held_of_even_split(job: Job, layout: Degrees, index: Number) -> dict[str, Number]:
@@ -349,15 +365,18 @@ def stages_of(job: Job, layout: Layout) -> Stage:
         num_expert_layers=of_stages(chunks.num_expert_layers),
         num_local_layers=of_stages(chunks.num_local_layers),
         num_local_expert_layers=of_stages(chunks.num_local_expert_layers),
-        largest_chunk=_largest_chunks(layout),
+        num_mtp=None if chunks.num_mtp is None else of_stages(chunks.num_mtp),
+        **_sizes_of_chunks(layout),
     )
     return with_borders(found, layout, pool_indices(job, layout).__getitem__) if layout.pools else found
 
 
-def _largest_chunks(layout: Layout) -> Number | None:
+def _sizes_of_chunks(layout: Layout) -> dict[str, Number]:
+    """Layers of the largest and of the last chunk of each interleaved stage; shape (pp,) each."""
     if layout.schedule != "interleaved":
-        return None
-    return np.max(np.reshape(layout.layers_per_stage, (layout.interleave, layout.pp)), axis=0)
+        return {}
+    sizes = np.reshape(layout.layers_per_stage, (layout.interleave, layout.pp))
+    return {"largest_chunk": np.max(sizes, axis=0), "last_chunk": sizes[-1]}
 
 
 @once
@@ -369,20 +388,29 @@ def chunks_of(job: Job, layout: Layout) -> Stage:
         num_layers=layers,
         policy=np.array([policy_code(policy) for policy in layout.recompute]),
         chunk=chunk,
+        num_mtp=_mtp_of_chunks(job, layout),
         **_held(job, np.cumsum(layers) - layers, layers),
     )
+
+
+def _mtp_of_chunks(job: Job, layout: Layout) -> NDArray[np.float64] | None:
+    """Layers for multi-token prediction in each chunk; one chunk in `layout.mtp` stands for all of them."""
+    if not layout.mtp or not job.model.mtp_layers:
+        return None
+    each = np.bincount(layout.mtp, minlength=layout.num_chunks)
+    return np.asarray(each * (job.model.mtp_layers / len(layout.mtp)), dtype=float)
 
 
 @once
 def layer_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[bool, Number], ...]:
     """Numbers of layers on a stage, as (has experts, number); kinds that the model does not have are left out.
 
-    Layers for multi-token prediction are of the model's main kind and are placed on the last stage.
+    Layers for multi-token prediction are of the model's main kind.
 
     Source: DeepSeek-V3 (2024), section 2.2; definition of the model document.
     """
     moe = job.model.moe
-    extra = _mtp_layers(job, layout, stage)
+    extra = mtp_layers(job, layout, stage)
     if moe is None:
         return ((False, stage.num_layers + extra),)
     experts = (True, stage.num_expert_layers + extra)
@@ -402,12 +430,18 @@ def timed_kinds(job: Job, layout: Degrees, stage: Stage) -> tuple[tuple[tuple[bo
     further = (job.model.moe is not None, False)
     if job.model.mtp_layers and further not in kinds:
         kinds.append(further)
-    extra = {further: _mtp_layers(job, layout, stage)}
+    extra = {further: mtp_layers(job, layout, stage)}
     return tuple((kind, stage.number_of(*kind) + extra.get(kind, 0)) for kind in kinds)
 
 
 @once
-def _mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
+def mtp_layers(job: Job, layout: Degrees, stage: Stage) -> Number:
+    """Layers for multi-token prediction on a stage or chunk; without `Stage.num_mtp` they stand beside the head.
+
+    Source: definition of the layout.
+    """
+    if stage.num_mtp is not None:
+        return stage.num_mtp
     return holds_head(layout, stage) * job.model.mtp_layers if job.model.mtp_layers else 0
 
 
@@ -433,12 +467,21 @@ def largest_of_layers(job: Job, layout: Degrees, stage: Stage, of_layer: Callabl
 
 
 @once
+def end_params(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Parameters outside the layers on one device of a stage.
+
+    Source: `planner.cost.parameters.end_params_on_device`.
+    """
+    return end_params_on_device(job.model, job.engine, layout, stage.index, mtp_layers(job, layout, stage))
+
+
+@once
 def held_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Parameters that one device of a stage holds: its layers, and the embedding or head if the stage has it.
 
     Source: sum of the layers and the ends, parameters.py.
     """
-    ends = HeldParams(common=end_params_on_device(job.model, job.engine, layout, stage.index), experts=0.0)
+    ends = HeldParams(common=end_params(job, layout, stage), experts=0.0)
     return ends + sum_over_layers(
         job, layout, stage, lambda experts: layer_params_on_device(job.model, layout, experts=experts)
     )

@@ -354,7 +354,8 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     With sequence parallelism each tensor-parallel rank sends its own part. Without sequence parallelism every rank
     sends the whole tensor, or (scatter/gather) its share, which the receivers gather over the tensor-parallel group.
     Either neighbour may be in another pool; sends to such a neighbour are counted half in the forward and half in the
-    backward pass.
+    backward pass. A layer for multi-token prediction before the last chunk has an output of its own, which travels to
+    the loss beside the model's.
 
     Source: Narayanan et al. (SC 2021), sections 3.2 and 4.1.
     """
@@ -366,6 +367,13 @@ def send_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfe
     of = partial(Transfer, line=LineName.PP_COMM)
     send = partial(of, kind="send", num_bytes=sent)
     found = [send(where=_span(layout, layout.pp, stride), times=_both_ways(chunks - beyond))]
+    if stage.num_mtp is not None:
+        last = holds_head(layout, stage)
+        outputs: dict[Moment, Number] = {
+            "forward": np.where(last, 0.0, stage.num_mtp),
+            "backward": np.where(last, job.model.mtp_layers - stage.num_mtp, 0.0),
+        }
+        found.append(send(where=found[0].where, times=outputs))
     forward, backward = (number - 1 for number in job.engine.communication.send_messages)
     if forward or backward:  # additional small messages, whose bytes are not counted
         described: dict[Moment, Number] = {"forward": forward * chunks, "backward": backward * chunks}

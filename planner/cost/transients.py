@@ -20,13 +20,13 @@ from planner.cost.model_states import model_state_bytes, whole_gradients
 from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import (
-    end_params_on_device,
     head_params_on_device,
     layer_params_on_device,
     vision_params,
 )
 from planner.cost.stage import (
     by_policy,
+    end_params,
     expert_padding,
     expert_shard_divisor,
     held_params,
@@ -92,7 +92,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
     engine, weights = job.engine, job.state_bytes.weights
-    ends = end_params_on_device(job.model, engine, layout, stage.index)
+    ends = end_params(job, layout, stage)
     ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are separate units
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
@@ -241,7 +241,7 @@ def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
     """
     layer = _largest_layer(job, layout, stage)
-    ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.minimum(1, stage.num_layers - 1)
+    ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.clip(stage.num_layers - 1, 0, 1)
     return _gathered_bytes_per_param(job, layout) * (np.minimum(1, stage.num_layers) * layer + ahead)
 
 

@@ -122,7 +122,7 @@ def _alone(plan: Plan, job: Job, wanted: Constraints) -> dict[str, Any]:
     if "tp" in pins:
         follows |= {"sp", "etp"} if plan.layout.etp > 1 else {"sp"}
     if {"pp", "interleave", "schedule"} & set(pins):
-        follows |= {"layers_per_stage", "schedule"}
+        follows |= {"layers_per_stage", "mtp", "schedule"}
         if len(set(plan.layout.recompute)) > 1:
             follows.add("recompute")
     kept = {key: value for key, value in text.items() if key not in follows}

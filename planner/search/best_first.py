@@ -76,6 +76,7 @@ class Assigned:
 
     degrees: DegreeArrays
     layers: tuple[int, ...]
+    last: tuple[int, ...]  # layers of each stage's last chunk
     policies: tuple[int, ...]
     seconds: float  # of a step
 
@@ -115,7 +116,11 @@ class Found:
     def layout_of(self, assigned: Assigned) -> Layout:
         """The layout, with each stage's pool."""
         return layout_at(
-            assigned.degrees, assigned.layers, assigned.policies, pools_of_stages(self.job, assigned.degrees)
+            assigned.degrees,
+            assigned.layers,
+            assigned.policies,
+            pools_of_stages(self.job, assigned.degrees),
+            assigned.last,
         )
 
 
@@ -414,5 +419,7 @@ def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> 
     seconds = candidate.step_seconds(columns) if candidate.is_choice(columns) else np.nan
     if not abs(seconds - choice.objective_seconds) <= AGREEMENT * seconds:
         raise Disagreement(f"{candidate.name}: {choice} is no assignment of it, or takes {seconds!r} s")
-    layers, policies = candidate.layers[columns].tolist(), candidate.policy[columns].tolist()
-    return Assigned(degrees=degrees, layers=tuple(layers), policies=tuple(policies), seconds=seconds)
+    layers, last, policies = (
+        tuple(values[columns].tolist()) for values in (candidate.layers, candidate.last, candidate.policy)
+    )
+    return Assigned(degrees=degrees, layers=layers, last=last, policies=policies, seconds=seconds)

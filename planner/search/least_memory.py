@@ -121,6 +121,7 @@ def least_of(
             policy=candidate.policy,
             first=candidate.start,
             layout=degrees,
+            last_chunk=candidate.last,
         )
         pool = placements_of(job, some).pool_of(np.full_like(candidate.stage, row), candidate.stage)
         num_bytes = by_pool(job, pool, partial(stage_bytes, layout=degrees, stage=shape))
@@ -137,9 +138,9 @@ def _holds_all(candidate: Candidate) -> bool:
 
     With a tight memory limit most candidates fail this check.
     """
-    most = np.zeros(candidate.num_stages, dtype=np.int64)
+    most = np.full(candidate.num_stages, -1)
     np.maximum.at(most, candidate.stage, candidate.layers)
-    return bool(most.all() and most.sum() >= candidate.num_layers)
+    return bool(most.min() >= 0 and most.sum() >= candidate.num_layers)
 
 
 def least_maximum(candidate: Candidate, values: FloatArray) -> float:

@@ -131,14 +131,15 @@ def _check_lists(job: Job, constraints: Constraints) -> None:
     if layers and sum(map(int, layers)) != job.model.num_layers:
         message = f"`layers_per_stage` sums to {sum(map(int, layers))}"
         raise InputError(message, where="--pin", hint=f"the model has {job.model.num_layers} layers")
-    for key in _LISTS:
+    for key in given:
         values = constraints.per_chunk(key) or ()
-        stages = int(pp or len(values) or 1)
+        stages = int(pp or len(values))
         chunks, alike = len(values) // stages, values[:stages]
         wanted = alike * chunks
         if key == "layers_per_stage":
             sums = tuple(sum(map(int, values[stage::stages])) for stage in range(stages))
-            wanted = tuple(map(str, balanced_chunks(sums, chunks)))
+            ends = tuple(map(int, values[-stages:])) if chunks > 1 else None
+            wanted = tuple(map(str, balanced_chunks(sums, chunks, last=ends)))
         if values != wanted:
             hint = "pp * interleave entries; the chunks of one stage are alike, or first ones have one layer more"
             raise InputError(f"`{key}={'/'.join(values)}` cannot be planned", where="--pin", hint=hint)

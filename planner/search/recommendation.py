@@ -102,15 +102,14 @@ def shortlist(found: Found, constraints: Constraints, window: Window) -> list[As
         candidates = candidates_of(job, constraints, degrees, longest)
         for row, (fastest, candidate) in enumerate(zip(fastest_of_row, candidates, strict=True)):
             one = degrees.take(row)
-            for layers, policies, seconds in _assignments(candidate, fastest, one):
-                if seconds <= longest[row] * (1 + TIE):
-                    each = Assigned(degrees=one, layers=layers, policies=policies, seconds=seconds)
+            for each in _assignments(candidate, fastest, one):
+                if each.seconds <= longest[row] * (1 + TIE):
                     listed.setdefault(_named(each), each)
     return list(listed.values())
 
 
 def _named(assigned: Assigned) -> tuple[object, ...]:
-    return assigned.degrees, assigned.layers, assigned.policies
+    return assigned.degrees, assigned.layers, assigned.last, assigned.policies
 
 
 def fastest_of_kinds(found: Found, window: Window) -> list[Assigned]:
@@ -147,29 +146,36 @@ def _configurations(job: Job, constraints: Constraints, one: DegreeArrays) -> It
             yield with_policies(job, constraints, block.take(legal))
 
 
-def _assignments(
-    candidate: Candidate, fastest: Assigned, one: DegreeArrays
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float]]:
-    """Layers and policies of the stages of the variants that are choices of a candidate, and their step seconds."""
+def _assignments(candidate: Candidate, fastest: Assigned, one: DegreeArrays) -> Iterator[Assigned]:
+    """The variants that are choices of a candidate, with their step seconds."""
+    splits: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     if one.schedule in EXECUTED:  # the price has one assignment
-        ways = [(tuple(candidate.layers.tolist()), tuple(candidate.policy.tolist()))]
+        splits[tuple(candidate.layers.tolist()), tuple(candidate.last.tolist())] = None
+        policies: list[tuple[int, ...]] = [tuple(candidate.policy.tolist())]
     else:
+        splits[fastest.layers, fastest.last] = None
+        for layers in (fastest.layers, *_splits(candidate.num_layers, one.pp, one.interleave)):
+            splits[layers, tuple(number // one.interleave for number in layers)] = None  # chunks that are even
         alike = ((code,) * candidate.num_stages for code in np.unique(candidate.policy).tolist())
-        splits = _splits(candidate.num_layers, one.pp, one.interleave)
-        ways = list(product(dict.fromkeys((fastest.layers, *splits)), dict.fromkeys((fastest.policies, *alike))))
-    for layers, policies in ways:
-        columns = _columns_of(candidate, layers, policies)
+        policies = list(dict.fromkeys((fastest.policies, *alike)))
+    for (layers, last), codes in product(splits, policies):
+        columns = _columns_of(candidate, layers, last, codes)
         if len(columns) == candidate.num_stages:
-            yield layers, policies, candidate.step_seconds(columns)
+            seconds = candidate.step_seconds(columns)
+            yield Assigned(degrees=one, layers=layers, last=last, policies=codes, seconds=seconds)
 
 
-def _columns_of(candidate: Candidate, layers: Sequence[int], policies: Sequence[int]) -> IntArray:
-    """The columns of stages with these layers and policies; fewer than there are stages if the candidate lacks one."""
+def _columns_of(candidate: Candidate, layers: Sequence[int], last: Sequence[int], policies: Sequence[int]) -> IntArray:
+    """The columns of stages with these layers and policies; fewer than there are stages if the candidate lacks one.
+
+    last: layers of each stage's last chunk.
+    """
     if len(layers) < candidate.num_stages:
         return np.zeros(0, dtype=np.int64)
     own, stage = np.array(layers, dtype=np.int64), candidate.stage
     begins = candidate.pattern.state(np.cumsum(own) - own)
-    here = (candidate.layers == own[stage]) & (candidate.policy == np.array(policies)[stage])
+    here = (candidate.layers == own[stage]) & (candidate.last == np.array(last)[stage])
+    here &= candidate.policy == np.array(policies)[stage]
     return np.flatnonzero(here & (candidate.start == np.broadcast_to(begins, own.shape)[stage]))
 
 
@@ -178,6 +184,6 @@ def _splits(num_layers: int, pp: int, chunks: int) -> Iterator[tuple[int, ...]]:
     yield even_stages(num_layers, pp)
     inner = chunks * -(-num_layers // (pp * chunks))
     left = num_layers - inner * (pp - 2)
-    if pp > 2 and left > 1:
+    if pp > 2 and left >= 0:
         for first in {left // 2, left - left // 2}:
             yield (first, *(inner,) * (pp - 2), left - first)

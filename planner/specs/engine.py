@@ -117,6 +117,8 @@ class EnginePipeline(_Explained):
 
     zero_stages: ZeRO stages under a pipeline.
     uneven_stages: stages may hold different numbers of layers.
+    places_ends: the first and last chunk may hold the embedding and the loss without a layer, and layers for
+    multi-token prediction may stand in a chunk before the loss.
     recompute_per_stage: stages may have different recompute policies; otherwise all stages share one policy.
     context_parallel: context parallelism can be combined with a pipeline.
     needs_filling: 1F1B needs at least as many microbatches as stages.
@@ -125,6 +127,7 @@ class EnginePipeline(_Explained):
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]
     uneven_stages: bool
+    places_ends: bool = False
     recompute_per_stage: bool = False
     context_parallel: bool = True
     needs_filling: bool

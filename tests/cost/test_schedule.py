@@ -291,6 +291,7 @@ def error_of_uneven_stages(seed):
         layer_seconds=layer,
         num_layers=layers,
         largest_chunk=-(-layers // v),
+        last_chunk=layers // v,
         end_seconds=head * is_last,
         is_last=is_last,
         pp=pp,
@@ -324,7 +325,7 @@ def test_a_stage_whose_chunks_differ_holds_no_more_than_it_is_said_to(seed):
     ones = np.ones(len(chunks))
     run = simulate("interleaved", PassSeconds(forward=ones, backward_input=ones, backward_weight=ones), m, interleave=v)
     degrees = SimpleNamespace(schedule="interleaved", pp=pp, interleave=v)
-    job = SimpleNamespace(training=SimpleNamespace(expert_overlap=False))
+    job = SimpleNamespace(training=SimpleNamespace(expert_overlap=False), model=SimpleNamespace(mtp_layers=0))
     stage = Stage(index=np.arange(pp), num_layers=layers, policy=0, largest_chunk=-(-layers // v))
     ((held, waiting),) = held_of_stage(job, degrees, stage, m)
     said, held = (held + waiting) * layers, run.peak_held(chunks)
@@ -343,6 +344,7 @@ def test_a_round_waits_where_its_chunks_become_smaller(pp, largest):
         layer_seconds=1.0,
         num_layers=layers,
         largest_chunk=largest,
+        last_chunk=layers // 2,
         end_seconds=0.0,
         is_last=is_last,
         pp=pp,

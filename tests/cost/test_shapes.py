@@ -27,6 +27,7 @@ DEGREES = {
     "interleave": (1, 2),
     "segment": (0, 0),
     "placement": (0,),
+    "mtp_before": (0,),
     "recompute": (0,),
 }
 

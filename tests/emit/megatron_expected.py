@@ -143,8 +143,10 @@ def _training(plan: Plan) -> dict[str, Any]:
 
 
 def chunks_in_letters(letters: str) -> list[int]:
-    """Layers of each chunk of a text such as `Et*3|t*4|t*3mL`, in this emitter's notation."""
-    return [int(re.sub("[EmLt*]", "", chunk)) for chunk in letters.split("|")]
+    """Layers of each chunk of a text such as `Et*3|(t*4|)*7t*3mL`: first groups are written out, then letters."""
+    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        letters = re.sub(repeated, lambda match: match[1] * int(match[2]), letters)
+    return [chunk.count("t") for chunk in letters.split("|")]
 
 
 def differences(found: dict[str, Any], plan: Plan) -> list[str]:

@@ -22,7 +22,7 @@ from planner.emit.target import How, facts_of, field_of, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
 from planner.specs.model import ModelSpec, RotaryScaling
-from planner.specs.pipeline_letters import layers_of_letters, letters_of
+from planner.specs.pipeline_letters import letters_of, pieces_of_letters
 from planner.specs.recipe import NAMED_RECIPES
 
 RECORDED = json.loads((Path(__file__).parent / "megatron_defaults.json").read_text())
@@ -308,13 +308,13 @@ def test_the_trainers_options_are_not_megatrons():
     ],
 )
 def test_letters_of_a_pipeline_are_counted(text, layers):
-    assert layers_of_letters(text) == layers
+    assert pieces_of_letters(text).layers == layers
 
 
 @pytest.mark.parametrize("text", ["", "tt;rm -rf", "E(t|)*99999*99999L", "((((t*9999)*9999)*9999)*9999)"])
 def test_hostile_letters_are_refused(text):
     with pytest.raises(InputError):
-        layers_of_letters(text)
+        pieces_of_letters(text)
 
 
 @pytest.mark.parametrize(

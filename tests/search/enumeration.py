@@ -24,7 +24,14 @@ def long_forms(*values):
 def all_alike(layers, num_layers):
     """A candidate's data on columns with these numbers of layers, if all layers of the model are alike."""
     layers = np.asarray(layers, dtype=np.int64)
-    return {"pattern": Pattern(), "total_load": num_layers, "start": 0 * layers, "layers": layers, "load": layers}
+    return {
+        "pattern": Pattern(),
+        "total_load": num_layers,
+        "start": 0 * layers,
+        "layers": layers,
+        "last": layers,
+        "load": layers,
+    }
 
 
 def state_of(position, leading, period):
@@ -49,7 +56,14 @@ def as_arrays(alike):
     experts = {name: np.array([each.get(name, 1) for each in alike]) for name in ("ep", "etp")}
     segment = np.array([each.get("segment", 0) for each in alike])
     schedule, offload = alike[0]["schedule"], alike[0].get("offload", "none")
-    rest = {"segment": segment, "placement": 0 * segment, "schedule": schedule, "offload": offload}
+    before = np.array([each.get("mtp_before", 0) for each in alike])
+    rest = {
+        "segment": segment,
+        "placement": 0 * segment,
+        "mtp_before": before,
+        "schedule": schedule,
+        "offload": offload,
+    }
     return DegreeArrays(**arrays, **experts, **rest, recompute=np.full(len(alike), OWN))
 
 

@@ -45,6 +45,7 @@ def small_job(seed):
             f"device.memory={pick.choice([0.018, 0.025, 0.03])} GiB",
             "device.reserved_memory=1 MiB",
             "engine.memory.communicator_memory=1 B",
+            "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
             "device.efficiency.layer_floor=1 us",
             f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
         ),

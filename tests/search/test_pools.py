@@ -161,6 +161,7 @@ def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known)
         degrees = DegreeArrays(
             **{n: np.array([common[n]]) for n in names},
             ep=np.array([1]), etp=np.array([1]), segment=np.array([0]), placement=np.array([0]),
+            mtp_before=np.array([0]),
             recompute=np.array([OWN]),
             schedule=common["schedule"],
         )  # fmt: skip

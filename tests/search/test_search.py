@@ -95,6 +95,7 @@ def small_job(seed, *, headroom=0.0):
             f"device.memory={gib} GiB",
             "device.reserved_memory=1 MiB",
             "engine.memory.communicator_memory=1 B",
+            "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
             f"device.efficiency.layer_floor={pick.choice([1, 50])} us",
             f"nvlink.bandwidth={pick.choice([0.1, 1, 300])} GB/s",
         ),
@@ -102,16 +103,20 @@ def small_job(seed, *, headroom=0.0):
     )
 
 
-def every_configuration(job, schedule=None):
+def every_configuration(job, schedule=None, ends=0):
     """All configurations that the rules allow, by nested loops that are independent of the search.
 
     schedule: a V-shaped schedule instead of 1F1B and interleaved.
+    ends: how many chunks may hold an end of the model and no layer.
     """
     n, batch, layers = job.cluster.num_devices, job.training.global_batch_size, job.model.num_layers
     whole, experts = range(1, n + 1), range(1, n + 1) if job.model.moe else [1]
     context = whole if "cp" in job.engine.can.axes else [1]
     pipelines = [
-        (p, v) for p in range(1, layers + 1) for v in range(1, layers // p + 1) if v < 3 or shrinks(p, v, layers)
+        (p, v)
+        for p in range(1, layers + ends + 1)
+        for v in range(1, (layers + ends) // p + 1)
+        if v < 3 or shrinks(p, v, layers)
     ]
     if schedule:
         pipelines = [(p, 2) for p in range(2, layers // 2 + 1)]
@@ -509,6 +514,7 @@ def small_mixture_job(gib=0.006, more=""):
                 f"device.memory={gib} GiB",
                 "device.reserved_memory=1 MiB",
                 "engine.memory.communicator_memory=1 B",
+                "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
                 "nvlink.bandwidth=1 GB/s",
             ),
             headroom=0.0,
@@ -571,6 +577,7 @@ def tight_job(gib, gpus):
             f"device.memory={gib} GiB",
             "device.reserved_memory=1 MiB",
             "engine.memory.communicator_memory=1 B",
+            "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
             "nvlink.bandwidth=1 GB/s",
             "device.peak.bf16=0.5 TFLOP/s",
             "device.num_processors=1",
@@ -596,7 +603,9 @@ def test_memory_forces_the_cheapest_of_the_policies_that_follow():
     job = replace(job, model=job.model.model_copy(update={"moe": None}))
     degrees = _with_ones(1, schedule="1f1b")
     seconds = np.array([[[1.0], [5.0], [2.0]]])  # of a layer under each policy, in the order in which they are listed
-    costs = LeastCosts(layer=seconds, num_main=1, send=np.zeros(1), ends=np.zeros(1), tail=np.zeros(1))
+    costs = LeastCosts(
+        layer=seconds, num_main=1, send=np.zeros(1), ends=np.zeros(1), last=np.zeros(1), tail=np.zeros(1)
+    )
     one = np.zeros(1, dtype=np.int64)
     held = Capacities(owner=one, is_last=one == 0, layers=np.array([[2.0], [4.0], [4.0]]), whole=True)
     assert _forced_seconds(job, degrees, costs, held) == pytest.approx([2.0])
@@ -651,6 +660,7 @@ def job_of_different_layers(seed, engine="megatron", gpus=None):
                 f"device.memory={pick.choice([0.01, 0.02, 0.05, 0.5])} GiB",
                 "device.reserved_memory=1 MiB",
                 "engine.memory.communicator_memory=1 B",
+                "engine.pipeline.places_ends=false",  # tests/search/test_ends.py has the others
                 "device.efficiency.layer_floor=1 us",
                 f"device.efficiency.attention={pick.choice([0.002, 0.02])}",
                 f"nvlink.bandwidth={pick.choice([1, 300])} GB/s",

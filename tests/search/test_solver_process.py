@@ -40,6 +40,7 @@ def two_stages() -> Candidate:
         total_load=6,
         start=0 * layers,
         layers=layers,
+        last=layers,
         load=layers,
         policy=np.zeros(10, dtype=np.int64),
         seconds=layers * np.array([1.0, 2.0])[stage],

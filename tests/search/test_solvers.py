@@ -76,6 +76,7 @@ def make_candidate(rng: random.Random, *, max_stages: int = 4, max_layers: int =
         stage=np.array(stage, dtype=np.int64),
         start=np.array(start, dtype=np.int64),
         layers=np.array(layers, dtype=np.int64),
+        last=np.array(layers, dtype=np.int64),
         load=np.array(load, dtype=np.int64),
         policy=np.array(policy, dtype=np.int64),
         seconds=np.array(seconds, dtype=np.float64),

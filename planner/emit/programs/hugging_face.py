@@ -480,7 +480,7 @@ SHARED: Final = (
         write=_write_adapters,
         read=_read_adapters,
     ),
-    follows("layout.dp", "layout.pools", "layout.segment", "training.loss_chunks"),
+    follows("layout.dp", "layout.mtp", "layout.pools", "layout.segment", "training.loss_chunks"),
     known(*listed(NAMES["known"])),
 )
 

@@ -51,23 +51,24 @@ FSDP: Final = "megatron-fsdp"
 
 
 def _write_chunks(plan: Plan) -> Values:
-    """The number of chunks per stage, or Megatron-Core's layout letters if chunks have different numbers of layers."""
+    """The number of chunks per stage, or Megatron-Core's letters if chunks differ or the model has MTP layers."""
     layout, layers = plan.layout, plan.layout.layers_per_stage
     found: dict[str, Value] = {"pipeline_model_parallel_size": layout.pp}
     if layout.pp == 1:
         return found
     if len(set(layers)) == 1 and not plan.model.mtp_layers:
         return found | ({"num_virtual_stages_per_pipeline_rank": layout.interleave} if layout.interleave > 1 else {})
-    return found | {LETTERS_KEY: letters_of(layers, plan.model.mtp_layers)}
+    return found | {LETTERS_KEY: letters_of(layers, plan.model.mtp_layers, layout.mtp)}
 
 
 def _read_chunks(given: Given) -> Mapping[str, Any]:
     stages = max(given.whole("pipeline_model_parallel_size", 1), 1)
-    interleave, layers = chunks_of(given, given.model.num_layers if given.model else 0)
+    interleave, layers, mtp = chunks_of(given, given.model.num_layers if given.model else 0)
     found: dict[str, Any] = {"layout.pp": stages, "layout.interleave": interleave}
     found["layout.schedule"] = "interleaved" if interleave > 1 else "1f1b"
     if layers is None and given.model and given.model.num_layers % (stages * interleave) == 0:
         layers = (given.model.num_layers // (stages * interleave),) * (stages * interleave)
+    found |= {"layout.mtp": mtp} if mtp and set(mtp) != {stages * interleave - 1} else {}
     return found | ({"layout.layers_per_stage": layers} if layers else {})
 
 
@@ -336,7 +337,7 @@ LAYOUT: Final = (
             "layout.sp": int(given.flag("sequence_parallel") and given.whole(_TP, 1) > 1)
         },
     ),
-    pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage", _write_chunks, _read_chunks),
+    pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage layout.mtp", _write_chunks, _read_chunks),
     whole("layout.cp", "context_parallel_size", 1),
     *absent_unless(
         lambda plan: plan.model.moe,

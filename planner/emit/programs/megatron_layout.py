@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from planner.errors import InputError
 from planner.layout import balanced_chunks
-from planner.specs.pipeline_letters import LETTERS_KEY, layers_of_letters
+from planner.specs.pipeline_letters import LETTERS_KEY, pieces_of_letters
 
 if TYPE_CHECKING:
     from planner.emit.target import Given
 
 
-def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | None]:
-    """The number of chunks per stage, and the layers of each chunk if they are given or do not divide evenly.
+def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | None, tuple[int, ...]]:
+    """The chunks per stage, the layers of each chunk if given or uneven, and the chunk of each MTP layer if given.
 
     All spellings are read: letters; chunks per stage or layers per virtual stage; separate sizes of the first and last
     stage; and embedding and loss counted as layers. Source: Megatron-LM, training/arguments.py, core/transformer/
@@ -40,7 +40,7 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
         interleave = of_stage // of_chunk
     interleave = max(interleave, 1)
     if stages == 1:
-        return 1, None
+        return 1, None, ()
     if any(ends):
         each, rest = divmod(num_layers + sum(ends), stages * interleave)
         if rest:
@@ -51,38 +51,39 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
         counts = [each] * (stages * interleave)
         counts[0] -= ends[0]
         counts[-1] -= ends[1]
-        return interleave, tuple(counts)
+        return interleave, tuple(counts), ()
     if first or last:
         others = stages - bool(first) - bool(last)
         middle, rest = divmod(num_layers - first - last, others or 1)
         if rest or middle < 0 or (not others and first + last != num_layers):
             raise InputError(f"{num_layers} layers do not divide into these stages", where=_FIRST[0])
         per_stage = (*([first] if first else []), *(middle,) * others, *([last] if last else []))
-        return interleave, balanced_chunks(per_stage, interleave)
-    return interleave, None
+        return interleave, balanced_chunks(per_stage, interleave), ()
+    return interleave, None, ()
 
 
 _FIRST: Final = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 _LAST: Final = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
 
 
-def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...]]:
-    layers = layers_of_letters(given.text(LETTERS_KEY))
+def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    layers, mtp = pieces_of_letters(given.text(LETTERS_KEY))
     interleave, rest = divmod(len(layers), stages)
     if rest:
         raise InputError(f"{len(layers)} chunks on {stages} stages", where=LETTERS_KEY)
-    if 0 in layers:
-        given.doubt(LETTERS_KEY, "a chunk without layers has no price", "layout.layers_per_stage")
-        layers = _filled(layers)
-    return interleave, layers
+    ends = {0, len(layers) - 1, *mtp}
+    if any(not count and chunk not in ends for chunk, count in enumerate(layers)):
+        given.doubt(LETTERS_KEY, "a chunk with neither a layer nor an end has no price", "layout.layers_per_stage")
+        layers = _filled(layers, ends)
+    return interleave, layers, mtp
 
 
-def _filled(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The layers of each chunk, at least 1: an empty chunk takes a layer from the last chunk that has several."""
+def _filled(layers: tuple[int, ...], ends: set[int]) -> tuple[int, ...]:
+    """The layers of each chunk: one without a layer or an end takes a layer from the last chunk that has several."""
     counts = list(layers)
     for chunk, count in enumerate(layers):
         givers = [other for other, has in enumerate(counts) if has > 1]
-        if not count and givers:
+        if not count and chunk not in ends and givers:
             counts[max(givers)] -= 1
             counts[chunk] = 1
     return tuple(counts)

@@ -475,7 +475,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
         whole("training.seed", "debug.seed"),
         Setting(says=(), write=lambda plan: {"compile.enable": False}, read=_read_rest),  # noqa: ARG005 - always
         not_carried("training.weights", "training.warmup_ratio", "training.epochs"),
-        follows("layout.pools", "layout.segment"),
+        follows("layout.mtp", "layout.pools", "layout.segment"),
         follows("training.lora_targets", "training.lora_dropout", "training.frozen_weights"),  # unused without adapters
     )
 

@@ -21,7 +21,7 @@ from planner.layout import Assumed
 from planner.search.questions.given import given_layout, split_with_ends
 from planner.specs.by_name import load_engine
 from planner.specs.load import load_job
-from planner.specs.pipeline_letters import layers_of_letters
+from planner.specs.pipeline_letters import Pieces, pieces_of_letters
 from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import printable
 from planner.specs.uniform import uniform_job
@@ -512,8 +512,10 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
         return {"dp": None, "schedule": schedule}
     if schedule:
         return {"schedule": schedule}
-    if split := _stated_split(run, model, pp, assumed):
-        return {"interleave": len(split) // pp, "layers_per_stage": "/".join(map(str, split))}
+    if stated_pieces := _stated_pieces(run, model, pp):
+        found: dict[str, Any] = {"interleave": len(stated_pieces.layers) // pp}
+        mtp = "/".join(map(str, stated_pieces.mtp)) if model.mtp_layers else ""
+        return found | {"layers_per_stage": "/".join(map(str, stated_pieces.layers))} | ({"mtp": mtp} if mtp else {})
     if stated is None:
         return {"schedule": "interleaved"} if re.search(r"(?<!non-)(?<!not )interleav", words) else {}
     if stated * pp <= model.num_layers:
@@ -533,37 +535,32 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
     return {"interleave": most}
 
 
-def _stated_split(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> list[int]:
-    """Layers of each chunk as in the recipe's list; a chunk with only the loss gets a layer from the previous one.
+def _stated_pieces(run: Run, model: ModelSpec, pp: int) -> Pieces | None:
+    """Layers of each chunk, and chunks of layers for multi-token prediction, as in the recipe's list.
 
     The list stands in its column or after the words `pipeline layout` of a flag: counts such as `13|11` and `4*14|1`,
-    or the letters of Megatron-Core. Empty without a list.
+    or the letters of Megatron-Core. None without a list.
     """
     in_flags = re.search(r"(?:pipeline|pp)[\w \-]*layout\W*([^;]+)", run.flags, re.IGNORECASE)
     stated = run.pipeline_layout or (in_flags[1] if in_flags else "")
     if not stated:
-        return []
-    split = _counts_of(stated)
-    if not split or sum(split) != model.num_layers or len(split) % pp:
+        return None
+    found = _pieces_of(stated)
+    if sum(found.layers) != model.num_layers or len(found.layers) % pp:
         raise UnpricedRun(f"pipeline layout {printable(stated, 40)} of {model.num_layers} layers")
-    for chunk in (0, len(split) - 1):
-        neighbour = 1 if chunk == 0 else chunk - 1
-        if split[chunk] == 0 and split[neighbour] > 1:
-            split[chunk], split[neighbour] = 1, split[neighbour] - 1
-            rule = "a chunk without layers is not priced: it takes one of its neighbour's"
-            assumed.append(Assumed(key="layers_per_stage", value="/".join(map(str, split)), rule=rule))
-    return split
+    return found
 
 
-def _counts_of(stated: str) -> list[int]:
-    """Layers of each chunk from counts, or from letters; empty if the text is neither."""
+def _pieces_of(stated: str) -> Pieces:
+    """The pieces of each chunk from counts of layers, or from letters; empty if the text is neither."""
     if letters := re.search(r"E[Etm|L\d*(), ]*L", stated):
         try:
-            return list(layers_of_letters(letters[0]))
+            return pieces_of_letters(letters[0])
         except InputError:
-            return []
+            return Pieces((), ())
     parts = [re.fullmatch(r"\s*(\d{1,5})\s*(?:[x*]\s*(\d{1,4}))?\D*", part) for part in re.split(r"[|/,]", stated)]
-    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
+    counts = (int(part[1]) for part in parts if part for _ in range(int(part[2] or 1)))
+    return Pieces(tuple(counts) if all(parts) else (), ())
 
 
 def _offload(run: Run, assumed: list[Assumed]) -> Offload:

@@ -88,7 +88,7 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
     stage = stage_of(job, index=index, num_layers=layers, policy=choice, first=before, layout=x)
     shape = choice.shape
     fits = np.broadcast_to(stage_fits(job, x, stage), shape)
-    fits = fits & choices.allowed[:, owner]
+    fits = fits & choices.allowed[:, owner] & (layers >= x.interleave) & (x.mtp_before == 0)
     if degrees.schedule == "interleaved":
         fits = fits & can_interleave(job, x, index, layers)
     prices = stage_prices(job, x, stage)

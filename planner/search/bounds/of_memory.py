@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,13 @@ from planner.cost.chance import memory_limit_bytes
 from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import stage_bytes
 from planner.cost.schedule import in_flight_microbatches
-from planner.search.bounds.of_layers import kinds_main_first, num_main_layers, stage_of_kind
+from planner.search.bounds.of_layers import (
+    kinds_main_first,
+    leading_layers,
+    mtp_of_last,
+    num_main_layers,
+    stage_of_kind,
+)
 from planner.search.space.arrays import TIE, unrolled
 from planner.search.space.configurations import OWN, can_be_smaller
 from planner.search.space.policies import choices_of
@@ -34,14 +40,12 @@ class Capacities:
 
     owner: configuration of each stage, [stages].
     is_last: whether the stage is the last of its pipeline.
-    layers: number of layers, [policies, stages]; 0 if the policy is not allowed.
-    whole: whether `layers` are whole numbers.
+    layers: number of layers, [policies, stages], a whole number; 0 if the policy is not allowed.
     """
 
     owner: NDArray[np.int64]
     is_last: NDArray[np.bool_]
     layers: NDArray[np.float64]
-    whole: bool
 
     def in_all(self, layers: NDArray[np.float64], degrees: DegreeArrays) -> NDArray[np.float64]:
         """Sum over the stages of each configuration, [n]."""
@@ -53,17 +57,15 @@ def _whole(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.floor(layers * (1 + 1e-9))
 
 
-def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number, whole: bool) -> Number:
+def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number) -> Number:
     """Number of layers that each stage can hold within `spare_seconds` under its best policy, [stages].
 
     layer_seconds: seconds of one more layer, [policies, stages].
     capacity: layers that memory allows, [policies, stages].
-    whole: whether layers are whole numbers.
     """
     held = np.zeros(np.shape(spare_seconds))
     for price, most in zip(layer_seconds, capacity, strict=True):
-        in_time = spare_seconds / price
-        held = np.maximum(held, np.minimum(most, _whole(in_time) if whole else in_time))
+        held = np.maximum(held, np.minimum(most, _whole(spare_seconds / price)))
     return held
 
 
@@ -72,8 +74,7 @@ def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMa
 
     From two layers on, memory grows linearly with the number of layers. Below two layers it grows at least as fast. On
     inner stages memory also grows linearly with the microbatches in flight, so two inner stages determine all others.
-    Layers of uncounted kinds only add to the memory. If all layers need the same memory, the capacity is a whole
-    number.
+    Layers of uncounted kinds only add to the memory. A first stage with counted layers holds all leading layers, too.
     """
     owner, index, _ = unrolled(degrees.pp)
     last = degrees.pp - 1
@@ -88,13 +89,13 @@ def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMa
         return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
 
     limit = np.broadcast_to(memory_limit_bytes(job, degrees), degrees.pp.shape)[owner]
-    whole, layers = num_main_layers(job) == job.model.num_layers, []
+    layers = []
     choices = choices_of(degrees, policies)
     for policy, mask in zip(choices.policy, choices.allowed, strict=True):
         two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
-        most = np.maximum(2 + (limit - two) / np.maximum(three - two, 1.0), 1.0)
-        layers.append(np.where(mask[owner], _whole(most) if whole else most, 0.0))
-    return Capacities(owner=owner, is_last=is_last, layers=np.stack(layers), whole=whole)
+        most = np.maximum(2 + (limit - two) / np.maximum(three - two, 1.0), (index > 0) | (leading_layers(job) == 0))
+        layers.append(np.where(mask[owner], _whole(most), 0.0))
+    return Capacities(owner=owner, is_last=is_last, layers=np.stack(layers))
 
 
 def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Number) -> Number:
@@ -103,7 +104,9 @@ def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Number) -> Number:
 
 
 def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: int, policy: Number) -> Number:
-    stage = stage_of_kind(kinds_main_first(job)[0], index=index, num_layers=num_layers, policy=policy)
+    main, further = kinds_main_first(job)[0], mtp_of_last(job)
+    stage = stage_of_kind(main, index=index, num_layers=num_layers, policy=policy, num_mtp=further)
+    stage = replace(stage, num_layers=num_layers + np.equal(index, 0) * leading_layers(job))
     return np.asarray(np.broadcast_to(stage_bytes(job, degrees, stage), np.shape(index)))
 
 
@@ -122,7 +125,8 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
     last = degrees.pp - 1
     index = np.stack([np.zeros_like(last), np.maximum(last - 1, 0), last])
     own = _own_or(degrees, policies)
-    shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=policy) for policy in own]
+    further = mtp_of_last(job)
+    shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=code, num_mtp=further) for code in own]
     least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
     return np.asarray(np.minimum.reduce(least))
 

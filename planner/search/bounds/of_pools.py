@@ -252,7 +252,7 @@ def _holds_in_time(
     used, of_found = np.unique(rows[piped], return_inverse=True)
     left, chosen = degrees.take(used), _of(policies, used)
     of_stages = [capacities_of_stages(pool, left, chosen) for pool in job.pools]
-    capacity, whole = np.stack([capacities.layers for capacities in of_stages]), of_stages[0].whole
+    capacity = np.stack([capacities.layers for capacities in of_stages])
     first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each configuration
     for start in range(0, len(piped), _MOST_ROWS):
         part, begins = piped[start : start + _MOST_ROWS], first[start : start + _MOST_ROWS]
@@ -263,7 +263,7 @@ def _holds_in_time(
         pool, stage = place.pool_of(owner, index), begins[owner] + index
         ends = np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
         prices = own.by_policy[:, owner, pool]
-        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(capacity[pool, :, stage], 0, 1), whole)
+        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(capacity[pool, :, stage], 0, 1))
         total = np.bincount(owner, weights=held, minlength=len(part))
         holds[part] = total >= num_main_layers(job) * (1 - 1e-9)
     return np.asarray(holds)

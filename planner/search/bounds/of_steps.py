@@ -18,13 +18,16 @@ from planner.search.bounds.of_layers import (
     INSIDE,
     kinds_main_first,
     layer_shapes,
+    leading_layers,
     most_layers,
+    mtp_of_last,
     num_main_layers,
     stage_of_kind,
 )
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.arrays import TIE
 from planner.search.space.policies import choices_of
+from planner.search.space.rules import least_of_first_stage, searched_ends
 from planner.specs.recompute import NONE, is_of_some_layers, whole_policy
 
 if TYPE_CHECKING:
@@ -51,7 +54,8 @@ def lower_bound_seconds(
 ) -> NDArray[np.float64]:
     """Lower bound of the step of each configuration, for every assignment of layers and recompute.
 
-    any_replicas: make the bound valid for every number of replicas of the sharded group. The degrees have one replica,
+    any_replicas: make the bound valid for every number of replicas of the sharded group, and every place of multi-token
+    prediction. The degrees have one replica,
     which needs least memory and optimizer work, and the bound leaves out traffic between data-parallel ranks.
 
     A stage with k layers takes at least k rho + send, where rho is the price of a layer in a stage with the most layers
@@ -154,7 +158,8 @@ class LeastCosts:
     layer: seconds of one more layer, [kinds, choices, n]; infinite if a policy is not allowed.
     num_main: number of main kinds, which come first and all have the same number of parameters.
     send: seconds of each stage's send, [n].
-    ends: seconds of the last stage outside its layers, [n].
+    ends: seconds of the model outside its layers, [n].
+    last: the part of `ends` that is on the last stage wherever multi-token prediction may stand, [n].
     tail: seconds of the longest tail, [n].
     """
 
@@ -162,6 +167,7 @@ class LeastCosts:
     num_main: int
     send: Number
     ends: Number
+    last: Number
     tail: Number
 
     @property
@@ -176,6 +182,7 @@ class LeastCosts:
             num_main=self.num_main,
             send=self.send[index],
             ends=self.ends[index],
+            last=self.last[index],
             tail=self.tail[index],
         )
 
@@ -206,7 +213,7 @@ def least_costs(
         stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=whole)
         hiding = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
     once = hiding.tail_seconds
-    others, ends = _small_prices(job, shapes, policies, choices)
+    others, ends, last = _small_prices(job, shapes, policies, choices)
     if any_replicas or len(others) or not counts_alike:
         each = each - prices.dp.exposed.total
     if len(others) or not counts_alike:
@@ -228,14 +235,15 @@ def least_costs(
         num_main=sum(kind.has_experts == main.has_experts for kind in kinds_main_first(job)),
         send=np.broadcast_to(send, (n,)),
         ends=ends,
+        last=last if any_replicas else np.where(degrees.mtp_before > 0, last, ends),
         tail=tail,
     )
 
 
 def _small_prices(
     job: PoolJob, shapes: LayerShapes, policies: PolicyMasks, choices: PolicyChoices
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds of a layer of each kind but the first, [kinds - 1, choices, n], and of the model's ends, [n].
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds of a layer of each kind but the first, [kinds - 1, choices, n], and `ends` and `last` of `LeastCosts`.
 
     The prices include only work that is proportional to the layers, which depends on few degrees. If a policy
     recomputes only some layers, the layers of a further kind may be among the layers that do not recompute.
@@ -243,15 +251,19 @@ def _small_prices(
     distinct = shapes.degrees.having("pp", np.full(len(shapes.degrees), 2))
     main, *others = kinds_main_first(job)
     of_others = [NONE if is_of_some_layers(code) else code for code in policies]
+    mtp, apart = job.model.mtp_layers, mtp_of_last(job) is not None
     rows = [
-        *((index, 0, main.has_experts, main.is_local) for index in (INSIDE, 1)),
-        *((INSIDE, policy, kind.has_experts, kind.is_local) for kind in others for policy in of_others),
+        *((index, 0, number, main.has_experts, main.is_local) for index, number in ((INSIDE, 0), (1, mtp), (1, 0))),
+        *((INSIDE, policy, 0, kind.has_experts, kind.is_local) for kind in others for policy in of_others),
     ]
-    index, policy, *kind = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
-    prices = stage_prices(job, distinct, stage_of_kind(kind, index=index, num_layers=1, policy=policy), shapes.parts)
+    index, policy, further, *kind = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
+    stage = stage_of_kind(kind, index=index, num_layers=1, policy=policy, num_mtp=further if mtp else None)
+    prices = stage_prices(job, distinct, stage, shapes.parts)
     seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))
-    of_kinds = seconds[2:].reshape(len(others), len(policies), len(distinct))
-    return of_kinds[:, choices.which, shapes.position], (seconds[1] - seconds[0])[shapes.position]
+    inside, whole, without = seconds[:3, shapes.position]
+    of_kinds = seconds[3:].reshape(len(others), len(policies), len(distinct))
+    last = (without if apart else whole) - inside
+    return of_kinds[:, choices.which, shapes.position], whole - inside, last
 
 
 def _least_tail(
@@ -341,9 +353,13 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
     Gain (`whole-layers`): the search takes 7.3 s instead of 8.5 s for DeepSeek-V3 on 100,000 devices (busy machine).
     """
     layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
-    fullest = degrees.interleave * layer + costs.ends
+    alone = searched_ends(job) > 0  # the last chunk may hold the loss without a layer
+    fullest = (degrees.interleave - alone) * layer + costs.last
+    # behind multi-token prediction in a stage of its own the last stage holds the loss and nothing else
+    before = (degrees.mtp_before > 0) & (degrees.interleave == 1)
+    stages, further = degrees.pp - before, np.where(before, costs.ends - costs.last, costs.last)
     for seconds, count in ((layer, job.model.num_layers), (main, num_main_layers(job))):
-        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, degrees.pp, costs.ends / seconds))
+        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, stages, further / seconds))
     return np.maximum(_least_work(job, degrees, costs, forced_seconds) / degrees.pp, fullest + costs.send)
 
 
@@ -402,9 +418,20 @@ def _forced_seconds(
 def _holds_in_time(
     job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, capacities: Capacities, slowest_seconds: Number
 ) -> NDArray[np.bool_]:
-    """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers."""
-    spare = (slowest_seconds - costs.send)[capacities.owner] - np.where(
-        capacities.is_last, costs.ends[capacities.owner], 0.0
-    )
-    held = held_in_time(spare, costs.main[:, capacities.owner], capacities.layers, capacities.whole)
-    return np.asarray(capacities.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9))
+    """Whether stages that take at most `slowest_seconds` for a microbatch can hold all layers.
+
+    The first of interleaved stages holds all leading layers, and in its other chunks layers of the main kinds.
+    """
+    first, leading = np.cumsum(degrees.pp) - degrees.pp, leading_layers(job)
+    spare = (slowest_seconds - costs.send)[capacities.owner]
+    spare = spare - np.where(capacities.is_last, costs.last[capacities.owner], 0.0)
+    if leading:
+        spare[first] -= leading * costs.layer[costs.num_main :].min(axis=(0, 1))
+    apart = np.flatnonzero(degrees.mtp_before)
+    spare[(first + degrees.pp - 2)[apart]] -= (costs.ends - costs.last)[apart]
+    held = held_in_time(spare, costs.main[:, capacities.owner], capacities.layers)
+    held[(first + degrees.pp - 1)[apart]] *= degrees.interleave[apart] > 1  # v = 1: the loss alone
+    enough = capacities.in_all(held, degrees) >= num_main_layers(job) * (1 - 1e-9)
+    if degrees.schedule == "interleaved" and leading:
+        enough &= held[first] >= least_of_first_stage(job, degrees) - leading
+    return np.asarray(enough)

@@ -57,6 +57,7 @@ class Candidate:
     stage: IntArray  # 0 .. num_stages - 1
     start: IntArray  # state in which the layers of the column begin
     layers: IntArray  # layers on that stage
+    last: IntArray  # layers of the stage's last chunk
     load: IntArray  # load of these layers
     policy: IntArray  # index of the recompute policy
     seconds: FloatArray  # one microbatch through the stage, forward and backward
@@ -121,7 +122,7 @@ class Candidate:
 
 
 _PRICES = ("seconds", "pass_seconds", "slack_seconds", "tail_seconds")
-_COLUMNS = ("stage", "start", "layers", "load", "policy", *_PRICES)
+_COLUMNS = ("stage", "start", "layers", "last", "load", "policy", *_PRICES)
 _FIELDS = tuple(field.name for field in fields(Candidate))
 
 

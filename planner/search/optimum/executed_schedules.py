@@ -96,6 +96,7 @@ def executed_candidates(job: PoolJob, degrees: DegreeArrays, policies: PolicyMas
                 stage=np.arange(len(layers)),
                 start=np.zeros_like(layers),
                 layers=layers,
+                last=layers // one.interleave,
                 load=layers,
                 policy=policy,
                 seconds=nothing,

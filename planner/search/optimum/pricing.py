@@ -18,6 +18,7 @@ from planner.search.optimum.candidate import Candidate
 from planner.search.space.arrays import unrolled
 from planner.search.space.placements import placements_of
 from planner.search.space.policies import choices_of
+from planner.search.space.rules import searched_ends
 from planner.specs.job import Job
 from planner.specs.recompute import policy_code, policy_name
 
@@ -94,25 +95,28 @@ def _layer_range(
     stages = placements_of(job, degrees).stages
     most_of = np.stack([most_layers(pool, degrees, cutoff_seconds) for pool in job.pools], axis=1)
     most, least = np.where(stages > 0, most_of, 0).max(axis=1), np.where(stages > 0, most_of, layers).min(axis=1)
-    return np.maximum(v, layers - ((stages * most_of).sum(axis=1) - least)), most
+    fewest = v - (searched_ends(job) > 0)
+    return np.maximum(fewest, layers - ((stages * most_of).sum(axis=1) - least)), most
 
 
 class _Columns(NamedTuple):
     """Columns: the configuration of each column, its stage with layers and policy, and the stage's pool.
 
     start: state of the layers' pattern in which the stage begins.
+    last: layers of the stage's last chunk.
     """
 
     owner: NDArray[np.int64]
     stage: Stage
     start: NDArray[np.int64]
+    last: NDArray[np.int64]
     pool: NDArray[np.int64]
 
     def take(self, rows: Rows) -> _Columns:
         """The columns at `rows`; a field of `Stage` that is one value for all columns stays one value."""
         values = {f.name: getattr(self.stage, f.name) for f in fields(Stage)}
         chosen = {name: value[rows] if np.ndim(value) else value for name, value in values.items()}
-        return _Columns(self.owner[rows], Stage(**chosen), self.start[rows], self.pool[rows])
+        return _Columns(self.owner[rows], Stage(**chosen), self.start[rows], self.last[rows], self.pool[rows])
 
 
 def _stages(
@@ -139,12 +143,40 @@ def _stages(
         keep = keep & can_interleave(job, degrees.take(owner), index, layers)
     else:
         keep = keep & _can_begin(states, job, degrees.pp[owner], (fewest[owner], most[owner]), index, layers, start)
-    keep = keep & _meets_lists(constraints, degrees.take(owner), index, layers, policy)
-    owner, index, start, layers, policy = owner[keep], index[keep], start[keep], layers[keep], policy[keep]
-    stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=start, layout=degrees.take(owner))
-    columns = _in_pools(job, degrees, _Columns(owner, stage, start, np.zeros_like(owner)))
+    rows = np.flatnonzero(keep)
+    row, last = _last_chunks(job, degrees.take(owner[rows]), index[rows], layers[rows])
+    rows = rows[row]
+    kept = _meets_lists(constraints, degrees.take(owner[rows]), index[rows], layers[rows], last, policy[rows])
+    rows, last = rows[kept], last[kept]
+    owner, start = owner[rows], start[rows]
+    shape = {"index": index[rows], "num_layers": layers[rows], "policy": policy[rows], "first": start}
+    stage = stage_of(job, **shape, layout=degrees.take(owner), last_chunk=last)
+    columns = _in_pools(job, degrees, _Columns(owner, stage, start, last, np.zeros_like(owner)))
     fits = _priced(job, degrees, columns, lambda *each: (stage_fits(*each),))[0]
     return columns.take(fits.astype(bool))
+
+
+def _last_chunks(
+    job: Job, x: DegreeArrays, index: NDArray[np.int64], layers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each stage with some layers, every number of layers that its last chunk may have: (position, last chunk).
+
+    All chunks are balanced. Only the last chunk may have fewer layers, down to none, where it holds the loss or layers
+    for multi-token prediction; and a first stage with a layer less than chunks begins with the embedding alone. Stages
+    with too few layers are left out.
+    """
+    v, final, apart = x.interleave, index == x.pp - 1, x.mtp_before > 0
+    even = layers // v
+    if not searched_ends(job):
+        rows = np.flatnonzero(layers >= v)
+        return rows, even[rows]
+    holds_end = (final | (apart & (index == x.pp - 2))) & (x.pp > 1)
+    alone = (index == 0) & (layers < v)  # the embedding
+    possible = np.where(holds_end | alone & (x.pp > 1), layers >= v - 1, layers >= v)
+    row, fewer, _ = unrolled(np.where(possible, np.where(holds_end & (v > 1) & ~alone, even + 1, 1), 0))
+    last = np.where(alone & (v > 1), 1, even)[row] - fewer
+    kept = ~(final & apart)[row] | (last == 0)  # no layer follows multi-token prediction
+    return row[kept], last[kept]
 
 
 def _can_begin(
@@ -240,6 +272,7 @@ def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[
             stage=stage.index[own],
             start=columns.start[own],
             layers=stage.num_layers[own],
+            last=columns.last[own],
             load=load[own],
             policy=stage.policy[own],
             seconds=seconds[own],
@@ -261,7 +294,7 @@ def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[
 
 
 def _meets_lists(
-    constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, policy: Number
+    constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, last: Number, policy: Number
 ) -> Flag:
     """Whether columns agree with the user's pinned lists, which have one entry for each chunk.
 
@@ -276,26 +309,39 @@ def _meets_lists(
         for v in set(degrees.interleave.tolist()):
             here = (degrees.interleave == v) & (degrees.pp * v == len(entries))
             chunks = entries.reshape(v, -1)
-            of_stage = chunks.sum(axis=0) if key == "layers_per_stage" else chunks[0]
-            alike = tuple(entries.tolist()) == (
-                balanced_chunks(tuple(of_stage.tolist()), v) if key == "layers_per_stage" else tuple(of_stage) * v
-            )
-            wanted = of_stage[np.minimum(index, len(of_stage) - 1)]
-            keep &= (degrees.interleave != v) | (here & alike & (values == wanted))
+            stage = np.minimum(index, chunks.shape[1] - 1)
+            if key == "layers_per_stage":
+                of_stage, ends = chunks.sum(axis=0), tuple(chunks[-1].tolist())
+                alike = tuple(entries.tolist()) == balanced_chunks(tuple(of_stage.tolist()), v, last=ends)
+                alike = alike & (last == chunks[-1][stage])
+            else:
+                of_stage = chunks[0]
+                alike = tuple(entries.tolist()) == tuple(of_stage) * v
+            keep &= (degrees.interleave != v) | (here & alike & (values == of_stage[stage]))
     return keep
 
 
 def layout_at(
-    degrees: DegreeArrays, layers: Sequence[int], policies: Sequence[int], pools: tuple[str, ...] = ()
+    degrees: DegreeArrays,
+    layers: Sequence[int],
+    policies: Sequence[int],
+    pools: tuple[str, ...] = (),
+    last: Sequence[int] | None = None,
 ) -> Layout:
-    """The layout of one configuration with the given layers, recompute policy and pool of each stage."""
+    """The layout of one configuration with the given layers, recompute policy and pool of each stage.
+
+    last: layers of each stage's last chunk; None if all chunks are balanced.
+    """
     recompute = tuple(map(policy_name, policies))
-    numbers = {key: value for key, value in degrees.numbers().items() if key not in ("placement", "recompute")}
+    others = ("placement", "recompute", "mtp_before")
+    numbers = {key: value for key, value in degrees.numbers().items() if key not in others}
+    ends = None if last is None else tuple(map(int, last))
     return Layout(
         **numbers,
         pools=pools,
         schedule=degrees.schedule,
         offload=degrees.offload,
-        layers_per_stage=balanced_chunks(tuple(int(k) for k in layers), degrees.interleave, degrees.schedule),
+        layers_per_stage=balanced_chunks(tuple(map(int, layers)), degrees.interleave, degrees.schedule, ends),
+        mtp=(degrees.pp * degrees.interleave - 1 - degrees.mtp_before,) if degrees.mtp_before else (),
         recompute=of_chunks(recompute, degrees.interleave, degrees.schedule),
     )

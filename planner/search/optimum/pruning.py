@@ -253,10 +253,28 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> l
 def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
     """A choice found greedily: each stage starts with its fewest layers, then the stage that stays fastest gets more.
 
-    Of columns with equally many layers the fastest is used, regardless of the state in which it begins, until the
-    layers of all stages are fixed. The result is None if the heuristic finds no choice, even though one may exist.
+    Of columns with equally many layers the fastest is used, at first regardless of the state in which it begins. A
+    second and a third pass use the states in which the stages of the pass before begin. The result is the best choice
+    of all passes; None if the heuristic finds no choice, even though one may exist.
     """
-    options = _fastest_options(candidate)
+    best: Choice | None = None
+    starts: list[int] | None = None
+    for _ in range(1 if candidate.pattern.num_states == 1 else 3):
+        layers = _greedy_layers(candidate, starts)
+        if layers is None:
+            break
+        starts = [int(candidate.pattern.state(sum(layers[:stage]))) for stage in range(candidate.num_stages)]
+        chosen = _fastest_with(candidate, layers)
+        if chosen is not None and candidate.is_choice(chosen):
+            seconds = candidate.step_seconds(chosen)
+            if best is None or seconds < best.objective_seconds:
+                best = Choice(candidate=index, columns=tuple(chosen), objective_seconds=seconds)
+    return best
+
+
+def _greedy_layers(candidate: Candidate, starts: list[int] | None) -> list[int] | None:
+    """Layers of each stage, found greedily with the columns that begin in these states (None: in any)."""
+    options = _fastest_options(candidate, starts)
     if not all(options):
         return None
     at = [0] * candidate.num_stages
@@ -275,11 +293,7 @@ def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
             heapq.heappush(waiting, (candidate.seconds[columns[at[stage] + 1]], stage))
     if left != 0:
         return None
-    layers = [int(candidate.layers[columns[position]]) for columns, position in zip(options, at, strict=True)]
-    chosen = _fastest_with(candidate, layers)
-    if chosen is None or not candidate.is_choice(chosen):
-        return None
-    return Choice(candidate=index, columns=tuple(chosen), objective_seconds=candidate.step_seconds(chosen))
+    return [int(candidate.layers[columns[position]]) for columns, position in zip(options, at, strict=True)]
 
 
 def _fastest_with(candidate: Candidate, layers: Sequence[int]) -> list[int] | None:
@@ -295,9 +309,11 @@ def _fastest_with(candidate: Candidate, layers: Sequence[int]) -> list[int] | No
     return chosen
 
 
-def _fastest_options(candidate: Candidate) -> list[list[int]]:
-    """For each stage the fastest column of each layer count, fewest layers first."""
+def _fastest_options(candidate: Candidate, starts: list[int] | None) -> list[list[int]]:
+    """For each stage the fastest column of each layer count that begins in its state, fewest layers first."""
     order = np.lexsort((candidate.tail_seconds, candidate.seconds, candidate.layers, candidate.stage))
+    if starts is not None:
+        order = order[candidate.start[order] == np.array(starts)[candidate.stage[order]]]
     key = candidate.stage[order] * (candidate.num_layers + 1) + candidate.layers[order]
     fastest = order[np.append(True, np.diff(key) != 0)[: len(order)]]
     ends = np.searchsorted(candidate.stage[fastest], np.arange(1, candidate.num_stages))

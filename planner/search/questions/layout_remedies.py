@@ -225,6 +225,7 @@ def _cut(job: Job, layout: Layout, pp: int, interleave: int) -> Layout | None:
         interleave=interleave,
         schedule="interleaved" if interleave > 1 else "1f1b",
         layers_per_stage=even_split(job.model.num_layers, pp, interleave),
+        mtp=(),
         recompute=(_policy_of_most(layout),) * chunks,
     )
 

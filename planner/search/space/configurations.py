@@ -18,7 +18,7 @@ from planner.cost.segments import has_choice
 from planner.cost.shapes import distinct_rows
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors
-from planner.search.space.rules import RULES, broken_rules
+from planner.search.space.rules import RULES, broken_rules, searched_ends
 from planner.search.space.segments import segments_to_try
 from planner.specs.banned import searched_axes
 from planner.specs.text import any_of
@@ -46,7 +46,7 @@ out because that is too slow to do for every job.
 class DegreeArrays:
     """Many outer configurations; every field but `schedule` and `offload` is an array of one length.
 
-    segment: as in `Layout`, and also 0 until it is filled in.
+    segment, mtp_before: as in `Layout`, and also 0 until they are filled in.
     placement: number of the stages' placement in pools (`placements`); 0 on a uniform cluster, and until it is filled
     in.
     recompute: code of the policy of all stages, if the engine has one policy for all; `OWN` if each stage has its own.
@@ -65,6 +65,7 @@ class DegreeArrays:
     sp: Number
     segment: Number
     placement: Number
+    mtp_before: Number
     recompute: Number
     schedule: Schedule
     offload: Offload = "none"
@@ -122,7 +123,7 @@ _ARRAYS: Final = tuple(f.name for f in fields(DegreeArrays) if f.name not in ("s
 OWN: Final = 3
 """Takes the place of a policy's code if each stage has its own policy."""
 
-_ZERO: Final = ("sp", "zero", "segment", "placement")
+_ZERO: Final = ("sp", "zero", "segment", "placement", "mtp_before")
 
 PolicyMasks: TypeAlias = "dict[int, NDArray[np.bool_]]"
 """Which configurations may use each recompute policy, by the policy's code."""
@@ -189,7 +190,7 @@ def device_partitions(job: Job, constraints: Constraints, refused: Refusals) -> 
     options: tuple[tuple[str, Sequence[int]], ...] = (
         ("tp", divisors(job.model.num_heads)),
         ("cp", divisors(max(1, sequence // 2))),
-        ("pp", range(1, job.model.num_layers + 1)),
+        ("pp", range(1, job.model.num_layers + searched_ends(job) + 1)),
         ("dp", divisors(job.training.global_batch_size)),
     )
     chooses = has_choice(job.cluster) or constraints.mentions("segment")
@@ -285,7 +286,7 @@ def _interleaves(job: Job, pp: int, *, every: bool) -> list[int]:
     More chunks of the same size make no pass shorter.
     """
     num_layers = job.model.num_layers
-    largest = {v: -(-num_layers // (pp * v)) for v in range(2, num_layers // pp + 1)}
+    largest = {v: -(-num_layers // (pp * v)) for v in range(2, (num_layers + searched_ends(job)) // pp + 1)}
     return [v for v in largest if every or largest.get(v - 1) != largest[v]]
 
 
@@ -324,7 +325,8 @@ def fill_replicas(
 ) -> DegreeArrays:
     """The configurations with every number of replicas of the sharded group (HSDP) that the constraints allow.
 
-    A shard group of one rank is the same as ZeRO-0, and is left out unless it is pinned.
+    A shard group of one rank is the same as ZeRO-0, and is left out unless it is pinned. Multi-token prediction may
+    stand before the loss.
     """
     enumeration = _Enumeration(job, constraints, refused, degrees)
     pinned = constraints.value_of("hsdp")
@@ -334,7 +336,20 @@ def fill_replicas(
     x = enumeration.degrees
     if not pinned:
         x = x.take((x.hsdp == 1) | (x.hsdp < x.dp * x.cp))
-    return x.take(constraints.allowed(x))
+    x = x.take(constraints.allowed(x))
+    return _with_mtp(job, constraints, x) if len(x) else x
+
+
+def _with_mtp(job: Job, constraints: Constraints, x: DegreeArrays) -> DegreeArrays:
+    """The configurations with multi-token prediction beside the loss, and where possible one chunk before it."""
+    if job.model.mtp_layers and searched_ends(job) and x.schedule not in EXECUTED:
+        apart = x.take(x.pp > 1)
+        x = DegreeArrays.joined([x, apart.having("mtp_before", np.ones_like(apart.pp))])
+    for key in ("mtp", "loss"):
+        for chunk in filter(None, (constraints.value_of(key) or "").split("/")):
+            before = x.mtp_before if key == "mtp" else 0
+            x = x.take(x.pp * x.interleave - 1 - before == int(chunk))
+    return x
 
 
 def _replica_counts(degrees: DegreeArrays) -> list[int]:

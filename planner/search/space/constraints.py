@@ -164,6 +164,9 @@ class Constraints:
 
 def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None:
     """The mistake if a list is in a condition other than a pin, which the search would silently ignore; else None."""
+    if condition.key == "mtp" and "/" in condition.value:
+        hint = "multi-token prediction is planned in one chunk, which may be pinned: mtp=30"
+        return Mistake(message=f"{quoted(part)} cannot be planned", where=option, hint=hint)
     is_list = condition.key in ("layers_per_stage", "pools") or "/" in condition.value
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None

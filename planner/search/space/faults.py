@@ -188,6 +188,34 @@ def recompute(job: Job, layout: Layout) -> Iterator[str]:
             return
 
 
+def ends(job: Job, layout: Layout) -> Iterator[str]:
+    """Chunks that hold neither a layer nor an end of the model, and ends where the engine cannot place them.
+
+    Source: Megatron-LM, core/transformer/pipeline_parallel_layer_layout.py (validate_layer_layout).
+    """
+    last, places = layout.num_chunks - 1, job.engine.pipeline.places_ends
+    pieces = {0, last, *layout.mtp} if places else set()
+    for chunk, count in enumerate(layout.layers_per_stage):
+        if not count and chunk not in pieces:
+            is_end = chunk in (0, last, *layout.mtp)
+            beside = f", and engine {job.engine.name} gives no end of the model a chunk of its own" if is_end else ""
+            yield f"chunk {chunk} holds no layer{beside}; give each of the {layout.num_chunks} at least one"
+            break
+    if not layout.mtp:
+        return
+    written = "mtp=" + "/".join(map(str, layout.mtp))
+    if not job.model.mtp_layers:
+        yield f"{written}: {job.model.name} has no layers for multi-token prediction"
+    elif not places:
+        yield f"{written}: engine {job.engine.name} has them beside the loss; leave mtp out"
+    elif len(layout.mtp) > 1:
+        yield f"{written}: engine {job.engine.name} has all these layers in one chunk; name one"
+    elif sum(layout.layers_per_stage[layout.mtp[0] + 1 :]):
+        yield f"{written}: layers follow in later chunks, and multi-token prediction reads the output of the last"
+    elif layout.mtp[0] < layout.pp * (layout.interleave - 1):
+        yield f"{written}: they stand in the last chunk of a stage, {layout.pp * (layout.interleave - 1)} or later"
+
+
 def offload(job: Job, layout: Layout) -> str:
     """The engine cannot offload these tensors to the host."""
     have = any_of(job.engine.offload.what)
@@ -325,10 +353,11 @@ def sequence_parallel(job: Job, layout: Layout) -> str:
 
 
 def layers(job: Job, layout: Layout) -> str:
-    """The layout has more chunks than the model has layers."""
+    """The layout has more chunks than the model has layers, and ends that may stand alone."""
+    apart = ", or an end of the model" if job.engine.pipeline.places_ends else ""
     return (
         f"pp {layout.pp} * interleave {layout.interleave} = {layout.num_chunks} chunks of {job.model.num_layers} "
-        "layers, and each holds at least one; lower pp or interleave"
+        f"layers, and each holds at least one{apart}; lower pp or interleave"
     )
 
 

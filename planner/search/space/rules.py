@@ -85,6 +85,22 @@ def _microbatches(job: Job, layout: Degrees) -> Flag:
     return job.training.global_batch_size // (layout.dp * layout.mbs)
 
 
+def num_ends(job: Job) -> int:
+    """Chunks that may hold an end of the model and no layer: embedding, loss, and layers for multi-token prediction.
+
+    Source: definition of the engine profile, places_ends.
+    """
+    return job.engine.pipeline.places_ends * (2 + (job.model.mtp_layers > 0))
+
+
+def searched_ends(job: Job) -> int:
+    """Chunks for an end of the model alone that the search makes: none on a mixed cluster, nor where kinds repeat.
+
+    Source: `num_ends`.
+    """
+    return num_ends(job) * (len(job.pools) == 1 and pattern_of(job).period == 1)
+
+
 def least_of_first_stage(job: Job, layout: Degrees) -> Number:
     """Fewest layers of the first stage, if its first chunk holds all leading layers, and the others at most one less.
 
@@ -230,9 +246,9 @@ def _sequence_parallel(job: Job, layout: Degrees) -> Flag:
     return np.where(np.equal(layout.tp, 1), np.equal(layout.sp, 0), np.isin(layout.sp, job.engine.can.sp) & divides)
 
 
-@_rule("pp interleave", "every chunk must hold at least one layer: pp * interleave at most the number of layers")
+@_rule("pp interleave", "every chunk must hold a layer, or an end of the model where the engine can place it apart")
 def _layers(job: Job, x: Degrees) -> Flag:
-    return x.pp * x.interleave <= job.model.num_layers
+    return x.pp * x.interleave <= job.model.num_layers + num_ends(job)
 
 
 @_rule("pp interleave", "pp * interleave must divide the layers with this engine")
@@ -273,7 +289,7 @@ def _whole_periods(job: Job, layout: Degrees) -> Flag:
     left_out="interleaved stages of this model whose first chunk does not hold all dense layers",
 )
 def _leading_layers(job: Job, layout: Degrees) -> Flag:
-    layers, others = job.model.num_layers, layout.interleave * (layout.pp - 1)
+    layers, others = job.model.num_layers, layout.interleave * (layout.pp - 1) - max(searched_ends(job) - 1, 0)
     too_many = layout.interleave + others > layers  # another rule says so
     return too_many | (least_of_first_stage(job, layout) + others <= layers)
 
@@ -400,7 +416,5 @@ def broken_rules(
     broken.extend(faults.recompute(job, layout))
     broken.extend(faults.not_offloaded(job, layout))
     broken.extend(_broken_pools(job, layout) if "pools" not in except_for else ())
-    if 0 in layout.layers_per_stage:
-        empty = layout.layers_per_stage.index(0)
-        broken.append(f"chunk {empty} holds no layer; give each of the {layout.num_chunks} at least one")
+    broken.extend(faults.ends(job, layout))
     return tuple(broken)
