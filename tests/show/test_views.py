@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -444,16 +445,16 @@ def test_next_commands(hosts, saved, expected, make_plan, plan) -> None:
     assert next_commands(changed, COMMAND, saved) == expected
 
 
-def test_nothing_fits_says_how_far_and_what_helps(nothing) -> None:
+def test_nothing_fits_says_how_far_and_what_helps(nothing, monkeypatch) -> None:
     text = to_text(no_fit(*nothing), Screen())
     assert "138 GiB too much" in text  # 213.5 of 76 GiB
     assert "optimizer state, 120 GiB" in text
     assert "34 hosts instead of 17" in text
-    assert "engine fsdp: " in text, "what the engine could do, and no program of it runs"
-    found = replace(nothing[0], engine=load_engine("torch"))
-    text = to_text(no_fit(found, (), ()), Screen())
-    assert "smaller model" in text
     assert "Notes" not in text
+    assert "smaller model" in to_text(no_fit(nothing[0], (), ()), Screen())
+    ban = SimpleNamespace(words="no run cut the matrices", way_out="tp=1")
+    monkeypatch.setattr("planner.show.nothing_fits.bans_of", lambda _: {"tp": ban})
+    assert "engine fsdp: no run cut the matrices; tp=1" in to_text(no_fit(*nothing), Screen())
 
 
 def test_nothing_fits_as_a_document(nothing) -> None:
