@@ -124,7 +124,7 @@ def test_what_is_left_out_is_derived():
         ("recompute=every:1", "known values: none, selective, full, full:K, every:N, or modules joined by"),
         ("recompute=full:0", "did you mean `full`"),
         ("recompute=mlp+", "known values: none"),
-        ("pp=10", "pp 10 \\* interleave 1 = 10 chunks of 8 layers"),
+        ("pp=11", "pp 11 \\* interleave 1 = 11 chunks of 8 layers"),
         ("pp=10000000", "10000000 chunks of 8 layers"),
         ("pp=4,interleave=10000000", "40000000 chunks of 8 layers"),
         ("pp=10000000,layers_per_stage=4/4", "10000000 entries are needed"),

@@ -138,8 +138,13 @@ def _check_lists(job: Job, constraints: Constraints) -> None:
         wanted = alike * chunks
         if key == "layers_per_stage":
             sums = tuple(sum(map(int, values[stage::stages])) for stage in range(stages))
-            ends = tuple(map(int, values[-stages:])) if chunks > 1 else None
-            wanted = tuple(map(str, balanced_chunks(sums, chunks, last=ends)))
+            balanced = balanced_chunks(sums, chunks)
+            if (
+                chunks > 1 and job.engine.pipeline.places_ends
+            ):  # the last chunks before an end of the model may be shorter
+                ends = (*balanced[-stages:-2], *map(int, values[-2:]))[-stages:]
+                balanced = balanced_chunks(sums, chunks, last=ends)
+            wanted = tuple(map(str, balanced))
         if values != wanted:
             hint = "pp * interleave entries; the chunks of one stage are alike, or first ones have one layer more"
             raise InputError(f"`{key}={'/'.join(values)}` cannot be planned", where="--pin", hint=hint)

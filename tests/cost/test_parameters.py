@@ -232,10 +232,10 @@ def test_ends_of_models_without_a_vocabulary_or_a_head(make_job, with_engine):
     vit, bert = load_model("vit-large"), load_model("bert-large")
     one = layout_of(vit, "tp=1", 1)
     patches, classes, positions = (3 * 16 * 16 + 1) * 1024, 1024, 197 * 1024
-    assert end_params_on_device(vit, engine, one, 0) == patches + classes + positions + 2 * 1024 + 1024 * 1025
+    assert end_params_on_device(vit, engine, one, 0, 0) == patches + classes + positions + 2 * 1024 + 1024 * 1025
     bare = with_engine(make_job(), memory={"vocab_multiple": 1}).engine
     words = (30522 + 512 + 2) * 1024
-    assert end_params_on_device(bert, bare, one, 0) == words + 2 * 1024 + 1024 * 1025
+    assert end_params_on_device(bert, bare, one, 0, 0) == words + 2 * 1024 + 1024 * 1025
 
 
 shapes = st.fixed_dictionaries(

@@ -109,4 +109,4 @@ def test_the_first_runners_up_are_of_as_many_kinds_and_one_line_says_what_they_s
     said = " ".join(to_text(summary(plan, ()), Screen()).split())
     for axis in ("tp", "pp", "cp"):
         values = np.unique([getattr(each, axis) for each in layouts]).tolist()
-        assert f"{axis} {', '.join(map(str, values[:-1]))} or {values[-1]}" in said.partition("would settle")[2]
+        assert f"{axis} {', '.join(map(str, values[:-1]))} or {values[-1]}" in said.partition("they settle")[2]

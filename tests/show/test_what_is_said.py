@@ -102,8 +102,8 @@ def test_a_comparison_says_which_devices_are_idle_and_what_they_would_cost(capsy
 
 @pytest.fixture(scope="module")
 def six() -> planner.Plan:
-    job = {"nodes": 2, "seq_len": 4096, "global_batch": 256, "engine": "megatron"}
-    found = planner.plan_job("qwen3-30b-a3b", "dgx-h100", **job, top=6, within=0)
+    job = {"nodes": 4, "seq_len": 4096, "global_batch": 256, "engine": "megatron"}
+    found = planner.plan_job("mixtral-8x7b", "dgx-h100", **job, top=6, within=0)
     assert len(found.runners_up) > 3
     return found
 
