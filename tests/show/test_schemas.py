@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 
 from planner.cli import cli, main
 from planner.show.schema import answer_schemas
@@ -58,12 +59,17 @@ def schemas() -> dict[str, Any]:
     return {name: closed(schema) for name, schema in answer_schemas().items()}
 
 
+@pytest.fixture(scope="module")
+def plan() -> str:
+    answer = CliRunner().invoke(cli, ["explain", *LAYOUT, "--layout", "dp=8,zero=3,mbs=1,recompute=full", "--json"])
+    return answer.stdout
+
+
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs.csv").write_text(RUNS)
-    assert main(["explain", *LAYOUT, "--layout", "dp=8,zero=3,mbs=1,recompute=full", "--json"]) == 0
-    Path("plan.json").write_text(capsys.readouterr().out)
+    Path("plan.json").write_text(plan)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[2:5]))
