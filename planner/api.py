@@ -490,7 +490,9 @@ def plan_file(
 
 def _beyond(foreign: Foreign, keywords: Mapping[str, Any], reporter: Reporter | None) -> tuple[str, ...]:
     """What the search leaves out because the file's program has no key for it, unless the user pins it."""
-    pinned = {re.split("[<>=]", part)[0] for each in _texts(keywords.get("pin", ())) for part in each.split(",")}
+    pinned = {
+        re.split("[<>=!]", part)[0].strip() for each in _texts(keywords.get("pin", ())) for part in each.split(",")
+    }
     left_out = [key for key in foreign.lacks if key not in pinned and foreign.layout.get(key, "1") == "1"]
     if left_out:
         words = f"{foreign.program} has no key for {', '.join(left_out)}, which the search leaves out"

@@ -43,9 +43,14 @@ class Reason(StrEnum):
 
 
 class Finding(Document):
-    """One sentence of a check; failed: whether the check fails because of it."""
+    """One sentence of a check.
+
+    holds: whether the run keeps up; null if nothing could be compared.
+    failed: whether the check fails because of it.
+    """
 
     reason: Reason
+    holds: bool | None
     failed: bool
     text: str
 
@@ -82,17 +87,21 @@ def check_run(
     tell: called with notes on lines and cells that are left out.
 
     Raises:
-        InputError: a file cannot be read as a run, or nothing tells what `fail_on` asks for.
+        InputError: a file cannot be read as a run, or nothing tells what `fail_on` asks for, as of a run of another
+            layout if `fail_on` leaves the layout out.
         EnvironmentProblem: a file cannot be opened.
     """
     asked = frozenset(fail_on or Reason)
+    if baseline and baseline.suffix == ".csv":
+        hint = "give the log or the folder of a run"
+        raise InputError("a row of a table has no scatter to compare with", where="--baseline", hint=hint)
     before = read_run(baseline, plan, row="", tell=tell) if baseline else None
     try:
         measured = read_run(run, plan, row=row, tell=tell)
     except OtherRun as error:
-        failed = Reason.LAYOUT in asked
-        texts = tuple(each.text() for each in error.mistakes)
-        found = [Finding(reason=Reason.LAYOUT, failed=failed, text=text) for text in texts]
+        if Reason.LAYOUT not in asked:  # nothing else can be compared with such a run
+            raise
+        found = [Finding(reason=Reason.LAYOUT, holds=False, failed=True, text=each.text()) for each in error.mistakes]
         return _check(plan, None, found, None, None)
     limit = before.seconds * (1 + max(_LEAST, _SCATTER * before.scatter)) if before else None
     most = _most_bytes(plan, measured)
@@ -101,7 +110,7 @@ def check_run(
     if lacking := [each for each in unknown if each.rule in fail_on]:
         raise InputError(*lacking)
     found += [
-        Finding(reason=Reason(each.rule), failed=False, text=f"not compared, because {each.message}")
+        Finding(reason=Reason(each.rule), holds=None, failed=False, text=f"not compared, because {each.message}")
         for each in unknown
     ]
     return _check(plan, measured, found, before and (before.seconds, limit or 0.0), most)
@@ -137,11 +146,11 @@ def _time(plan: Plan, measured: Measured, limit: float | None, asked: Collection
         slower, ends = measured.seconds > high, f"{format_seconds(low)} to {format_seconds(high)}"
         place = "longer than" if slower else "shorter than" if measured.seconds < low else "inside"
         text = f"{took}, {place} the plan's band of {ends}"
-        yield Finding(reason=reason, failed=slower and reason in asked, text=text)
+        yield Finding(reason=reason, holds=not slower, failed=slower and reason in asked, text=text)
     if limit:
         slower = measured.seconds > limit
         text = f"{took}, and the baseline with its scatter at most {format_seconds(limit)}"
-        yield Finding(reason=reason, failed=slower and reason in asked, text=text)
+        yield Finding(reason=reason, holds=not slower, failed=slower and reason in asked, text=text)
 
 
 def _most_bytes(plan: Plan, measured: Measured) -> float | None:
@@ -161,7 +170,7 @@ def _memory(measured: Measured, most: float | None, asked: Collection[Reason]) -
     over, reason = measured.peak_bytes > most, Reason.MEMORY
     place = "over" if over else "at most"
     text = f"{measured.counter} memory of {format_bytes(measured.peak_bytes)}, {place} the {format_bytes(most)} that "
-    yield Finding(reason=reason, failed=over and reason in asked, text=f"{text}the plan's band ends at")
+    yield Finding(reason=reason, holds=not over, failed=over and reason in asked, text=f"{text}the plan's band ends at")
 
 
 def _unknown(reason: Reason) -> Mistake:

@@ -17,6 +17,7 @@ from planner.made_by import with_shipped_corrections
 from planner.reading import read_plan
 from planner.specs.mistakes import Mistakes
 from planner.specs.text import printable
+from planner.specs.training import OF_THE_RUN
 from planner.specs.yaml import MAX_MISTAKES
 
 if TYPE_CHECKING:
@@ -189,13 +190,25 @@ def _measured_row(path: Path, plan: Plan, row: str) -> Measured:
 def _changed(ran: Plan, plan: Plan, where: str) -> list[Mistake]:
     """The keys of model, training, engine and layout in which the plan of a folder differs from another."""
     found = difference_of(plan, ran)
-    inputs = [each for each in found.inputs if each.path.partition(".")[0] in ("model", "training", "engine")]
+    differing = {each.path: each for each in (*found.inputs, *found.layout) if _matters(each.path)}
     return [
-        Mistake(
-            message=f"{each.path} is {each.after or 'absent'}, and {each.before or 'absent'} in the plan", where=where
-        )
-        for each in (*found.layout, *inputs)
+        Mistake(message=f"{path} is {each.after or 'absent'}, and {each.before or 'absent'} in the plan", where=where)
+        for path, each in differing.items()
     ]
+
+
+def _matters(path: str) -> bool:
+    """Whether a key of a plan decides what a step of its run does: not its price, its length or the corrections."""
+    document, _, key = path.partition(".")
+    if document in ("cluster", "calibration", "options", "engine"):
+        return path == "engine.name"
+    return document != "training" or key not in _OF_THE_WHOLE_RUN
+
+
+_OF_THE_WHOLE_RUN: Final = (
+    *OF_THE_RUN,
+    *("tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"),
+)
 
 
 def _read(source: _Source, tell: Callable[[str], None]) -> list[Observation]:

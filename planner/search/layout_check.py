@@ -103,7 +103,9 @@ def _drawn(job: Job, optimum: Layout, pick: np.random.Generator, *, keeps_most: 
 
 def _is_searched(job: Job, constraints: Constraints, layout: Layout) -> bool:
     """Whether rules and pins allow the layout in a search."""
-    if any(constraints.per_chunk(key) for key in ("layers_per_stage", "recompute")):
+    if any(constraints.per_chunk(key) or constraints.value_of(key) for key in ("layers_per_stage", "mtp", "loss")):
+        return False
+    if constraints.per_chunk("recompute"):
         return False
     if not constraints.fills_hosts(layout.world_size) or not constraints.allowed(layout):
         return False

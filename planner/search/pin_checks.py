@@ -92,6 +92,8 @@ def _check_pins(job: Job, constraints: Constraints) -> None:
     if len(set(policies)) > 1 and not job.engine.pipeline.recompute_per_stage:
         message = f"engine {job.engine.name} has one recompute policy for all stages"
         found.append(Mistake(message=message, where="--pin", hint="pin one policy, such as recompute=full"))
+    if constraints.value_of("mtp") and not job.model.mtp_layers:
+        found.append(Mistake(message=f"{job.model.name} has no layers for multi-token prediction", where="--pin"))
     for axis, ban in bans_of(job.engine).items():
         if not constraints.left_of(axis, [1]):
             found.append(Mistake(message=f"engine {job.engine.name}: {ban.words}", where="--pin", hint=ban.way_out))
@@ -136,7 +138,7 @@ def _check_lists(job: Job, constraints: Constraints) -> None:
         stages = int(pp or len(values))
         chunks, alike = len(values) // stages, values[:stages]
         wanted = alike * chunks
-        if key == "layers_per_stage":
+        if key == "layers_per_stage" and chunks:
             sums = tuple(sum(map(int, values[stage::stages])) for stage in range(stages))
             balanced = balanced_chunks(sums, chunks)
             if (

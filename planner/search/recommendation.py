@@ -139,7 +139,7 @@ def _configurations(job: Job, constraints: Constraints, one: DegreeArrays) -> It
         block = one.at_once().take(np.zeros(len(pairs), dtype=np.int64))
         block = replace(block, schedule=schedule, zero=pairs[:, 0], interleave=pairs[:, 1])
         block = block.having("recompute", np.full(len(pairs), OWN))
-        legal = np.array(constraints.allowed(block))
+        legal = constraints.allowed(block) & constraints.allows_ends(block.pp * block.interleave, block.mtp_before)
         for rule in RULES:
             legal &= rule.holds(job, block)
         if legal.any():

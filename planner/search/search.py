@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -189,12 +190,15 @@ def search(
     priced = estimate(job, layout)
     _check_ledger(found, window, chosen, priced.step_seconds)
     losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
+    evident = None
+    with contextlib.suppress(KeyboardInterrupt), limit.ends():  # the plan is proved; only this search ends early
+        evident = with_runs(job, constraints, objective, layout, priced.step_seconds) if top and complete else None
     return _plan(
         job,
         layout,
         priced,
         minimum=minimum(job, layout, optimum, objective),
-        with_runs=with_runs(job, constraints, objective, layout, priced.step_seconds) if top and complete else None,
+        with_runs=evident,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, decision, winner, objective, (num_checked, num_drawn), told),
         idle_reason=_idle_reason(job, found, layout.world_size, objective),

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def check_view(found: Check) -> Group:
     """Show whether the run passes, and each finding behind the word that the check fails on."""
+    words = {True: "ok", False: "worse", None: "note"}
     lines = [
-        Text(clean(f"{'FAILED' if each.failed else 'ok':6}  {each.reason}: {each.text}")) for each in found.findings
+        Text(clean(f"{'FAILED' if each.failed else words[each.holds]:6}  {each.reason}: {each.text}"))
+        for each in found.findings
     ]
     return section("The run passes" if found.passed else "The run fails", *lines)

@@ -80,6 +80,12 @@ def test_what_a_command_leaves_out_is_the_programs_default(tmp_path: Path) -> No
     assert {"training.global_batch_size=128", "training.sequence_length=2048"} <= {*found.settings}
 
 
+def test_the_type_of_the_weights_is_read(tmp_path: Path) -> None:
+    assert "training.precision=fp16" in read(tmp_path, SCRIPT.replace("--bf16", "--param_dtype fp16")).settings
+    with pytest.raises(InputError, match="has no price here"):
+        read(tmp_path, SCRIPT.replace("--bf16", "--param_dtype int8"))
+
+
 def test_adapters_and_offload_are_read(tmp_path: Path) -> None:
     found = read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --lora_rank 16 --lora_alpha 32 --adam_offload"))
     assert "training.lora_rank=16" in found.settings
@@ -118,6 +124,11 @@ def test_plugins_of_llama_factory_v1_are_adapters_bits_and_sharding(tmp_path: Pa
     sharded = V1.replace("name: fsdp2\n  dcp_path: null", "name: deepspeed\n  config_file: z2.json")
     found = read(tmp_path, sharded, "sft.yaml")
     assert (found.engine, found.layout["zero"]) == ("deepspeed", "2")
-    for text in (V1.replace("fsdp2", "fsdpturbo"), f"{V1}peft_config:\n  name: freeze\n"):
-        with pytest.raises(InputError, match="has no price here"):
+    inside = V1.replace("dcp_path: null", "cp_size: 2\n  offload_params: true")
+    found = read(tmp_path, inside, "sft.yaml")
+    assert found.layout["cp"] == "2"
+    assert found.layout["offload"] != "none"
+    eight = f"{V1}{adapters}quant_config:\n  name: bnb\n  quantization_bit: 8\n"
+    for text in (V1.replace("fsdp2", "fsdpturbo"), f"{V1}peft_config:\n  name: freeze\n", eight):
+        with pytest.raises(InputError, match="ha(s|ve) no price here"):
             read(tmp_path, text, "sft.yaml")

@@ -83,3 +83,31 @@ def test_a_command_of_trl_for_another_method_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("trl dpo --config dpo.yaml --accelerate_config zero3\n")
     with pytest.raises(InputError, match="reference model"):
         read_foreign(tmp_path / "run.sh", per_host=8)
+
+
+def test_a_folder_is_read_by_its_script_whatever_else_lies_in_it(tmp_path: Path) -> None:
+    options = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --max_length 2048 --bf16 True"
+    (tmp_path / "run.sh").write_text(f"deepspeed --num_gpus 8 train.py {options} --deepspeed z3.json\n")
+    (tmp_path / "train.py").write_text('"""accelerate launch train.py --model_name_or_path X"""\n')
+    (tmp_path / "z3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    (tmp_path / "z2.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"vocab": ["word"] * 200_000}))
+    (tmp_path / "config.json").write_text("{}")  # of DeepSpeed or of anything, and no model
+    found = read_foreign(tmp_path, num_devices=8, per_host=8)
+    assert (found.model.name, found.layout["zero"], found.layout["offload"]) == ("qwen2.5-7b", "3", "none")
+    (tmp_path / "run.sh").unlink()
+    with pytest.raises(InputError, match=r"several files of one kind: .*z2\.json, .*z3\.json"):
+        read_foreign(tmp_path, num_devices=8, per_host=8)
+
+
+def test_a_folder_of_a_program_that_is_not_read_says_so(tmp_path: Path) -> None:
+    (tmp_path / "full.yaml").write_text("model:\n  _component_: torchtune.models.llama3.llama3_8b\n")
+    with pytest.raises(InputError, match="a file of torchtune, which is not read"):
+        read_foreign(tmp_path)
+
+
+def test_a_model_that_is_cut_at_load_is_read_for_fsdp(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
+    (tmp_path / "sft.yaml").write_text(f"{TRL}distributed_config:\n  tp_size: 2\n  fsdp_size: 4\n")
+    found = read_foreign([tmp_path / "accelerate.yaml", tmp_path / "sft.yaml"], per_host=8)
+    assert (found.engine, found.layout["tp"], found.layout["zero"]) == ("fsdp", "2", "3")

@@ -110,7 +110,25 @@ def test_another_layout_fails_and_says_where(check: Check, plan: Plan, tmp_path:
     assert code == ExitCode.DIFFERS
     assert [each["reason"] for each in found["findings"]] == ["layout"]
     assert "a.log:1:" in found["findings"][0]["text"]
-    assert check(tmp_path / "a.log", "--fail-on", "slower")[0] == 0
+    assert "global batch size is 32" in check.refused(tmp_path / "a.log", "--fail-on", "slower")
+
+
+def test_a_folder_is_of_the_plan_whatever_its_run_costs(check: Check, plan: Plan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [{"step": n, "loss": 1.0, "step_seconds": s} for n, s in enumerate(steps(plan.step_seconds), 1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"nodes": 1, "global_batch": 64, "seq_len": 4096, "engine": "torchtitan"}
+    priced = ("training.price=2 USD/h", "training.tokens=1e9")
+    ran = estimate_layout("llama3-8b", "dgx-h100", layout=LAYOUT, settings=priced, **options)
+    (run / "plan.json").write_text(plan_to_json(ran))
+    assert check(run)[0] == 0
+    longer = estimate_layout("llama3-8b", "dgx-h100", layout=LAYOUT, **{**options, "seq_len": 2048})
+    (run / "plan.json").write_text(plan_to_json(longer))
+    code, found = check(run)
+    assert code == ExitCode.DIFFERS
+    assert {each["reason"] for each in found["findings"]} == {"layout"}
+    assert "scatter" in check.refused(run, "--baseline", str(tmp_path / "runs.csv"))
 
 
 def test_a_row_of_a_table_is_checked_by_its_id(check: Check, plan: Plan, tmp_path: Path) -> None:

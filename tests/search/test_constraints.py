@@ -85,6 +85,8 @@ def test_a_pin_of_modules_that_no_plan_can_keep_is_refused(pin, message):
         ("recompute=selective/none", "does not have recompute `selective`"),
         ("pp>=99", "pp>=99: legal layouts have pp 1"),
         ("zero>=2,zero<=1", "legal layouts have zero 0"),
+        ("mtp=3", "no layers for multi-token prediction"),
+        ("pp=8,layers_per_stage=4/4", "cannot be planned"),
     ],
 )
 def test_a_pin_that_no_plan_can_keep_is_refused(pin, message):
@@ -141,3 +143,10 @@ def test_an_empty_option_is_refused(given):
 def test_what_is_no_time_limit_is_refused(seconds):
     with pytest.raises(InputError, match="is no time limit"):
         search(small_job(), Constraints(), time_limit=seconds)
+
+
+def test_the_recommendation_keeps_a_pinned_chunk_of_the_loss():
+    found = search(small_job("megatron"), Constraints.parse(["loss=3"], []))
+    assert found.layout.num_chunks == 4
+    with pytest.raises(InputError, match="cannot be planned"):
+        Constraints.parse([], ["loss=3"])

@@ -23,7 +23,7 @@ from planner.emit.read.methods import GENERATION, check_method, length_of, onlin
 from planner.emit.read.shell import UNSET
 from planner.emit.read.slurm import variables_of, with_srun
 from planner.emit.target import facts_of, matches
-from planner.errors import InputError, Mistake
+from planner.errors import InputError, Mistake, PlannerError
 from planner.layout import Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
 from planner.specs.files import kind_of, limited_text
@@ -108,8 +108,8 @@ def read_foreign(
     """
     sized = num_devices // per_host if is_sized and per_host else 0
     sources = [paths] if isinstance(paths, Path) else paths
-    beside = next((each for path in sources if isfile(each := path / "config.json")), None)  # noqa: PTH113
-    model = model or (str(beside) if beside else None)
+    beside = (file for path in sources if path.is_dir() and (file := _readable(path / "config.json")))
+    model = model or next((str(file.path) for file in beside if '"model_type"' in file.text), None)
     place = _Run([file for path in sources for file in (_in_folder(path) if path.is_dir() else [_opened(path)])])
     reader, values = place.read(lambda text: _with_variables(text, define, args, sized))
     shown = place.shown
@@ -203,26 +203,47 @@ def _opened(path: Path) -> _File:
 
 
 def _in_folder(folder: Path) -> list[_File]:
-    """The files in a folder that a reader recognises; one of them may be a script.
+    """The files in a folder that describe its run: a script, which names the others, or one file of each kind.
 
     Raises:
-        InputError: there is none, there are several scripts, or the folder has a plan that can be explained itself.
+        InputError: there is none, or only a plan, or several scripts or files of one kind.
     """
+    shown = printable(str(folder), 200)
     names = sorted(each for each in folder.iterdir() if each.suffix in _KINDS and isfile(each))  # noqa: PTH113
-    files = [_opened(each) for each in names[:_MOST_NAMES]]
+    files = [file for each in names[:_MOST_NAMES] if (file := _readable(each))]
     plans = [file for file in files if kind_of(file.shown, file.text) == "a plan"]
     found = [(file, each) for file in files if file not in plans and (each := _known(file))]
-    if any(file.path.suffix == ".py" for file, _ in found):  # a whole configuration, which the script beside it names
-        found = [(file, each) for file, each in found if not each.is_shell]
-    scripts, shown = [file.shown for file, reader in found if reader.is_shell], printable(str(folder), 200)
-    if len(scripts) > 1:
-        raise InputError(f"{shown} holds several scripts: {', '.join(scripts)}", hint="--from names one of them")
+    found = [(file, each) for file, each in found if not (each.is_shell and file.path.suffix == ".py")]  # a program
+    for wanted in (
+        [file for file, _ in found if file.path.suffix == ".py"],  # a whole configuration
+        [file for file, each in found if each.is_shell],
+    ):
+        if len(wanted) > 1:
+            listed = ", ".join(file.shown for file in wanted)
+            raise InputError(f"{shown} holds several scripts: {listed}", hint="--from names one of them")
+        if wanted:
+            return wanted
+    kinds = [each.name for _, each in found]
+    if twice := [file.shown for file, each in found if kinds.count(each.name) > 1]:
+        hint = "--from names the files of one run"
+        raise InputError(f"{shown} holds several files of one kind: {', '.join(twice)}", hint=hint)
     if not found:
-        hint = (
-            f"`planner explain {shown}/plan.json` explains its plan" if plans else "--from names the files of the run"
+        for file in files:
+            _check_read(file)
+        own = f"`planner explain {shown}/plan.json` explains its plan"
+        raise InputError(
+            f"no file in {shown} is of a kind that is known here",
+            hint=own if plans else "--from names the files of the run",
         )
-        raise InputError(f"no file in {shown} is of a kind that is known here", hint=hint)
     return [file for file, _ in found]
+
+
+def _readable(path: Path) -> _File | None:
+    """The file, unless it is too large or no text: a tokenizer, for instance."""
+    try:
+        return _opened(path)
+    except PlannerError:
+        return None
 
 
 _KINDS: Final = (*_NAMED_KINDS, ".sh", ".slurm", ".sbatch", ".py")
@@ -312,6 +333,14 @@ _REFUSED: Final = names_beside(__file__)["refused"]
 """Programs whose files are recognised and not read."""
 
 
+def _check_read(file: _File) -> None:
+    """Refuse, by its name, a program whose files are not read."""
+    if row := next((each for each in _REFUSED if has_lines(*each["lines"], file.shown, file.text)), None):
+        message = f"{file.shown} is a file of {row['program']}, which is not read"
+        said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
+        raise InputError(message, hint=row.get("instead", said))
+
+
 def _known(file: _File) -> Reader | None:
     return next((each for each in READERS if each.recognises(file.shown, file.text)), None)
 
@@ -322,10 +351,7 @@ def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
     Raises:
         InputError: there is neither.
     """
-    if row := next((each for each in _REFUSED if has_lines(*each["lines"], file.shown, file.text)), None):
-        message = f"{file.shown} is a file of {row['program']}, which is not read"
-        said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
-        raise InputError(message, hint=row.get("instead", said))
+    _check_read(file)
     if reader := _known(file) or otherwise:
         return reader
     if kind_of(file.shown, file.text) == "a plan":

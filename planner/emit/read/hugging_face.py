@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import listed, names_beside
 from planner.emit.programs import accelerate
-from planner.emit.programs.hugging_face import PLAIN, flat
+from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.methods import NAMES
 from planner.emit.read.options import options_of
@@ -54,7 +54,8 @@ def _without_auto(values: Values) -> dict[str, Value]:
 
 
 def _engine(values: Values) -> str:
-    if values.get("accelerate.distributed_type") == "FSDP" or values.get("fsdp"):
+    at_load = any(key.startswith(AT_LOAD) for key in values)  # transformers cuts the model, and Accelerate shards it
+    if values.get("accelerate.distributed_type") == "FSDP" or values.get("fsdp") or at_load:
         return "fsdp"
     if not values.get(PLAIN) and not _has_deepspeed(values):
         hint = "one more --from gives the file of Accelerate or DeepSpeed; or --engine fsdp, --engine deepspeed"
@@ -265,8 +266,10 @@ def _openrlhf_options(text: str) -> Values:
     method = _OPENRLHF.search(text)
     if method and method[1] != "sft":
         own[METHOD] = method[1]
-    if str(own.pop("param_dtype", "bf16")) == "bf16":
-        own["bf16"] = True
+    kind = str(own.pop("param_dtype", "bf16"))
+    if kind not in ("bf16", "fp16", "fp32"):
+        raise InputError(f"{kind[:40]!r} has no price here", where="param_dtype", hint="known: bf16, fp16, fp32")
+    own |= {} if kind == "fp32" else {kind: True}
     if own.pop("adam_offload", False):
         own |= _ON_HOST
     if own.pop("flash_attn", False):
@@ -391,7 +394,10 @@ def _factory_v1_values(text: str) -> Values:
         modules = found.get("lora_target_modules", "all")
         found |= {"use_peft": True, "lora_target_modules": "all-linear" if modules == "all" else modules}
     if _plugin(data, "quant_config", "auto", "bnb"):
-        found["load_in_4bit"] = _part(data, "quant_config").get("quantization_bit") == 4
+        bits = _part(data, "quant_config").get("quantization_bit", 4)
+        if bits != 4:
+            raise InputError(f"{bits} bits have no price here", where="quant_config.quantization_bit", hint="known: 4")
+        found["load_in_4bit"] = True
     return _complete(_without_auto(found), is_trl=False)
 
 

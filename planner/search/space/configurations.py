@@ -345,11 +345,7 @@ def _with_mtp(job: Job, constraints: Constraints, x: DegreeArrays) -> DegreeArra
     if job.model.mtp_layers and searched_ends(job) and x.schedule not in EXECUTED:
         apart = x.take(x.pp > 1)
         x = DegreeArrays.joined([x, apart.having("mtp_before", np.ones_like(apart.pp))])
-    for key in ("mtp", "loss"):
-        for chunk in filter(None, (constraints.value_of(key) or "").split("/")):
-            before = x.mtp_before if key == "mtp" else 0
-            x = x.take(x.pp * x.interleave - 1 - before == int(chunk))
-    return x
+    return x.take(constraints.allows_ends(x.pp * x.interleave, x.mtp_before))
 
 
 def _replica_counts(degrees: DegreeArrays) -> list[int]:

@@ -132,6 +132,14 @@ class Constraints:
                 mask &= ~np.logical_and.reduce([np.broadcast_to(c.holds(degrees), mask.shape) for c in combination])
         return mask
 
+    def allows_ends(self, num_chunks: Number, mtp_before: Number) -> Flag:
+        """Whether multi-token prediction, so many chunks before the last, and the loss stand in the pinned chunks."""
+        mask = np.ones(np.shape(num_chunks), dtype=bool)
+        for key, before in (("mtp", mtp_before), ("loss", 0)):
+            for chunk in filter(None, (self.value_of(key) or "").split("/")):
+                mask &= num_chunks - 1 - before == int(chunk)
+        return mask
+
     def fills_hosts(self, num_devices: Number) -> Flag:
         """Whether a plan with `num_devices` devices uses whole hosts, if `whole_hosts` requires it; broadcasts."""
         whole = self.whole_hosts or 1
@@ -167,6 +175,8 @@ def _cannot_obey(condition: Condition, part: str, option: str) -> Mistake | None
     if condition.key == "mtp" and "/" in condition.value:
         hint = "multi-token prediction is planned in one chunk, which may be pinned: mtp=30"
         return Mistake(message=f"{quoted(part)} cannot be planned", where=option, hint=hint)
+    if condition.key in ("mtp", "loss") and (option == "--forbid" or condition.sign != "="):
+        return Mistake(message=f"{quoted(part)} cannot be planned", where=option, hint="--pin mtp=30 fixes one chunk")
     is_list = condition.key in ("layers_per_stage", "pools") or "/" in condition.value
     if not is_list or (option != "--forbid" and condition.sign == "="):
         return None
