@@ -146,7 +146,7 @@ def test_what_is_no_time_limit_is_refused(seconds):
 
 
 def test_the_recommendation_keeps_a_pinned_chunk_of_the_loss():
-    found = search(small_job("megatron"), Constraints.parse(["loss=3"], []))
-    assert found.layout.num_chunks == 4
+    job = load_job(model="llama3-8b", cluster="dgx-h100", engine="megatron", gpus=8, global_batch_size=64)
+    assert search(job, Constraints.parse(["loss=3"], [])).layout.num_chunks == 4
     with pytest.raises(InputError, match="cannot be planned"):
         Constraints.parse([], ["loss=3"])
