@@ -28,7 +28,7 @@ _SCATTER: Final = 3.0
 """Standard deviations of the baseline's steps by which the median step of a slower run exceeds the baseline's."""
 
 _LEAST: Final = 0.03
-"""Least such excess, as a share of the baseline's step: two starts of one program differ by this much."""
+"""Least such excess, as a share of the baseline's step; assumed, for what two starts of one program differ by."""
 
 _UPPER: Final = 0.9
 """Quantile at the upper end of a band, which holds 8 of 10 runs."""

@@ -145,7 +145,7 @@ def test_what_is_no_time_limit_is_refused(seconds):
         search(small_job(), Constraints(), time_limit=seconds)
 
 
-def test_the_recommendation_keeps_a_pinned_chunk_of_the_loss():
+def test_a_plan_keeps_a_pinned_chunk_of_the_loss():
     job = load_job(model="llama3-8b", cluster="dgx-h100", engine="megatron", gpus=8, global_batch_size=64)
     assert search(job, Constraints.parse(["loss=3"], [])).layout.num_chunks == 4
     with pytest.raises(InputError, match="cannot be planned"):
