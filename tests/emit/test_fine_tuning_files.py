@@ -130,5 +130,5 @@ def test_plugins_of_llama_factory_v1_are_adapters_bits_and_sharding(tmp_path: Pa
     assert found.layout["offload"] != "none"
     eight = f"{V1}{adapters}quant_config:\n  name: bnb\n  quantization_bit: 8\n"
     for text in (V1.replace("fsdp2", "fsdpturbo"), f"{V1}peft_config:\n  name: freeze\n", eight):
-        with pytest.raises(InputError, match="ha(s|ve) no price here"):
+        with pytest.raises(InputError, match=r"ha(s|ve) no price here"):
             read(tmp_path, text, "sft.yaml")
