@@ -43,9 +43,10 @@ from planner.search.space.configurations import (
     offloads_of,
     schedules_of,
 )
+from planner.search.space.degree_rules import leading_layers, least_of_first_stage
 from planner.search.space.placements import pools_of_stages
 from planner.search.space.policies import allowed_policies, with_policies
-from planner.search.space.rules import LEADING_LAYERS, RULES, least_of_first_stage
+from planner.search.space.rules import RULES
 from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
 
@@ -225,7 +226,7 @@ class _Search:
                 for schedule in schedules_of(job, constraints):
                     timed = fill_timing(job, constraints, partitions.take(near), schedule, found.refused)
                     if np.any(least_of_first_stage(job, timed) > timed.interleave):
-                        found.narrowed.add(LEADING_LAYERS)
+                        found.narrowed.add(leading_layers.name)
                     for part in self._by_bound(timed, lower):
                         yield from self._near_of_part(part, lower)
             first, self._num_partitions = first + len(block), min(2 * self._num_partitions, _MOST_PARTITIONS)

@@ -57,10 +57,10 @@ from planner.search.optimum.pricing import layout_at, price_candidates
 from planner.search.questions.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, fits, plan_for_layout, search
-from planner.search.space import faults
 from planner.search.space.arrays import TIE
 from planner.search.space.configurations import _with_ones
 from planner.search.space.constraints import Constraints
+from planner.search.space.degree_rules import interleave, tp_divides, whole_periods
 from planner.search.space.policies import allowed_policies, legal_degrees
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.time_limit import OutOfTime
@@ -1401,27 +1401,25 @@ def test_what_chunks_of_a_layout_cannot_be_is_said(change, words):
 def test_chunks_of_a_model_whose_layers_alternate_hold_pairs_of_them(pp, interleave, is_whole):
     """Gemma 2 alternates local and global attention, and has 42 layers."""
     job = load_job(model="gemma2-9b", cluster="dgx-h100", sequence_length=8192, global_batch_size=64, engine="megatron")
-    rule = next(rule for rule in RULES if rule.fault is faults.whole_periods)
     chunks = {
         "layers_per_stage": (42 // (pp * interleave),) * pp * interleave,
         "recompute": ("none",) * pp * interleave,
     }
     layout = Layout(pp=pp, interleave=interleave, schedule="interleaved", **chunks)
-    assert bool(np.all(rule.holds(job, layout))) == is_whole
+    assert bool(np.all(whole_periods.holds(job, layout))) == is_whole
 
 
 @pytest.mark.parametrize("pp", [2, 4])
 def test_as_many_microbatches_as_dualpipev_is_said_to_need_are_enough(job, pp):
     chunks = {"layers_per_stage": (16 // pp,) * (2 * pp), "recompute": ("none",) * (2 * pp)}
     layout = Layout(pp=pp, interleave=2, schedule="dualpipev", **chunks)
-    rule = next(rule for rule in RULES if rule.fault is faults.interleave)
 
     def with_batch(size):
         return replace(job, training=job.training.model_copy(update={"global_batch_size": size}))
 
-    needed = int(re.search(r"needs ([0-9]+) microbatches", faults.interleave(with_batch(1), layout))[1])
-    assert rule.holds(with_batch(needed), layout)
-    assert not rule.holds(with_batch(needed - 1), layout)
+    needed = int(re.search(r"needs ([0-9]+) microbatches", interleave.fault(with_batch(1), layout))[1])
+    assert interleave.holds(with_batch(needed), layout)
+    assert not interleave.holds(with_batch(needed - 1), layout)
 
 
 def test_what_needs_the_whole_memory_to_a_byte_is_looked_at(job, monkeypatch):
@@ -1445,7 +1443,7 @@ def test_a_fault_of_tensor_parallelism_offers_the_nearest_legal_degrees(engine, 
         settings=sizes,
     )  # fmt: skip
     legal = {"megatron": (1, 2, 3, 6, 12, 24, 48), "torch": (1, 2, 3, 6)}[engine]
-    fault = faults.tp_divides(job, Layout(tp=tp, layers_per_stage=(32,), recompute=("none",)))
+    fault = tp_divides.fault(job, Layout(tp=tp, layers_per_stage=(32,), recompute=("none",)))
     offered = [int(each) for each in re.findall(r"[0-9]+", fault.partition("; tp can be ")[2])]
     assert offered == sorted(sorted(legal, key=lambda each: abs(each - tp))[:4])
 

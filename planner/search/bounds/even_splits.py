@@ -12,8 +12,8 @@ from planner.cost.prices import interleaving_terms, stage_fits, stage_prices
 from planner.cost.schedule import cycle_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
 from planner.search.space.arrays import unrolled
+from planner.search.space.degree_rules import least_of_first_stage
 from planner.search.space.policies import choices_of
-from planner.search.space.rules import least_of_first_stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def can_interleave(job: Job, degrees: DegreeArrays, index: Number, num_layers: N
     """Whether the number of layers alone tells the search which layers an interleaved stage holds (`stage_of`).
 
     The condition requires all leading layers in the first chunk. If the kinds of layers repeat, it also requires equal
-    chunks of whole periods (`planner.search.space.rules`).
+    chunks of whole periods (`planner.search.space.degree_rules`).
     """
     pattern = pattern_of(job)
     if pattern.period > 1:

@@ -16,7 +16,7 @@ from planner.cost.shapes import LAYER_KEYS
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
 from planner.layout import divisors
 from planner.search.space.configurations import expert_options
-from planner.search.space.rules import searched_ends
+from planner.search.space.degree_rules import searched_ends
 from planner.sums import sum_of
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from planner.search.bounds.of_layers import (
 )
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.arrays import TIE
+from planner.search.space.degree_rules import least_of_first_stage, searched_ends
 from planner.search.space.policies import choices_of
-from planner.search.space.rules import least_of_first_stage, searched_ends
 from planner.specs.recompute import NONE, is_of_some_layers, whole_policy
 
 if TYPE_CHECKING:

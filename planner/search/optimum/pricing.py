@@ -16,9 +16,9 @@ from planner.search.bounds.even_splits import can_interleave
 from planner.search.bounds.of_layers import layer_loads, most_layers
 from planner.search.optimum.candidate import Candidate
 from planner.search.space.arrays import unrolled
+from planner.search.space.degree_rules import searched_ends
 from planner.search.space.placements import placements_of
 from planner.search.space.policies import choices_of
-from planner.search.space.rules import searched_ends
 from planner.specs.job import Job
 from planner.specs.recompute import policy_code, policy_name
 

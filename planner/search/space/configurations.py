@@ -18,7 +18,8 @@ from planner.cost.segments import has_choice
 from planner.cost.shapes import distinct_rows
 from planner.errors import InputError, Mistake
 from planner.layout import Layout, chunks_per_stage, divisors
-from planner.search.space.rules import RULES, broken_rules, searched_ends
+from planner.search.space.degree_rules import searched_ends, sequence_parallel
+from planner.search.space.rules import RULES, broken_rules
 from planner.search.space.segments import segments_to_try
 from planner.specs.banned import searched_axes
 from planner.specs.text import any_of
@@ -226,9 +227,8 @@ def _with_segments(job: Job, constraints: Constraints, degrees: DegreeArrays) ->
 def _with_sequence_parallelism(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
     """Each partition with sequence parallelism if possible, unless a pin says otherwise."""
     own, pinned = constraints.only("sp", "tp", "cp"), constraints.value_of("sp")
-    divides = job.training.sequence_length // degrees.cp % degrees.tp == 0
-    can = (degrees.tp > 1) & divides & (1 in job.engine.can.sp)
-    may = replace(own, pins=()).allowed(degrees.having("sp", np.ones_like(degrees.tp)))
+    on = degrees.having("sp", np.ones_like(degrees.tp))
+    can, may = sequence_parallel.holds(job, on), replace(own, pins=()).allowed(on)
     sp = np.full_like(degrees.tp, int(pinned)) if pinned else (can & may).astype(np.int64)
     with_sp = degrees.having("sp", sp)
     return with_sp.take(own.allowed(with_sp))

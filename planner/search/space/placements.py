@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.run import relative_prices
-from planner.search.space.rules import stages_in_pool
+from planner.search.space.degree_rules import stages_in_pool
 
 if TYPE_CHECKING:
     from planner.numbers import Flag, FloatArray, IntArray, Number

@@ -11,7 +11,7 @@ from planner.cost.recompute import absent_modules, idle_modules, modules_of
 from planner.cost.stage import stage_of
 from planner.layout import offloads_activations
 from planner.search.space.configurations import OWN, DegreeArrays, Refusals, legal_blocks, no_candidate
-from planner.search.space.faults import no_full_recompute
+from planner.search.space.list_rules import no_full_recompute
 from planner.specs.recompute import NONE, is_of_some_layers, policy_code, policy_name
 
 if TYPE_CHECKING:

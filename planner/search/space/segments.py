@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.cost.segments import domain_devices, is_possible
 from planner.cost.shapes import distinct_rows
-from planner.search.space.rules import tp_within_pool
+from planner.search.space.degree_rules import tp_within_pool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
