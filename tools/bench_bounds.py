@@ -27,6 +27,7 @@ from planner.search.questions.remedies import remedies
 from planner.search.search import search
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.constraints import Constraints
+from planner.search.space.space import Space
 from planner.specs.load import load_job
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _answer(name: str) -> tuple[float, ...]:
     )
     plan = search(job, Constraints())
     if isinstance(plan, NothingFits):
-        least = least_peak(job, Constraints())
+        least = least_peak(Space(job, Constraints()))
         return (least.num_bytes, *sorted(each.step_seconds for each in remedies(job, Constraints())))
     return (plan.step_seconds,)
 

@@ -26,6 +26,7 @@ from planner.search.optimum.pruning import incumbent, lower_bounds
 from planner.search.reporter import Reporter
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
+from planner.search.space.space import Space
 from planner.specs.load import load_job
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def solvers() -> Table:
             sequence_length=sequence,
             global_batch_size=batch,
         )
-        near = best_first(job, Constraints(), BestKinds(THROUGHPUT, 4), Reporter()).near
+        near = best_first(Space(job, Constraints()), BestKinds(THROUGHPUT, 4), Reporter()).near
         candidates = [each.candidate for group in contenders(near, THROUGHPUT) for each in group]
         found = {name: _cpu_seconds(partial(way, candidates)) for name, way in ways.items()}
         steps = [step for _, step in found.values()]

@@ -31,21 +31,9 @@ from planner.search.optimum.pricing import layout_at
 from planner.search.optimum.pruning import greedy_choice, prune
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT, TIE
-from planner.search.space.configurations import (
-    DegreeArrays,
-    Refusals,
-    device_partitions,
-    fill_experts,
-    fill_replicas,
-    fill_timing,
-    fill_zero,
-    no_candidate,
-    offloads_of,
-    schedules_of,
-)
 from planner.search.space.degree_rules import leading_layers, least_of_first_stage
 from planner.search.space.placements import pools_of_stages
-from planner.search.space.policies import allowed_policies, with_policies
+from planner.search.space.refusals import no_candidate
 from planner.search.space.rules import RULES
 from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
@@ -57,8 +45,8 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray, IntArray
     from planner.search.objectives import Incumbents
     from planner.search.optimum.candidate import Choice
-    from planner.search.space.constraints import Constraints
-    from planner.specs.job import Job
+    from planner.search.space.configurations import DegreeArrays, Refusals
+    from planner.search.space.space import Space
 
 _FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
 _MOST_PARTITIONS = 1024
@@ -85,10 +73,10 @@ class Assigned:
 class Found:
     """The dynamic program's layouts, the integer program's configurations, and counts of ruled-out configurations."""
 
-    def __init__(self, job: Job, constraints: Constraints) -> None:
-        self.job = job
+    def __init__(self, space: Space) -> None:
+        self.space = space
         self.layouts: list[Assigned] = []  # the best layout of each configuration, by the dynamic program
-        self.near = Near(job, constraints, ())  # configurations that no bound has ruled out
+        self.near = Near(space, ())  # configurations that no bound has ruled out
         self.num_cuts = 0  # legal partitions of the devices
         self.num_cuts_pruned = 0  # partitions ruled out by a bound before anything else was filled in
         self.num_legal = 0  # legal configurations, counted as far as they were filled in
@@ -120,14 +108,13 @@ class Found:
             assigned.degrees,
             assigned.layers,
             assigned.policies,
-            pools_of_stages(self.job, assigned.degrees),
+            pools_of_stages(self.space.job, assigned.degrees),
             assigned.last,
         )
 
 
 def best_first(
-    job: Job,
-    constraints: Constraints,
+    space: Space,
     best: Incumbents,
     reporter: Reporter,
     *,
@@ -143,7 +130,7 @@ def best_first(
     Raises:
         InputError: no legal configuration exists under the constraints.
     """
-    search = _Search(job, constraints, best, has_incumbent)
+    search = _Search(space, best, has_incumbent)
     found, waiting = search.found, list[Bounded]()
     try:
         waiting.extend(search.near_configurations())  # configurations found before an interruption are kept
@@ -156,7 +143,7 @@ def best_first(
             search.price(waiting, Reporter(), only_first=True)
         found.bound = search.least_bound()
     if not found.num_legal:
-        raise no_candidate(job, found.refused, constraints)
+        raise no_candidate(space, found.refused)
     for reason, count in found.pruned.items():
         reporter.pruned(reason, count)
     return found
@@ -165,14 +152,13 @@ def best_first(
 class _Search:
     """The state of one search: the layouts found so far, and the cutoff that they imply."""
 
-    def __init__(self, job: Job, constraints: Constraints, best: Incumbents, has_incumbent: bool) -> None:
-        self._job = job
-        self._constraints, self._best = constraints, best
-        self.found = Found(job, constraints)
+    def __init__(self, space: Space, best: Incumbents, has_incumbent: bool) -> None:
+        self._space, self._job, self._best = space, space.job, best
+        self.found = Found(space)
         self._has_incumbent = has_incumbent
         self._num_partitions = _MOST_PARTITIONS if has_incumbent else _FIRST_PARTITIONS  # in the next block
         self._num_timed = _MOST_TIMED if has_incumbent else _FIRST_TIMED  # in the next part
-        executes = constraints.value_of("schedule") in EXECUTED
+        executes = space.constraints.value_of("schedule") in EXECUTED
         self._most_priced = _FIRST_PRICED if executes else _MOST_PRICED
         self._first_priced = self._most_priced if has_incumbent else _FIRST_PRICED
         self._least = 0.0  # lower bound, in the objective's order, of configurations not searched yet
@@ -206,13 +192,13 @@ class _Search:
 
     def near_configurations(self) -> Iterator[Bounded]:
         """Configurations whose bounds do not exceed the present cutoff, block by block."""
-        job, constraints, found = self._job, self._constraints, self.found
-        partitions = device_partitions(job, constraints, found.refused)
+        space, found = self._space, self.found
+        partitions = space.partitions(found.refused)
         found.num_cuts = len(partitions)
         if not len(partitions):
             return
         found.most_devices = int(partitions.world_size.max())
-        lower = self._lower = PoolBounds(job, partitions)
+        lower = self._lower = PoolBounds(self._job, partitions)
         bounds = lower.partition_bound_seconds(partitions)
         self._least = float(self._place(partitions, bounds).min())
         order, first = self._order(partitions, bounds), 0
@@ -223,9 +209,9 @@ class _Search:
                 self._drop(len(block) - len(near))
             found.num_cuts_pruned += len(block) - len(near)
             if len(near):
-                for schedule in schedules_of(job, constraints):
-                    timed = fill_timing(job, constraints, partitions.take(near), schedule, found.refused)
-                    if np.any(least_of_first_stage(job, timed) > timed.interleave):
+                for schedule in space.schedules:
+                    timed = space.timings(partitions.take(near), schedule, found.refused)
+                    if np.any(least_of_first_stage(self._job, timed) > timed.interleave):
                         found.narrowed.add(leading_layers.name)
                     for part in self._by_bound(timed, lower):
                         yield from self._near_of_part(part, lower)
@@ -257,16 +243,16 @@ class _Search:
 
         Before each of these keys is filled in, bounds drop unwanted configurations.
         """
-        job, constraints, found = self._job, self._constraints, self.found
-        degrees = fill_experts(job, constraints, timed, found.refused)
+        space, refused = self._space, self.found.refused
+        degrees = space.experts(timed, refused)
         degrees = degrees.take(self._keep(degrees, lower.timing_bound_seconds(degrees)))
-        for offload in offloads_of(job, constraints):
-            sharded = fill_zero(job, constraints, degrees, offload, found.refused)
-            yield from self._near_with(with_policies(job, constraints, self._wanted_with_any(sharded)))
+        for offload in space.offloads:
+            sharded = space.zero(degrees, offload, refused)
+            yield from self._near_with(space.with_policies(self._wanted_with_any(sharded)))
 
     def _wanted_with_any(self, degrees: DegreeArrays) -> DegreeArrays:
         """The configurations that may still be wanted under at least one recompute policy."""
-        policies = allowed_policies(self._job, self._constraints, degrees)
+        policies = self._space.policies(degrees)
         one_each = not self._job.engine.pipeline.recompute_per_stage and degrees.schedule not in EXECUTED
         if len(policies) < 2 or len(self._job.pools) > 1 or not one_each:
             return degrees
@@ -283,19 +269,18 @@ class _Search:
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         """Wanted configurations with the number of replicas filled in, and their lower bounds."""
-        job, constraints, found = self._job, self._constraints, self.found
-        policies = allowed_policies(job, constraints, degrees)
+        found, policies = self.found, self._space.policies(degrees)
         if not policies:
             found.drop("memory", len(degrees))
             return
         if degrees.schedule in EXECUTED:
             yield from self._near_of_executed(degrees)
             return
-        fits = may_fit(job, degrees, list(policies), expects_little=not self._has_incumbent)
+        fits = may_fit(self._job, degrees, list(policies), expects_little=not self._has_incumbent)
         found.drop("memory", int(len(fits) - fits.sum()))
         if not fits.any():
             return
-        degrees = fill_replicas(job, constraints, self._sharded(degrees.take(fits)), found.refused)
+        degrees = self._space.replicas(self._sharded(degrees.take(fits)), found.refused)
         bounded = self._complete(degrees)
         found.num_legal += len(bounded.degrees)
         if len(bounded.degrees):
@@ -316,7 +301,7 @@ class _Search:
         reporter.candidates(self.found.num_legal, sum(self.found.refused.values()))
         if not waiting:
             return
-        near = self.found.near = Near(self._job, self._constraints, waiting)
+        near = self.found.near = Near(self._space, waiting)
         everything = near.degrees(slice(None))
         order, first, size = self._order(everything, near.seconds), 0, self._first_priced
         places, fastest = self._place(everything, near.seconds), np.inf
@@ -355,27 +340,27 @@ class _Search:
 
     def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
         """The configurations that may still be wanted with at least one number of replicas of the sharded group."""
-        policies = allowed_policies(self._job, self._constraints, degrees)
+        policies = self._space.policies(degrees)
         seconds = self._lower.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
         promising = self._promising(degrees, seconds)
         if len(self._job.pools) > 1:
-            self._try_assignments(promising_placements(self._job, self._constraints, promising))
+            self._try_assignments(promising_placements(self._space, promising))
         else:
-            self._try_assignments(fill_replicas(self._job, self._constraints, promising, {}))
+            self._try_assignments(self._space.replicas(promising))
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:
         """Each placement of the configurations that the cutoff does not rule out, and its bound."""
-        policies = allowed_policies(self._job, self._constraints, degrees)
-        found, seconds = placed(self._job, degrees, policies, self._constraints, self._cutoff(degrees))
+        policies = self._space.policies(degrees)
+        found, seconds = placed(self._space, degrees, policies, self._cutoff(degrees))
         near = self._keep(found, seconds)  # the pools of the stages decide the price of the devices
         return Bounded(degrees=found.take(near), seconds=seconds[near])
 
     def _near_of_executed(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         """Configurations within the cutoff, for a schedule that is priced by execution: each has one assignment."""
         (pool,) = self._job.pools  # checked before: several pools have no such schedule
-        degrees = fill_replicas(self._job, self._constraints, degrees, self.found.refused)
-        seconds = busy_seconds(pool, degrees, allowed_policies(pool, self._constraints, degrees))
+        degrees = self._space.replicas(degrees, self.found.refused)
+        seconds = busy_seconds(pool, degrees, self._space.policies(degrees))
         fits = np.isfinite(seconds)
         self.found.drop("memory", int(len(fits) - fits.sum()))
         degrees, seconds = degrees.take(fits), seconds[fits]
@@ -398,14 +383,14 @@ class _Search:
         """Lower the cutoff with even splits, or with greedy splits if devices differ and even splits are poor."""
         if not len(degrees):
             return
-        job, constraints, cutoff = self._job, self._constraints, self._cutoff(degrees)
-        if len(job.pools) > 1:
-            greedy = map(greedy_choice, candidates_of(job, constraints, degrees, cutoff))
+        space, cutoff = self._space, self._cutoff(degrees)
+        if len(self._job.pools) > 1:
+            greedy = map(greedy_choice, candidates_of(space, degrees, cutoff))
             seconds = np.array([each.objective_seconds if each else np.inf for each in greedy])
-        elif constraints.per_chunk("layers_per_stage") or constraints.per_chunk("recompute"):
+        elif space.constraints.lists:
             return
         else:
-            seconds = even_split_seconds(job.pools[0], degrees, allowed_policies(job, constraints, degrees))
+            seconds = even_split_seconds(self._job.pools[0], degrees, space.policies(degrees))
         for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= cutoff)).tolist():
             self._add(degrees.take(position), float(seconds[position]))
 

@@ -27,17 +27,6 @@ from planner.search.optimum.executed_schedules import busy_seconds
 from planner.search.optimum.integer_program import solve_program
 from planner.search.optimum.pruning import SLACK, lower_bounds
 from planner.search.space.arrays import AGREEMENT
-from planner.search.space.configurations import (
-    DegreeArrays,
-    device_partitions,
-    fill_experts,
-    fill_replicas,
-    fill_timing,
-    fill_zero,
-    offloads_of,
-    schedules_of,
-)
-from planner.search.space.policies import allowed_policies, with_policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +36,8 @@ if TYPE_CHECKING:
     from planner.search.objectives import Incumbents
     from planner.search.optimum.candidate import Candidate
     from planner.search.optimum.integer_program import SolverName
-    from planner.search.space.configurations import PolicyMasks
-    from planner.search.space.constraints import Constraints
+    from planner.search.space.configurations import DegreeArrays, PolicyMasks
+    from planner.search.space.space import Space
 
 NUM_CHECKED: Final = 64
 _NUM_PARTITIONS: Final = 96  # partitions of the devices to draw configurations from; half have the lowest bounds
@@ -69,7 +58,6 @@ class _RuledOut:
 
 def check_bounds(
     found: Found,
-    constraints: Constraints,
     best: Incumbents,
     *,
     solver: SolverName | None = None,
@@ -85,66 +73,53 @@ def check_bounds(
             values.
     """
     pick = np.random.default_rng(seed)
-    blocks = list(_ruled_out(found, constraints, best, pick))
+    blocks = list(_ruled_out(found, best, pick))
     of_block = [(number, row) for number, block in enumerate(blocks) for row in range(len(block.excess))]
     order = np.argsort(np.concatenate([np.zeros(0), *(block.excess for block in blocks)]), kind="stable")
     nearest, others = order[: count // 2], pick.permutation(order[count // 2 :])
     chosen = np.concatenate([nearest, others[: count - len(nearest)]]).tolist()
     for number, row in (of_block[position] for position in chosen):
-        _check(found, constraints, best, solver, blocks[number].degrees.take([row]))
+        _check(found, best, solver, blocks[number].degrees.take([row]))
     for position in np.argsort(found.near.seconds, kind="stable")[:_NUM_NEAR].tolist():
-        _check_program(*_solved(found, constraints, found.near.one(position).at_once()), solver)
+        _check_program(*_solved(found.space, found.near.one(position).at_once()), solver)
     return len(chosen)
 
 
-def _solved(found: Found, constraints: Constraints, one: DegreeArrays) -> tuple[Candidate, float]:
+def _solved(space: Space, one: DegreeArrays) -> tuple[Candidate, float]:
     """One configuration as a candidate without a cutoff, and its optimum by the dynamic program."""
-    (candidate,) = candidates_of(found.job, constraints, one, np.array([np.inf]))
+    (candidate,) = candidates_of(space, one, np.array([np.inf]))
     choice = best_choice(candidate)
     return candidate, choice.objective_seconds if choice else np.inf
 
 
-def _ruled_out(
-    found: Found, constraints: Constraints, best: Incumbents, pick: np.random.Generator
-) -> Iterator[_RuledOut]:
+def _ruled_out(found: Found, best: Incumbents, pick: np.random.Generator) -> Iterator[_RuledOut]:
     """Configurations that bounds keep from the solvers, from a sample of the partitions of the devices."""
-    job, partitions = found.job, device_partitions(found.job, constraints, {})
+    space, job, partitions = found.space, found.space.job, found.space.partitions()
     order = np.argsort(PoolBounds(job, partitions).partition_bound_seconds(partitions), kind="stable")
     near, rest = order[: _NUM_PARTITIONS // 2], order[_NUM_PARTITIONS // 2 :]
     chosen = np.concatenate([near, pick.permutation(rest)[: _NUM_PARTITIONS - len(near)]])
-    blocks = list(_complete(found, constraints, partitions.take(chosen)))
+    blocks = [space.with_policies(each) for each in space.complete(partitions.take(chosen))]
     stride = max(1, sum(map(len, blocks)) * len(job.pools) ** 3 // _MOST_BOUNDED)  # each placement is bounded too
     for block in blocks:
         degrees = block.take(slice(int(pick.integers(stride)), None, stride))
-        policies = allowed_policies(job, constraints, degrees)
+        policies = space.policies(degrees)
         if not len(degrees) or not policies:
             continue
         fits = may_fit(job, degrees, list(policies))
         full = degrees.take(~fits)
         yield _RuledOut(degrees=full, excess=least_shares(job, full))
-        bounded, seconds = _bounded(found, constraints, degrees.take(fits))
+        bounded, seconds = _bounded(space, degrees.take(fits))
         cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, bounded)), seconds.shape)
         beyond = np.isfinite(seconds) & (seconds > cutoff)
         yield _RuledOut(degrees=bounded.take(beyond), excess=seconds[beyond] / cutoff[beyond])
 
 
-def _complete(found: Found, constraints: Constraints, partitions: DegreeArrays) -> Iterator[DegreeArrays]:
-    """Every configuration of these partitions, in blocks of one schedule and offload."""
-    job = found.job
-    for schedule in schedules_of(job, constraints):
-        timed = fill_timing(job, constraints, partitions, schedule, {})
-        experts = fill_experts(job, constraints, timed, {})
-        for offload in offloads_of(job, constraints):
-            sharded = fill_zero(job, constraints, experts, offload, {})
-            yield with_policies(job, constraints, fill_replicas(job, constraints, sharded, {}))
-
-
-def _bounded(found: Found, constraints: Constraints, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:
+def _bounded(space: Space, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:
     """The configurations with each of their placements, and the tightest bound of each, [n]."""
-    policies, no_cutoff = allowed_policies(found.job, constraints, degrees), np.full(len(degrees), np.inf)
+    policies, no_cutoff = space.policies(degrees), np.full(len(degrees), np.inf)
     if degrees.schedule in EXECUTED:
-        return degrees, busy_seconds(found.job.pools[0], degrees, policies)
-    return placed(found.job, degrees, policies, constraints, no_cutoff)
+        return degrees, busy_seconds(space.job.pools[0], degrees, policies)
+    return placed(space, degrees, policies, no_cutoff)
 
 
 def _check_program(candidate: Candidate, optimum: float, solver: SolverName | None) -> None:
@@ -165,14 +140,12 @@ def _check_program(candidate: Candidate, optimum: float, solver: SolverName | No
         raise Disagreement(f"{candidate.name}: {said}")
 
 
-def _check(
-    found: Found, constraints: Constraints, best: Incumbents, solver: SolverName | None, one: DegreeArrays
-) -> None:
+def _check(found: Found, best: Incumbents, solver: SolverName | None, one: DegreeArrays) -> None:
     """Compare every bound of one configuration (arrays of length one) with its optimum over splits and recompute."""
-    job = found.job
+    space, job = found.space, found.space.job
     unplaced = replace(one, placement=0 * one.placement)
-    policies = allowed_policies(job, constraints, one)
-    (candidate,) = candidates_of(job, constraints, one, np.array([np.inf]))
+    policies = space.policies(one)
+    (candidate,) = candidates_of(space, one, np.array([np.inf]))
     choice = best_choice(candidate)
     optimum = choice.objective_seconds if choice else np.inf
     _check_program(candidate, optimum, solver)
@@ -190,32 +163,32 @@ def _check(
     else:
         alone = replace(one, hsdp=np.ones_like(one.hsdp))
         bounds["with any replicas"] = lower.sharded_bound_seconds(alone, policies, cutoff)
-        placements, seconds = placed(job, unplaced, policies, constraints, cutoff)
+        placements, seconds = placed(space, unplaced, policies, cutoff)
         bounds["of the step"] = seconds[placements.placement == one.placement]
         if len(job.pools) == 1:
             bounds["of any recompute policy"] = least_seconds_of_any_policy(job.pools[0], alone, cutoff)
-        _check_cutoff(found, constraints, best, one, optimum)
-        _check_memory(found, constraints, one, policies)
+        _check_cutoff(space, best, one, optimum)
+        _check_memory(space, one, policies)
     for name, values in bounds.items():
         if float(np.max(values, initial=0.0)) > optimum * (1 + SLACK):
             raise Disagreement(f"{candidate.name}: the lower bound {name} is {values} s, and its optimum {optimum!r} s")
 
 
-def _check_cutoff(found: Found, constraints: Constraints, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
+def _check_cutoff(space: Space, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
     """Check the bound that stops early at a cutoff: it may rule out only configurations beyond the cutoff."""
-    job, unplaced = found.job, replace(one, placement=0 * one.placement)
+    job, unplaced = space.job, replace(one, placement=0 * one.placement)
     cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, one)), (1,)).astype(np.float64)
-    placements, seconds = placed(job, unplaced, allowed_policies(job, constraints, one), constraints, cutoff)
+    placements, seconds = placed(space, unplaced, space.policies(one), cutoff)
     left = seconds[placements.placement == one.placement]
     if optimum <= cutoff[0] and not np.any(left <= cutoff[0] * (1 + SLACK)):
         raise Disagreement(f"{one}: a bound rules it out at {cutoff[0]!r} s, and its optimum is {optimum!r} s")
 
 
-def _check_memory(found: Found, constraints: Constraints, one: DegreeArrays, policies: PolicyMasks) -> None:
+def _check_memory(space: Space, one: DegreeArrays, policies: PolicyMasks) -> None:
     """Compare the memory bound of the fullest stage with the exact least value over all splits and policies."""
-    job, unplaced = found.job, replace(one, placement=0 * one.placement)
+    job, unplaced = space.job, replace(one, placement=0 * one.placement)
     bound = float(least_shares(job, one)[0])
-    least = least_of(job, constraints, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share
+    least = least_of(space, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share
     fits = bool(may_fit(job, one, list(policies))[0]) and bool(
         may_fit(job, one, list(policies), expects_little=True)[0]
     )

@@ -37,7 +37,7 @@ _MARGIN: Final = 1e-6
 
 def rank_of(found: Found, objective: Objective, assigned: Assigned) -> Rank:
     """The rank of a layout by an objective."""
-    return _rank_at(objective, assigned.seconds, objective.devices(found.job, assigned.degrees))
+    return _rank_at(objective, assigned.seconds, objective.devices(found.space.job, assigned.degrees))
 
 
 def _rank_at(objective: Objective, seconds: float, devices: float) -> Rank:
@@ -83,7 +83,7 @@ def _of_program(found: Found, objective: Objective, solver: SolverName, time_lim
         solution = solve(candidates, solver=solver, time_limit=time_limit)
         if solution.choice is not None:
             chosen = group[solution.choice.candidate]
-            devices = objective.devices(found.job, chosen.degrees)
+            devices = objective.devices(found.space.job, chosen.degrees)
             seconds = solution.objective_seconds / objective.weight(devices)
             rank = _rank_at(objective, seconds, devices)
             return Decision(solution=solution, num_decided=num_decided, rank=rank, gap=solution.gap)
@@ -159,7 +159,7 @@ def contenders(near: Near, objective: Objective) -> Iterator[list[Contender]]:
     if not len(near):
         return
     everything = near.degrees(slice(None))
-    devices = np.broadcast_to(objective.devices(near.job, everything), near.seconds.shape)
+    devices = np.broadcast_to(objective.devices(near.space.job, everything), near.seconds.shape)
     groups = [devices == count for count in np.unique(devices)] if objective.name == "gpus" else [devices >= 0]
     weights = np.array([objective.weight(count) for count in devices.tolist()])
     longest = np.broadcast_to(objective.longest_seconds(devices), devices.shape)

@@ -14,7 +14,7 @@ from planner.search.bounds.of_memory import least_shares
 from planner.search.optimum.pricing import layout_at
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import roomiest_pools
-from planner.search.space.policies import allowed_policies, legal_degrees
+from planner.search.space.refusals import legal_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from planner.cost.ledger import StageMemory
     from planner.layout import Layout
     from planner.search.space.configurations import DegreeArrays
-    from planner.search.space.constraints import Constraints
-    from planner.specs.job import Job
+    from planner.search.space.space import Space
 
 _NEAREST = 200  # how many configurations, lowest memory bound first, are priced to find the smallest footprint
 
@@ -36,14 +35,15 @@ class NothingFits:
     memory: tuple[StageMemory, ...]
 
 
-def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
+def smallest_footprint(space: Space) -> NothingFits:
     """The layout whose fullest stage needs least memory, of even splits with one recompute policy, or of the pins.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
+    job = space.job
     nearest: list[tuple[float, DegreeArrays]] = []
-    for degrees in legal_degrees(job, constraints, with_replicas=False):
+    for degrees in legal_degrees(space, with_replicas=False):
         shares = least_shares(job, degrees)
         order = np.argsort(shares, kind="stable")[:_NEAREST]
         nearest += [(float(shares[i]), degrees.take(int(i))) for i in order]
@@ -53,7 +53,7 @@ def smallest_footprint(job: Job, constraints: Constraints) -> NothingFits:
     for least, degrees in nearest[:_NEAREST]:
         if not best[0] and least > best[1] * (1 + TIE):
             break  # all further bounds are at least as high
-        for layout in _even_layouts(job, constraints, degrees):
+        for layout in _even_layouts(space, degrees):
             memory = memory_of_stages(job, layout)
             footprint = _footprint(memory)
             best = min(best, footprint)
@@ -75,11 +75,12 @@ def _share_of_limit(stage: StageMemory) -> float:
     return stage.total_bytes / stage.limit_bytes
 
 
-def _even_layouts(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Iterator[Layout]:
+def _even_layouts(space: Space, degrees: DegreeArrays) -> Iterator[Layout]:
+    job, constraints = space.job, space.constraints
     pinned = constraints.per_chunk("layers_per_stage")
     chunks = tuple(map(int, pinned)) if pinned else even_split(job.model.num_layers, degrees.pp, degrees.interleave)
     layers = [sum(chunks[r :: degrees.pp]) for r in range(degrees.pp)]
     pools = roomiest_pools(job, degrees)
-    for policy in allowed_policies(job, constraints, degrees):
+    for policy in space.policies(degrees):
         even = layout_at(degrees, layers, [policy] * degrees.pp, pools)
         yield replace(even, layers_per_stage=chunks, recompute=constraints.per_chunk("recompute") or even.recompute)

@@ -23,7 +23,7 @@ from planner.search.space.rules import broken_rules
 if TYPE_CHECKING:
     from planner.search.best_first import Assigned, Found
     from planner.search.objectives import Objective
-    from planner.search.space.constraints import Constraints
+    from planner.search.space.space import Space
     from planner.specs.job import Job
 
 NUM_DRAWN: Final = 200
@@ -31,9 +31,7 @@ _MOST_TRIED: Final = 50  # draws for each layout that is priced; most draws brea
 _CHUNKS: Final = (1, 1, 2, 3, 4, 6, 8)
 
 
-def check_layouts(
-    found: Found, constraints: Constraints, objective: Objective, best: Assigned, *, count: int = NUM_DRAWN
-) -> int:
+def check_layouts(found: Found, objective: Objective, best: Assigned, *, count: int = NUM_DRAWN) -> int:
     """Price up to `count` drawn layouts and return their number; half of them differ from the best in a key or two.
 
     Layouts that the search leaves out on purpose are not drawn: other schedules, offload, uneven stages that the best
@@ -42,13 +40,13 @@ def check_layouts(
     Raises:
         Disagreement: a drawn layout is better than the best, which is a bug.
     """
-    job, optimum = found.job, found.layout_of(best)
+    job, optimum = found.space.job, found.layout_of(best)
     if len(job.pools) > 1 or optimum.schedule not in ("1f1b", "interleaved"):
         return 0
     pick, seen, rank = np.random.default_rng(0), {optimum}, rank_of(found, objective, best)
     for number in range(count * _MOST_TRIED):
         layout = _drawn(job, optimum, pick, keeps_most=number % 2 == 0)
-        if layout is None or layout in seen or not _is_searched(job, constraints, layout):
+        if layout is None or layout in seen or not _is_searched(found.space, layout):
             continue
         seen.add(layout)
         priced, devices = estimate(job, layout), objective.devices_of(job, layout)
@@ -101,14 +99,13 @@ def _drawn(job: Job, optimum: Layout, pick: np.random.Generator, *, keeps_most: 
     return with_segment(job.cluster, replace(layout, segment=0))
 
 
-def _is_searched(job: Job, constraints: Constraints, layout: Layout) -> bool:
+def _is_searched(space: Space, layout: Layout) -> bool:
     """Whether rules and pins allow the layout in a search."""
-    if any(constraints.per_chunk(key) or constraints.value_of(key) for key in ("layers_per_stage", "mtp", "loss")):
-        return False
-    if constraints.per_chunk("recompute"):
+    constraints = space.constraints
+    if constraints.lists or constraints.value_of("mtp") or constraints.value_of("loss"):
         return False
     if not constraints.fills_hosts(layout.world_size) or not constraints.allowed(layout):
         return False
     if not all(constraints.allows_policy(policy, layout) for policy in set(layout.recompute)):
         return False
-    return not broken_rules(job, layout, searched=True)
+    return not broken_rules(space.job, layout, searched=True)

@@ -18,14 +18,14 @@ from planner.search.bounds.of_pools import placed
 from planner.search.optimum.pricing import price_candidates
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import placements_of
-from planner.search.space.policies import allowed_policies, legal_degrees
+from planner.search.space.refusals import legal_degrees
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
     from planner.numbers import FloatArray
     from planner.search.optimum.candidate import Candidate
     from planner.search.space.configurations import DegreeArrays
-    from planner.search.space.constraints import Constraints
+    from planner.search.space.space import Space
     from planner.specs.job import Job
 
 _MOST_BOUNDED: Final = 4096  # configurations that are bounded at once
@@ -51,7 +51,7 @@ def within_share(job: Job, share: float) -> Job:
     return each_pool(job, lambda pool: replace(pool, memory_share=share * pool.memory_share))
 
 
-def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
+def least_peak(space: Space) -> LeastPeak:
     """The least peak over all legal layouts: the peak of the fullest stage, as a share of its device's limit.
 
     Configurations are read in the order of a lower bound (`least_stage_bytes`) until the bound exceeds the best peak.
@@ -61,8 +61,8 @@ def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
     Raises:
         InputError: no legal layout exists under the constraints.
     """
-    blocks = list(legal_degrees(job, constraints, with_replicas=False, smallest=True))
-    bounds = np.concatenate([_least_shares_of_smallest(job, degrees) for degrees in blocks])
+    blocks = list(legal_degrees(space, with_replicas=False, smallest=True))
+    bounds = np.concatenate([_least_shares_of_smallest(space.job, degrees) for degrees in blocks])
     block = np.repeat(np.arange(len(blocks)), [len(degrees) for degrees in blocks])
     row = np.concatenate([np.arange(len(degrees)) for degrees in blocks])
     order, first, size = np.argsort(bounds, kind="stable"), 0, 1
@@ -71,7 +71,7 @@ def least_peak(job: Job, constraints: Constraints) -> LeastPeak:
         part = order[first : first + size]
         for number in np.unique(block[part]).tolist():
             some = blocks[number].take(row[part[block[part] == number]])
-            best = _least_of_nearest(job, constraints, some, best)
+            best = _least_of_nearest(space, some, best)
         first, size = first + size, min(2 * size, _MOST_BOUNDED)
     return best
 
@@ -82,34 +82,33 @@ def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
     return least_shares(job, smallest)[position] * (1 - TIE)
 
 
-def _least_of_nearest(job: Job, constraints: Constraints, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
+def _least_of_nearest(space: Space, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
     """The least peak of these configurations, or `best` if none is smaller; priced in the order of their bounds."""
-    shares = least_shares(job, some)
+    shares = least_shares(space.job, some)
     order = np.argsort(shares, kind="stable")
     for first in range(0, len(order), _MOST_AT_ONCE):
         part = order[first : first + _MOST_AT_ONCE]
         near = part[shares[part] < best.share]
         if not len(near):
             break
-        found = least_of(job, constraints, some.take(near), best.share)
+        found = least_of(space, some.take(near), best.share)
         best = min(best, found, key=lambda peak: peak.share)
     return best
 
 
-def least_of(
-    job: Job, constraints: Constraints, some: DegreeArrays, most_share: float, *, most_placements: int | None = None
-) -> LeastPeak:
+def least_of(space: Space, some: DegreeArrays, most_share: float, *, most_placements: int | None = None) -> LeastPeak:
     """The least peak of some configurations over all placements; infinite where no peak is below `most_share`.
 
     most_placements: number of placements to price on several pools, evenly spaced.
     """
-    policies, within = allowed_policies(job, constraints, some), within_share(job, min(most_share, _NO_LIMIT))
-    if len(within.pools) > 1:
-        some, _ = placed(within, some, policies, constraints, np.full(len(some), np.inf))
+    job, policies = space.job, space.policies(some)
+    within = space.of(within_share(job, min(most_share, _NO_LIMIT)))
+    if len(job.pools) > 1:
+        some, _ = placed(within, some, policies, np.full(len(some), np.inf))
         some = some.take(slice(None, None, 1 if most_placements is None else -(-len(some) // most_placements) or 1))
-        policies = allowed_policies(job, constraints, some)
+        policies = space.policies(some)
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
-    for row, candidate in enumerate(price_candidates(within, some, policies, constraints=constraints)):
+    for row, candidate in enumerate(price_candidates(within, some, policies)):
         if not _holds_all(candidate):
             continue
         degrees = some.take(row)

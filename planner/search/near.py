@@ -11,7 +11,6 @@ from planner.cost.schedule import EXECUTED
 from planner.search.optimum.executed_schedules import executed_candidates
 from planner.search.optimum.pricing import price_candidates, with_steps_up_to
 from planner.search.space.configurations import DegreeArrays
-from planner.search.space.policies import allowed_policies
 from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray, IntArray, Rows
     from planner.search.objectives import Objective
     from planner.search.optimum.candidate import Candidate
-    from planner.search.space.constraints import Constraints
+    from planner.search.space.space import Space
     from planner.specs.engine import Offload, Schedule
-    from planner.specs.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +41,8 @@ class _Shared(NamedTuple):
 class Near:
     """Configurations of several schedules, joined end to end, with their lower bounds and their candidates."""
 
-    def __init__(self, job: Job, constraints: Constraints, blocks: Sequence[Bounded]) -> None:
-        self.job, self._constraints = job, constraints
+    def __init__(self, space: Space, blocks: Sequence[Bounded]) -> None:
+        self.space = space
         self._priced: dict[int, tuple[float, Candidate]] = {}  # with the longest step that its columns may have
         shared = [_Shared(each.degrees.schedule, each.degrees.offload) for each in blocks]
         self._shared = list(dict.fromkeys(shared))
@@ -64,7 +62,7 @@ class Near:
 
     def least(self, objective: Objective) -> float:
         """A lower bound of every layout of these configurations, as a sort key of the objective."""
-        places = objective.rank(self.seconds, objective.devices(self.job, self.degrees(slice(None))))[0]
+        places = objective.rank(self.seconds, objective.devices(self.space.job, self.degrees(slice(None))))[0]
         return float(np.min(places))
 
     def one(self, position: int) -> DegreeArrays:
@@ -92,23 +90,21 @@ class Near:
             limits = np.array([limit_of[position] for position in here.tolist()])
             before = [self._priced.get(position, (-np.inf, None))[0] for position in here.tolist()]
             new, known = np.flatnonzero(limits > before), np.flatnonzero(limits <= before)
-            priced = candidates_of(self.job, self._constraints, degrees.take(new), limits[new]) if len(new) else []
+            priced = candidates_of(self.space, degrees.take(new), limits[new]) if len(new) else []
             added = dict(zip(here[new].tolist(), priced, strict=True))
             self._priced |= {position: (limit_of[position], each) for position, each in added.items()}
             others = [self._priced[position][1] for position in here[known].tolist()]
-            narrowed = with_steps_up_to(self.job, degrees.take(known), others, limits[known])
+            narrowed = with_steps_up_to(self.space.job, degrees.take(known), others, limits[known])
             added |= zip(here[known].tolist(), narrowed, strict=True)
             yield here, degrees, [added[position] for position in here.tolist()]
 
 
-def candidates_of(
-    job: Job, constraints: Constraints, degrees: DegreeArrays, cutoff_seconds: FloatArray
-) -> list[Candidate]:
+def candidates_of(space: Space, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:
     """Configurations of one schedule as candidates; a column that alone exceeds the cutoff is left out.
 
     cutoff_seconds: longest step of each configuration, [n].
     """
-    policies = allowed_policies(job, constraints, degrees)
+    policies = space.policies(degrees)
     if degrees.schedule in EXECUTED:
-        return executed_candidates(uniform_job(job), degrees, policies)
-    return price_candidates(job, degrees, policies, constraints=constraints, cutoff_seconds=cutoff_seconds)
+        return executed_candidates(uniform_job(space.job), degrees, policies)
+    return price_candidates(space, degrees, policies, cutoff_seconds=cutoff_seconds)

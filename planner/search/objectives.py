@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import numpy as np
 
 from planner.cost.goodput import kept_share
-from planner.cost.run import billed_devices, longest_step_seconds, most_device_seconds, relative_prices
+from planner.cost.run import billed_devices, longest_step_seconds, most_device_seconds, price_of, relative_prices
+from planner.errors import InputError
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import billed
 
@@ -283,3 +284,12 @@ def objective_of(job: Job, name: ObjectiveName) -> Objective:
     # failures of all devices are counted, so that the limit holds for layouts on any number of devices
     share = kept_share(job, [(pool.cluster, pool.cluster.num_devices) for pool in job.pools])
     return Objective(name=name, longest_step_seconds=longest * share, most_device_seconds=most * share)
+
+
+def check_objective(job: Job, objective: Objective) -> None:
+    """Check that either all pools of a mixed cluster have prices or none has."""
+    priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in job.pools}
+    if objective.name == "cost" and len(set(priced.values())) > 1:
+        missing = next(name for name, given in priced.items() if not given)
+        hint = f"--set '{missing}.price=2.50 USD/h per device', or --set 'training.price=2 USD/h per device' for all"
+        raise InputError(f"pool {missing} has no price, and others have", where="--objective cost", hint=hint)

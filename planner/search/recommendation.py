@@ -31,9 +31,7 @@ from planner.search.near import candidates_of
 from planner.search.objectives import kind_of
 from planner.search.ranking import keys_of
 from planner.search.space.arrays import AGREEMENT, TIE
-from planner.search.space.configurations import OWN, DegreeArrays, schedules_of
-from planner.search.space.policies import with_policies
-from planner.search.space.rules import RULES
+from planner.search.space.configurations import OWN, DegreeArrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +41,7 @@ if TYPE_CHECKING:
     from planner.search.best_first import Found
     from planner.search.objectives import Objective, Rank
     from planner.search.optimum.candidate import Candidate
-    from planner.search.space.constraints import Constraints
-    from planner.specs.job import Job
+    from planner.search.space.space import Space
 
 WITHIN: Final = 0.02
 """Default of the share of the objective by which the recommendation may be worse than the minimum (`--within`)."""
@@ -67,14 +64,14 @@ class Window:
         return np.asarray(longest, dtype=np.float64)
 
 
-def recommended(found: Found, constraints: Constraints, window: Window) -> tuple[Assigned, Recommendation]:
+def recommended(found: Found, window: Window) -> tuple[Assigned, Recommendation]:
     """The first layout of the closed list by the ranking; of equal keys and step times the first by `fastest_of`."""
-    listed = shortlist(found, constraints, window)
+    listed = shortlist(found, window)
     layouts = [found.layout_of(each) for each in listed]
-    cheap = [_before_memory(keys_of(found.job, layout, with_risk=False)) for layout in layouts]
+    cheap = [_before_memory(keys_of(found.space.job, layout, with_risk=False)) for layout in layouts]
     # the memory of a layout takes a millisecond, so only layouts that tie in the keys before the risk are rated in full
     first = [(each, layout) for each, layout, own in zip(listed, layouts, cheap, strict=True) if own == min(cheap)]
-    keys = [keys_of(found.job, layout) for _, layout in first]
+    keys = [keys_of(found.space.job, layout) for _, layout in first]
     tied = [each for (each, _), own in zip(first, keys, strict=True) if own == min(keys)]
     chosen = fastest_of(tied, [(each.seconds, each.seconds) for each in tied])
     return chosen, Recommendation(within=float(window.within), num_listed=len(listed), keys=min(keys))
@@ -85,21 +82,21 @@ def _before_memory(keys: Keys) -> tuple[int, ...]:
     return astuple(keys)[:4]
 
 
-def shortlist(found: Found, constraints: Constraints, window: Window) -> list[Assigned]:
+def shortlist(found: Found, window: Window) -> list[Assigned]:
     """The closed list of the module's docstring."""
-    job = found.job
+    job = found.space.job
     blocks: dict[tuple[str, str], list[tuple[Assigned, DegreeArrays]]] = {}
     listed: dict[tuple[object, ...], Assigned] = {}
     for fastest in fastest_of_kinds(found, window):
         listed[_named(fastest)] = fastest
-        for degrees in _configurations(job, constraints, fastest.degrees):
+        for degrees in _configurations(found.space, fastest.degrees):
             blocks.setdefault((degrees.schedule, degrees.offload), []).append((fastest, degrees))
     for block in blocks.values():
         degrees = DegreeArrays.joined([each for _, each in block])
         fastest_of_row = [fastest for fastest, each in block for _ in range(len(each))]
         devices = np.broadcast_to(window.objective.devices(job, degrees), len(degrees)).astype(np.float64)
         longest = window.longest_seconds(devices)
-        candidates = candidates_of(job, constraints, degrees, longest)
+        candidates = candidates_of(found.space, degrees, longest)
         for row, (fastest, candidate) in enumerate(zip(fastest_of_row, candidates, strict=True)):
             one = degrees.take(row)
             for each in _assignments(candidate, fastest, one):
@@ -123,27 +120,26 @@ def fastest_of_kinds(found: Found, window: Window) -> list[Assigned]:
 
 def is_within(found: Found, window: Window, assigned: Assigned) -> bool:
     """Whether a layout is in the window."""
-    devices = np.array([window.objective.devices(found.job, assigned.degrees)], dtype=np.float64)
+    devices = np.array([window.objective.devices(found.space.job, assigned.degrees)], dtype=np.float64)
     return bool(assigned.seconds <= window.longest_seconds(devices)[0] * (1 + AGREEMENT))
 
 
-def _configurations(job: Job, constraints: Constraints, one: DegreeArrays) -> Iterator[DegreeArrays]:
+def _configurations(space: Space, one: DegreeArrays) -> Iterator[DegreeArrays]:
     """A configuration with every ZeRO stage and number of chunks of its variants, in blocks of one schedule."""
     chunks = {one.schedule: {one.interleave}}
     if one.pp > 1 and one.schedule in ("1f1b", "interleaved"):
         every = {*CHUNKS, one.interleave}
         chunks = {"1f1b": every & {1}, "interleaved": every - {1}}
-    zero = sorted({*job.engine.can.zero_stages, *job.engine.pipeline.zero_stages, one.zero})
-    for schedule in schedules_of(job, constraints):
+    engine = space.job.engine
+    zero = sorted({*engine.can.zero_stages, *engine.pipeline.zero_stages, one.zero})
+    for schedule in space.schedules:
         pairs = np.array(list(product(zero, sorted(chunks.get(schedule, ())))), dtype=np.int64).reshape(-1, 2)
         block = one.at_once().take(np.zeros(len(pairs), dtype=np.int64))
         block = replace(block, schedule=schedule, zero=pairs[:, 0], interleave=pairs[:, 1])
         block = block.having("recompute", np.full(len(pairs), OWN))
-        legal = constraints.allowed(block) & constraints.allows_ends(block.pp * block.interleave, block.mtp_before)
-        for rule in RULES:
-            legal &= rule.holds(job, block)
+        legal = space.legal(block)
         if legal.any():
-            yield with_policies(job, constraints, block.take(legal))
+            yield space.with_policies(block.take(legal))
 
 
 def _assignments(candidate: Candidate, fastest: Assigned, one: DegreeArrays) -> Iterator[Assigned]:

@@ -22,13 +22,23 @@ from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.layout_check import check_layouts
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import minimum, runner_up
-from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of, way_of
+from planner.search.objectives import (
+    THROUGHPUT,
+    WORTH_READING,
+    AnyLayout,
+    BestKinds,
+    Objective,
+    check_objective,
+    kind_of,
+    way_of,
+)
 from planner.search.optimum.candidate import Disagreement
-from planner.search.pin_checks import check_constraints, check_objective
 from planner.search.recommendation import Window, is_within, recommended
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT
+from planner.search.space.refusals import check_pins
 from planner.search.space.rules import broken_rules
+from planner.search.space.space import Space
 from planner.search.time_limit import OutOfTime, TimeLimit
 from planner.search.with_runs import with_runs
 from planner.specs.job import each_pool
@@ -146,7 +156,8 @@ def search(
         Disagreement: the two methods differ, or a lower bound is above an optimum; a bug.
     """
     reporter = reporter or Reporter()
-    check_constraints(job, constraints)
+    space = Space(job, constraints)
+    check_pins(space)
     check_objective(job, objective)
     limit = TimeLimit(time_limit)
 
@@ -156,43 +167,43 @@ def search(
             tight = tightened()
             if tight is None:
                 return None
-            found = best_first(tight, constraints, best, reporter, until_interrupted=True)
+            found = best_first(space.of(tight), best, reporter, until_interrupted=True)
         if found.bound is not None and not found.layouts:  # interrupted, so nothing says that no layout fits
             raise OutOfTime if found.is_out_of_time else KeyboardInterrupt
         reporter.solving(solver, len(found.near))
         return found, best, decide(found, best, solver, limit.left)
 
     try:
-        answer = decided(lambda: _tightened(job, constraints, objective))
+        answer = decided(lambda: _tightened(space, objective))
         # a request is relaxed only if both methods found nothing
         while answer and not answer[0].layouts and answer[0].pruned.get("deadline") and objective.is_limited:
             objective = objective.relaxed()
             answer = decided(lambda: job)
         if answer and not answer[0].layouts:
             objective = Objective(name=objective.name)
-            answer = decided(lambda: _where_likeliest(job, constraints))
+            answer = decided(lambda: _where_likeliest(space))
     except OutOfTime:
         hint = "give it more time, or leave less to choose from: --pin tp=8"
         raise SolverTrouble(f"no layout was found within {time_limit:g} s", where="--time-limit", hint=hint) from None
     if answer is None or not answer[0].layouts:
-        return smallest_footprint(job, constraints)
+        return smallest_footprint(space)
     found, best, decision = answer
     winner = best_layout(found, objective)
     deciding = solver if decision.solution.solver == solver else None
-    num_checked = check_bounds(found, constraints, best, solver=deciding) if check else 0
-    num_drawn = check_layouts(found, constraints, objective, winner) if check else 0
+    num_checked = check_bounds(found, best, solver=deciding) if check else 0
+    num_drawn = check_layouts(found, objective, winner) if check else 0
     reporter.solved(decision.solution.status, winner.seconds, decision.gap)
     optimum = found.layout_of(winner)
     window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)
     complete = decision.solution.is_complete
-    chosen, told = recommended(found, constraints, window) if within and complete else (winner, None)
+    chosen, told = recommended(found, window) if within and complete else (winner, None)
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
     _check_ledger(found, window, chosen, priced.step_seconds)
     losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
     evident = None
     with contextlib.suppress(KeyboardInterrupt), limit.ends():  # the plan is proved; only this search ends early
-        evident = with_runs(job, constraints, objective, layout, priced.step_seconds) if top and complete else None
+        evident = with_runs(space, objective, layout, priced.step_seconds) if top and complete else None
     return _plan(
         job,
         layout,
@@ -219,25 +230,25 @@ def _check_ledger(found: Found, window: Window, chosen: Assigned, ledger_seconds
         raise Disagreement(f"{said}, more than {window.within:.2%} above the minimum of {window.minimum}")
 
 
-def _tightened(job: Job, constraints: Constraints, objective: Objective) -> Job:
+def _tightened(space: Space, objective: Objective) -> Job:
     """The job; if least memory is the objective, its memory is limited to the need of the smallest layout."""
     if objective.name != "memory":
-        return job
-    least = least_peak(job, constraints)
-    return job if least.share > 1 else within_share(job, least.share * (1 + AGREEMENT))
+        return space.job
+    least = least_peak(space)
+    return space.job if least.share > 1 else within_share(space.job, least.share * (1 + AGREEMENT))
 
 
-def _where_likeliest(job: Job, constraints: Constraints) -> Job | None:
+def _where_likeliest(space: Space) -> Job | None:
     """The job with just enough memory for the layouts most likely to fit; None if no layout may fit.
 
     With a plain limit (`--headroom`) no chance of fitting is computed, so the answer is None. If all layouts have the
     same error distribution, a layout's chance falls as its share of the limit grows. Layouts with offload may have a
     wider distribution; the least share decides for them, too.
     """
-    loose = each_pool(job, lambda pool: replace(pool, risk=1 - UNLIKELY))
-    if job.headroom is not None or not fits(loose, constraints):
+    loose = space.of(each_pool(space.job, lambda pool: replace(pool, risk=1 - UNLIKELY)))
+    if space.job.headroom is not None or not fits(loose):
         return None
-    return within_share(loose, least_peak(loose, constraints).share * (1 + AGREEMENT))
+    return within_share(loose.job, least_peak(loose).share * (1 + AGREEMENT))
 
 
 def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
@@ -280,21 +291,21 @@ def fastest_layout(
     if known and (priced := estimate(job, known)).fits:
         best.add(known, objective.devices_of(job, known), priced.step_seconds)
         has_incumbent = True
-    found = best_first(job, constraints, best, reporter or Reporter(), has_incumbent=has_incumbent)
+    found = best_first(Space(job, constraints), best, reporter or Reporter(), has_incumbent=has_incumbent)
     if not found.layouts:
         return None
     fastest = best_layout(found, objective)
     return found.layout_of(fastest), fastest.seconds
 
 
-def fits(job: Job, constraints: Constraints) -> bool:
+def fits(space: Space) -> bool:
     """Whether any layout fits; the search ends with the first layout that does.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
     any_layout = AnyLayout()
-    best_first(job, constraints, any_layout, Reporter())
+    best_first(space, any_layout, Reporter())
     return any_layout.found
 
 

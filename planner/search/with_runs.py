@@ -20,21 +20,19 @@ if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
     from planner.numbers import Flag
     from planner.search.objectives import Objective
-    from planner.search.space.constraints import Constraints
-    from planner.specs.job import Job
+    from planner.search.space.space import Space
 
 _AXES = ("tp", "pp", "cp", "ep", "fsdp")
 
 
-def with_runs(
-    job: Job, constraints: Constraints, objective: Objective, plan: Layout, step_seconds: float
-) -> WithRuns | None:
+def with_runs(space: Space, objective: Objective, plan: Layout, step_seconds: float) -> WithRuns | None:
     """The best layout on axes of published runs that the plan's band does not tell from the plan.
 
     Runs of the plan's kind are runs of its engine on models with experts, or without, as the plan's. The answer is None
     if some of them have the plan's axes, if there are none, or if such a layout takes longer than the band of the plan
     allows: then the plan is the faster one for all that is known.
     """
+    job, constraints = space.job, space.constraints
     spread, has_experts = band(job, plan), job.model.moe is not None
     if spread is None or spread.low == spread.high:
         return None
@@ -48,9 +46,9 @@ def with_runs(
     others = _OtherAxes(key="axes", sign="!=", value="/".join(sorted({each.axes for each in like})))
     best = BestKinds(objective, 1)
     best.add(plan, objective.devices_of(job, plan), step_seconds * spread.high)
-    forbidden = (*constraints.forbidden, (others,))
+    elsewhere = space.under(replace(constraints, forbidden=(*constraints.forbidden, (others,))))
     try:
-        found = best_first(job, replace(constraints, forbidden=forbidden), best, Reporter(), has_incumbent=True)
+        found = best_first(elsewhere, best, Reporter(), has_incumbent=True)
     except InputError:  # no legal layout has such axes
         return None
     if not found.layouts:

@@ -17,9 +17,9 @@ from planner.emit.target import How
 from planner.errors import ExitCode, InputError
 from planner.layout import Layout, even_split
 from planner.search.search import plan_for_layout
-from planner.search.space.configurations import device_partitions
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
+from planner.search.space.space import Space
 from planner.specs.banned import searched_axes
 from planner.specs.by_name import engine_names, load_engine, priced_engine_names
 from planner.specs.load import load_job
@@ -152,7 +152,7 @@ def test_no_host_is_left_partly_idle_where_no_program_can():
     job = load_job(
         model="llama3-8b", cluster="dgx-h100", nodes=3, engine="megatron", global_batch_size=60, sequence_length=1024
     )
-    free, whole = (device_partitions(job, Constraints(whole_hosts=size), {}).world_size for size in (0, 8))
+    free, whole = (Space(job, Constraints(whole_hosts=size)).partitions().world_size for size in (0, 8))
     assert {12, 20} <= set(free.tolist())
     assert set(whole.tolist()) == {size for size in free.tolist() if size <= 8 or size % 8 == 0}
 

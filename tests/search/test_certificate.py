@@ -26,6 +26,7 @@ from planner.search.optimum.pruning import LowerBounds
 from planner.search.reporter import Reporter
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
+from planner.search.space.space import Space
 from planner.specs.load import load_job
 
 OBJECTIVES = [
@@ -196,17 +197,17 @@ def test_columns_that_one_method_left_out_are_priced_for_the_other(monkeypatch, 
 @pytest.mark.parametrize("share", [0.6, 0.9])
 def test_a_candidate_that_is_known_is_the_one_that_is_priced(job, share):
     """Candidates priced before and after for other longest steps equal those of configurations not yet priced."""
-    priced = best_first.best_first(job, Constraints(), BestKinds(THROUGHPUT, 4, within=0.1), Reporter()).near
+    priced = best_first.best_first(Space(job, Constraints()), BestKinds(THROUGHPUT, 4, within=0.1), Reporter()).near
     positions = np.arange(len(priced))
     longest = priced.seconds * share
-    fresh = Near(job, Constraints(), blocks_of(priced))
+    fresh = Near(Space(job, Constraints()), blocks_of(priced))
     for steps in (longest * 1.2, longest, longest * 1.5):
         found, expected = by_position(priced, positions, steps), by_position(fresh, positions, steps)
         assert list(found) == list(expected)
         for position, candidate in expected.items():
             for field in fields(candidate):
                 np.testing.assert_array_equal(getattr(found[position], field.name), getattr(candidate, field.name))
-        fresh = Near(job, Constraints(), blocks_of(priced))
+        fresh = Near(Space(job, Constraints()), blocks_of(priced))
 
 
 def blocks_of(near):
@@ -313,15 +314,14 @@ def test_wrong_programs_are_noticed_by_the_check(monkeypatch, name):
 
 def test_a_partition_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeypatch, small_pipeline):
     """Both methods read the same list of partitions; layouts drawn by the rules of `explain` do not."""
-    best, honest = search(small_pipeline, Constraints()), best_first.device_partitions
+    best, honest = search(small_pipeline, Constraints()), Space.partitions
     used = (best.layout.tp, best.layout.pp)
 
     def forgets(*given):
         found = honest(*given)
         return found.take((found.tp != used[0]) | (found.pp != used[1]))
 
-    for module in (best_first, bound_check):
-        monkeypatch.setattr(module, "device_partitions", forgets)
+    monkeypatch.setattr(Space, "partitions", forgets)
     other = search(small_pipeline, Constraints())
     assert other.certificate.status == "optimal"
     assert other.step_seconds > best.step_seconds * 1.001
@@ -334,9 +334,9 @@ def test_arrays_that_price_the_best_too_high_are_noticed(monkeypatch, small_pipe
     """Another layout seems best, and its ledger is right; only the ledger of the best layout can tell."""
     best, honest = search(small_pipeline, Constraints()).layout, near.price_candidates
 
-    def dear(job, degrees, *given, **named):
+    def dear(space, degrees, *given, **named):
         own = (degrees.tp == best.tp) & (degrees.pp == best.pp)
-        found = zip(honest(job, degrees, *given, **named), own, strict=True)
+        found = zip(honest(space, degrees, *given, **named), own, strict=True)
         return [each.weighted(factor, each.longest_seconds) if is_own else each for each, is_own in found]
 
     monkeypatch.setattr(near, "price_candidates", dear)

@@ -23,7 +23,8 @@ from planner.search.objectives import WORTH_READING, BestKinds, Objective, objec
 from planner.search.optimum.pricing import layout_at
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
-from planner.search.space.policies import allowed_policies, legal_degrees
+from planner.search.space.refusals import legal_degrees
+from planner.search.space.space import Space
 from planner.specs.load import load_job
 
 OBJECTIVES = get_args(ObjectiveName)
@@ -55,10 +56,10 @@ def small_job(seed):
 
 def every_layout(job):
     """Each legal configuration with each split of its layers and each recompute policy of each stage."""
-    for degrees in legal_degrees(job, FREE):
+    for degrees in legal_degrees(Space(job, FREE)):
         for i in range(len(degrees)):
             one = degrees.take(i)
-            policies = allowed_policies(job, FREE, one)
+            policies = Space(job, FREE).policies(one)
             counts = range(one.interleave, job.model.num_layers + 1, one.interleave)
             for layers in itertools.product(counts, repeat=one.pp):
                 if sum(layers) == job.model.num_layers:

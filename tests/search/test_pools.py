@@ -29,8 +29,9 @@ from planner.search.search import NothingFits, search
 from planner.search.space.configurations import OWN, DegreeArrays
 from planner.search.space.constraints import Constraints
 from planner.search.space.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
-from planner.search.space.policies import allowed_policies, legal_degrees
+from planner.search.space.refusals import legal_degrees
 from planner.search.space.rules import broken_rules
+from planner.search.space.space import Space
 from planner.specs.cluster import MixedClusterSpec
 from planner.specs.job import join_pools
 from planner.specs.load import load_job
@@ -312,10 +313,10 @@ def every_placement(job, degrees):
 def test_bounds_stay_below_the_exact_optimum(seed):
     """Each bound alone: of partitions, of configurations without placement, and of placements at several cutoffs."""
     job, best = small_job(seed), np.inf
-    for degrees in legal_degrees(job, NO_CONSTRAINTS):
+    for degrees in legal_degrees(Space(job)):
         everything, rows = every_placement(job, degrees)
-        policies = allowed_policies(job, NO_CONSTRAINTS, everything)
-        candidates = price_candidates(job, everything, policies, constraints=NO_CONSTRAINTS)
+        policies = Space(job).policies(everything)
+        candidates = price_candidates(Space(job), everything, policies)
         choices = [best_choice(candidate) for candidate in candidates]
         exact = np.array([choice.objective_seconds if choice else np.inf for choice in choices])
         of_degrees = np.full(len(degrees), np.inf)
@@ -325,12 +326,12 @@ def test_bounds_stay_below_the_exact_optimum(seed):
         assert np.all(lower.partition_bound_seconds(degrees) <= few)
         assert np.all(lower.timing_bound_seconds(degrees) <= few)
         assert np.all(lower.timing_bound_seconds(degrees, any_experts=True) <= few)
-        policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
+        policies = Space(job).policies(degrees)
         for expects_little in (False, True):
             may = may_fit(job, degrees, list(policies), expects_little=expects_little)
             assert np.all(may[np.isfinite(of_degrees)])
         for cutoff in (np.inf, best, 1.3 * best):
-            found, bounds = placed(job, degrees, policies, NO_CONSTRAINTS, np.full(len(degrees), cutoff))
+            found, bounds = placed(Space(job), degrees, policies, np.full(len(degrees), cutoff))
             keys = zip(*(getattr(found, name).tolist() for name in _KEYS), strict=True)
             bound_of = dict(zip(keys, bounds.tolist(), strict=True))
             for key, seconds in zip(
@@ -339,10 +340,9 @@ def test_bounds_stay_below_the_exact_optimum(seed):
                 if np.isfinite(seconds) and seconds <= cutoff:
                     assert bound_of[key] <= seconds * (1 + 1e-12)
             narrow = price_candidates(
-                job,
+                Space(job),
                 everything,
-                allowed_policies(job, NO_CONSTRAINTS, everything),
-                constraints=NO_CONSTRAINTS,
+                Space(job).policies(everything),
                 cutoff_seconds=cutoff,
             )
             for candidate, seconds in zip(narrow, exact.tolist(), strict=True):
@@ -355,7 +355,7 @@ _KEYS = ("tp", "pp", "dp", "cp", "zero", "hsdp", "mbs", "interleave", "recompute
 
 def test_placements_are_read_back_and_counted_once():
     job = small_job(1, num_pools=3)
-    degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS)))
+    degrees = next(iter(legal_degrees(Space(job))))
     everything, rows = every_placement(job, degrees)
     place = placements_of(job, everything)
     for i in range(0, len(everything), max(1, len(everything) // 50)):
@@ -439,7 +439,7 @@ def test_the_deepest_model_on_six_pools_is_carried_and_a_deeper_one_refused(job)
         six = joined(*(replace(job.pools[0], model=model, between=None) for _ in range(6)))
         if allowed:
             order, stages = np.array([719]), np.full((1, 6), layers)
-            degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS))).take(slice(0, 1))
+            degrees = next(iter(legal_degrees(Space(job)))).take(slice(0, 1))
             found = placements_of(six, replace(degrees, placement=placement_codes(six, order, stages)))
             assert found.stages.tolist() == stages.tolist()
             assert found.order.tolist() == [[5, 4, 3, 2, 1, 0]]

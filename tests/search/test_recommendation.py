@@ -60,8 +60,8 @@ def listed(monkeypatch, some_job, within=0.1, **options):
     """The plan, and the list from which it was chosen, as layouts."""
     seen, honest = [], recommendation.shortlist
 
-    def spy(found, constraints, window):
-        seen.append((found, honest(found, constraints, window)))
+    def spy(found, window):
+        seen.append((found, honest(found, window)))
         return seen[0][1]
 
     with monkeypatch.context() as patched:
@@ -147,9 +147,7 @@ def test_nothing_listed_beats_the_plan_on_published_jobs(monkeypatch, number):
 def test_a_list_that_leaves_the_window(monkeypatch):
     """Layouts from beyond the window are easier to run; at the end the ledger is compared with the window."""
     honest = recommendation.shortlist
-    monkeypatch.setattr(
-        recommendation, "shortlist", lambda found, pins, window: honest(found, pins, replace(window, within=0.6))
-    )
+    monkeypatch.setattr(recommendation, "shortlist", lambda found, window: honest(found, replace(window, within=0.6)))
     with pytest.raises(Disagreement, match="above the minimum"):
         recommend(job(), 0.001)
 

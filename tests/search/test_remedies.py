@@ -14,6 +14,7 @@ from planner.search.questions.remedies import each_lifted, lifted_pins, remedies
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
+from planner.search.space.space import Space
 from planner.specs.change import change_job
 from planner.specs.load import load_job
 
@@ -55,7 +56,7 @@ def test_shorter_sequences_see_as_many_tokens_and_the_longest_that_fit_are_named
 
 def test_another_recipe_that_fits_is_found_and_verified():
     asked = job(model="llama2-13b", nodes=1, engine="megatron", sequence_length=4096)
-    asked = within_share(asked, 0.9 * least_peak(asked, Constraints()).share)
+    asked = within_share(asked, 0.9 * least_peak(Space(asked, Constraints())).share)
     assert isinstance(search(asked, Constraints()), NothingFits)
     found = find(remedies(asked, Constraints()), "memory_recipe")
     training = asked.training.model_copy(update={"memory_recipe": found.change.split()[-1]})

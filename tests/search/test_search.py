@@ -58,11 +58,12 @@ from planner.search.questions.remedies import remedies
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, fits, plan_for_layout, search
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import _with_ones
+from planner.search.space.configurations import with_ones
 from planner.search.space.constraints import Constraints
 from planner.search.space.degree_rules import interleave, tp_divides, whole_periods
-from planner.search.space.policies import allowed_policies, legal_degrees
+from planner.search.space.refusals import legal_degrees
 from planner.search.space.rules import RULES, broken_rules
+from planner.search.space.space import Space
 from planner.search.time_limit import OutOfTime
 from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
@@ -334,7 +335,7 @@ def check_against_brute_force(job, within=0.02):
     assert found.minimum.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.minimum.layout)
     assert found.certificate.objective_seconds == pytest.approx(best, rel=1e-9)
     longest = best * (1 + within) * (1 + 1e-12)
-    of_search, _, window = asked.call_args.args
+    of_search, window = asked.call_args.args
     listed = [of_search.layout_of(each) for each in recommendation.shortlist(*asked.call_args.args)]
     fastest = [of_search.layout_of(each) for each in recommendation.fastest_of_kinds(of_search, window)]
     of_kind = {}
@@ -601,7 +602,7 @@ def test_memory_forces_the_cheapest_of_the_policies_that_follow():
     """Without recompute 2 of 4 layers fit into memory; each of the others takes at least a second more."""
     job = small_mixture_job()
     job = replace(job, model=job.model.model_copy(update={"moe": None}))
-    degrees = _with_ones(1, schedule="1f1b")
+    degrees = with_ones(1, schedule="1f1b")
     seconds = np.array([[[1.0], [5.0], [2.0]]])  # of a layer under each policy, in the order in which they are listed
     costs = LeastCosts(
         layer=seconds, num_main=1, send=np.zeros(1), ends=np.zeros(1), last=np.zeros(1), tail=np.zeros(1)
@@ -717,9 +718,9 @@ def test_splits_into_chunks_that_the_search_prices_are_those_with_all_dense_laye
     moe = job.model.moe.model_copy(update={"num_dense_layers": dense})
     job = replace(job, model=job.model.model_copy(update={"num_layers": 9, "moe": moe}))
     pins = Constraints.parse(["pp=2,interleave=2,dp=1,tp=1,cp=1,mbs=1,zero=0,recompute=none"], [])
-    (degrees,) = legal_degrees(job, pins)
-    policies = allowed_policies(job, pins, degrees)
-    (candidate,) = price_candidates(job, degrees, policies, constraints=pins)
+    (degrees,) = legal_degrees(Space(job, pins))
+    policies = Space(job, pins).policies(degrees)
+    (candidate,) = price_candidates(Space(job, pins), degrees, policies)
     priced = {}
     for columns in itertools.product(*(np.flatnonzero(candidate.stage == stage).tolist() for stage in (0, 1))):
         if candidate.is_choice(columns):
@@ -781,23 +782,23 @@ def test_the_least_memory_is_that_of_brute_force_where_layers_differ(seed):
         for split, chosen in assignments(job, common):
             layout = Layout(**common, layers_per_stage=balanced_chunks(split, v), recompute=chosen * v)
             least = min(least, estimate(job, layout).peak_bytes)
-    found = least_peak(job, Constraints.parse(["pp=3"], []))
+    found = least_peak(Space(job, Constraints.parse(["pp=3"], [])))
     assert found.num_bytes == pytest.approx(least, rel=1e-9)
 
 
 def test_a_shard_group_of_one_rank_is_there_only_where_it_is_pinned():
     job = load_job(model="tiny-llama", cluster="dgx-a100", engine="fsdp", gpus=8, global_batch_size=64)
     for pins, expected in ((), {1, 2, 4}), (("hsdp=8",), {8}):
-        found = list(legal_degrees(job, Constraints.parse(["zero=3", "dp=8", *pins], [])))
+        found = list(legal_degrees(Space(job, Constraints.parse(["zero=3", "dp=8", *pins], []))))
         assert {int(replicas) for degrees in found for replicas in degrees.hsdp} == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_stage_within_the_cutoff_has_more_than_the_most_layers(seed):
     job = job_of_different_layers(seed)
-    for degrees in legal_degrees(job, NO_CONSTRAINTS):
-        policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
-        candidates = price_candidates(job, degrees, policies, constraints=NO_CONSTRAINTS)
+    for degrees in legal_degrees(Space(job)):
+        policies = Space(job).policies(degrees)
+        candidates = price_candidates(Space(job), degrees, policies)
         for at, candidate in enumerate(candidates[:20]):
             for stage, count in set(zip(candidate.stage.tolist(), candidate.layers.tolist(), strict=True)):
                 choice = best_choice(candidate.keep((candidate.stage != stage) | (candidate.layers == count)))
@@ -813,8 +814,8 @@ def test_filling_the_pipeline_takes_time_from_the_fullest_stage(count):
         settings=("device.memory=2000GiB",),
     )  # fmt: skip
     pins = Constraints.parse(["tp=8,pp=8,interleave=1,cp=1,mbs=1,zero=0"])
-    (degrees,) = (each for each in legal_degrees(job, pins) if len(each) == 1)
-    (candidate,) = price_candidates(job, degrees, allowed_policies(job, pins, degrees), constraints=pins)
+    (degrees,) = (each for each in legal_degrees(Space(job, pins)) if len(each) == 1)
+    (candidate,) = price_candidates(Space(job, pins), degrees, Space(job, pins).policies(degrees))
     best = best_choice(candidate.keep((candidate.stage != 3) | (candidate.layers == count)))
     assert count <= most_layers(job, degrees, best.objective_seconds) <= 1.3 * count
 
@@ -838,8 +839,8 @@ def somehow_slowed(job, seed):
 
 def check_tails(job):
     """Compare the bound of the longest tail with all partitions of the model, each stage with its best policy."""
-    for degrees in legal_degrees(job, NO_CONSTRAINTS):
-        policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
+    for degrees in legal_degrees(Space(job)):
+        policies = Space(job).policies(degrees)
         for pp, v in set(zip(degrees.pp.tolist(), degrees.interleave.tolist(), strict=True)):
             if pp == 1:  # has its own price
                 continue
@@ -949,8 +950,8 @@ def test_each_legal_configuration_is_ruled_out_or_priced(seed):
 def test_no_bound_of_an_executed_schedule_exceeds_the_executed_step(seed, schedule, with_engine):
     job = with_engine(small_job(seed), overlap={"paired_passes": seed % 2 == 1}, pipeline={"schedules": (schedule,)})
     pinned, num = Constraints.parse([f"schedule={schedule}"], []), 0
-    for degrees in legal_degrees(job, pinned):
-        policies = allowed_policies(job, pinned, degrees)
+    for degrees in legal_degrees(Space(job, pinned)):
+        policies = Space(job, pinned).policies(degrees)
         executed = executed_candidates(job, degrees, policies)
         fits = np.array([each.stage.size > 0 for each in executed])
         exact = np.where(fits, [each.constant_seconds for each in executed], np.inf)
@@ -979,11 +980,11 @@ def check_executed(job, schedule):
 
 def check_bounds(job):
     """Compare every bound of every configuration with its exact optimum, at tight and at loose cutoffs."""
-    everything = list(legal_degrees(job, NO_CONSTRAINTS))
+    everything = list(legal_degrees(Space(job)))
     best = np.inf
     for degrees in everything:
-        policies = allowed_policies(job, NO_CONSTRAINTS, degrees)
-        candidates = price_candidates(job, degrees, policies, constraints=NO_CONSTRAINTS)
+        policies = Space(job).policies(degrees)
+        candidates = price_candidates(Space(job), degrees, policies)
         choices = [best_choice(candidate) for candidate in candidates]
         exact = np.array([choice.objective_seconds if choice else np.inf for choice in choices])
         best = min(best, exact.min())
@@ -1010,7 +1011,7 @@ def check_bounds(job):
             assert np.all((bounds <= few) | (exact > cutoff))
             bounds = least_seconds_of_any_policy(job, unreplicated, cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
-            narrow = price_candidates(job, degrees, policies, constraints=NO_CONSTRAINTS, cutoff_seconds=cutoff)
+            narrow = price_candidates(Space(job), degrees, policies, cutoff_seconds=cutoff)
             for candidate, seconds in zip(narrow, exact, strict=True):
                 if np.isfinite(seconds) and seconds <= cutoff:
                     assert best_choice(candidate).objective_seconds == pytest.approx(seconds, rel=1e-12)
@@ -1120,9 +1121,9 @@ def test_both_solvers_give_the_same_plan(job, best):
         (["zero=3,pp=2"], "no ZeRO-3 with a pipeline of 2 stages; zero=0 or 1, or pp=1 with zero=3"),
         (["tp=8,pp=4"], "= 32 devices, and there are 16; lower a degree, or --nodes 4"),
         (["dp=3"], "dp 3 \\* mbs 1 = 3 does not divide the global batch of"),
-        (["schedule=zb-h1"], "does not have schedule `zb-h1`"),
+        (["schedule=zb-h1"], "does not run schedule zb-h1; it runs"),
         (["schedule=zbv", "pp=2", "recompute=none/full/full/none"], "`recompute` is not chosen with schedule zbv"),
-        (["cp=2", "etp=2"], "does not have `etp`"),
+        (["cp=2", "etp=2"], "does not run etp=2"),
     ],
 )
 def test_impossible_pins_are_named(job, pins, message):
@@ -1167,7 +1168,7 @@ def test_key_value_heads_are_repeated_by_engines_that_do_it(engine, most):
         model="llama3-8b", cluster="dgx-h100", engine=engine, gpus=8, sequence_length=1024, global_batch_size=8,
         settings=("model.num_kv_heads=2",),
     )  # fmt: skip
-    found = {tp for degrees in legal_degrees(job, NO_CONSTRAINTS) for tp in degrees.tp.tolist()}
+    found = {tp for degrees in legal_degrees(Space(job)) for tp in degrees.tp.tolist()}
     assert max(found) == most
 
 
@@ -1293,7 +1294,7 @@ def test_a_search_that_is_out_of_time_says_so_of_its_incumbent(job, best):
 
 
 def test_a_time_limit_ends_a_search_that_finds_nothing(job, monkeypatch):
-    monkeypatch.setattr("planner.search.best_first.device_partitions", lambda *_a, **_k: time.sleep(60))
+    monkeypatch.setattr("planner.search.space.space.Space.partitions", lambda *_a, **_k: time.sleep(60))
     with pytest.raises(SolverTrouble, match=r"within 0.1 s"):
         search(job, NO_CONSTRAINTS, time_limit=0.1)
 
@@ -1305,13 +1306,13 @@ def test_a_time_limit_ends_a_search_that_finds_nothing(job, monkeypatch):
 def test_a_time_limit_also_ends_the_parts_before_and_after_the_first_search(objective, slow, monkeypatch):
     monkeypatch.setattr(slow, lambda *_a, **_k: time.sleep(60))
     jobs = map(small_job, itertools.count())
-    job = next(each for each in jobs if objective == "memory" or not fits(each, NO_CONSTRAINTS))
+    job = next(each for each in jobs if objective == "memory" or not fits(Space(each, NO_CONSTRAINTS)))
     with pytest.raises(SolverTrouble, match=r"within 2 s"):
         search(job, NO_CONSTRAINTS, objective=Objective(name=objective), time_limit=2.0)
 
 
 def test_a_search_that_ends_early_without_a_layout_does_not_say_that_nothing_fits(job, monkeypatch):
-    found = Found(job, NO_CONSTRAINTS)
+    found = Found(Space(job))
     found.bound, found.is_out_of_time = 0.0, True
     monkeypatch.setattr("planner.search.search.best_first", lambda *_a, **_k: found)
     with pytest.raises(SolverTrouble, match="no layout was found"):
@@ -1335,7 +1336,7 @@ def test_ctrl_c_before_anything_is_found_ends_the_search(job, monkeypatch):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.search.best_first.device_partitions", interrupted)
+    monkeypatch.setattr("planner.search.space.space.Space.partitions", interrupted)
     with pytest.raises(KeyboardInterrupt):
         search(job, NO_CONSTRAINTS)
 
@@ -1424,7 +1425,7 @@ def test_as_many_microbatches_as_dualpipev_is_said_to_need_are_enough(job, pp):
 
 def test_what_needs_the_whole_memory_to_a_byte_is_looked_at(job, monkeypatch):
     """A first look with one sequence per microbatch rules out nothing that the limit allows."""
-    degrees = next(iter(legal_degrees(job, NO_CONSTRAINTS)))
+    degrees = next(iter(legal_degrees(Space(job))))
     policies = [FULL]
     needed = least_stage_bytes(job, degrees, policies)
     monkeypatch.setattr(of_memory, "memory_limit_bytes", lambda *_: needed.min())

@@ -23,7 +23,8 @@ from planner.search.questions.deadline import search_in_time
 from planner.search.questions.sweep import sweep, sweep_pools
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
-from planner.search.space.policies import allowed_policies, legal_degrees
+from planner.search.space.refusals import legal_degrees
+from planner.search.space.space import Space
 from planner.specs.change import change_job
 from planner.specs.job import each_pool
 from planner.specs.load import load_job
@@ -61,12 +62,12 @@ def on_hosts(job, hosts):
 
 def every_layout_that_fits(job):
     """(devices, seconds) of every layout."""
-    for degrees in legal_degrees(job, FREE):
+    for degrees in legal_degrees(Space(job, FREE)):
         for i in range(len(degrees)):
             one = degrees.take(i)
             counts = range(one.interleave, job.model.num_layers + 1, one.interleave)
             for layers in itertools.product(counts, repeat=one.pp):
-                for chosen in itertools.product(allowed_policies(job, FREE, one), repeat=one.pp):
+                for chosen in itertools.product(Space(job, FREE).policies(one), repeat=one.pp):
                     if sum(layers) == job.model.num_layers:
                         priced = estimate(job, layout_at(one, layers, chosen))
                         if priced.fits:

@@ -12,6 +12,7 @@ from planner.cost.band import axes_of
 from planner.plan import plan_from_json
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
+from planner.search.space.space import Space
 from planner.search.with_runs import with_runs
 from planner.show.screen import Screen, to_text
 from planner.show.summary import summary
@@ -89,11 +90,11 @@ def test_a_layout_beyond_the_band_is_not_named():
     asked = with_axes(job(), "tp+cp")
     plan = search(asked, FREE, within=0.02)
     slow = best_with(asked, "tp+cp")
-    found = with_runs(asked, FREE, plan_objective(), plan.layout, plan.step_seconds)
+    found = with_runs(Space(asked, FREE), plan_objective(), plan.layout, plan.step_seconds)
     assert (found is None) == (slow > plan.high_step_seconds)
     beyond = plan.step_seconds * slow / plan.high_step_seconds / 1.01
-    assert with_runs(asked, FREE, plan_objective(), plan.layout, beyond) is None
-    assert with_runs(asked, FREE, plan_objective(), plan.layout, beyond * 1.02) is not None
+    assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond) is None
+    assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond * 1.02) is not None
 
 
 def plan_objective():

@@ -17,8 +17,8 @@ from planner.emit.programs import PROGRAMS
 from planner.errors import ExitCode, InputError
 from planner.plan import write_plan
 from planner.search.questions.layout_remedies import layout_remedies
-from planner.search.space.configurations import device_partitions
 from planner.search.space.constraints import Constraints
+from planner.search.space.space import Space
 from planner.shipped import engine_profiles
 from planner.show.nothing_fits import nothing_fits_to_dict
 from planner.specs import banned
@@ -65,7 +65,7 @@ def test_no_search_tries_a_banned_axis(engine, axis, tried, word):  # noqa: ARG0
     job = load_job(
         model="llama3-8b", cluster="dgx-a100", engine=engine, nodes=2, global_batch_size=64, sequence_length=4096
     )
-    found = device_partitions(job, Constraints(), {})
+    found = Space(job, Constraints()).partitions()
     assert len(found) > 0
     assert {*getattr(found, axis).tolist()} == {1}
     assert axis in job.engine.can.axes  # priced

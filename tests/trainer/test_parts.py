@@ -22,7 +22,8 @@ from planner.errors import EnvironmentProblem, ExitCode, InputError
 from planner.layout import even_split
 from planner.search.optimum.pricing import layout_at
 from planner.search.space.constraints import Constraints
-from planner.search.space.policies import legal_degrees
+from planner.search.space.refusals import legal_degrees
+from planner.search.space.space import Space
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec, RotaryScaling
 from planner.specs.training import TrainingSpec
@@ -200,7 +201,7 @@ def test_what_the_search_may_plan_the_trainer_runs(schedule, batch, vocab_size, 
         settings=("model.num_layers=8", f"model.vocab_size={vocab_size}"),
     )  # fmt: skip
     plan = replace(make_plan("dp=1"), model=job.model, cluster=job.cluster, training=job.training, engine=job.engine)
-    legal = list(legal_degrees(job, Constraints.parse([f"schedule={schedule}"], [])))
+    legal = list(legal_degrees(Space(job, Constraints.parse([f"schedule={schedule}"], []))))
     assert legal
     for degrees in legal:
         for one in map(degrees.take, range(len(degrees))):

@@ -27,7 +27,6 @@ from planner.search.space.arrays import unrolled
 from planner.search.space.configurations import expert_options
 from planner.search.space.placements import (
     fastest_stages,
-    meets_pin,
     orders_of,
     placement_codes,
     placements_of,
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
-    from planner.search.space.constraints import Constraints
     from planner.search.space.placements import Placements
+    from planner.search.space.space import Space
     from planner.specs.job import Job
 
 _ROUNDING: Final = 1 - 1e-12
@@ -103,13 +102,14 @@ class PoolBounds:
         return lower_bound_seconds(pool, degrees, policies, cutoff_seconds=cutoff_seconds, any_replicas=True)
 
 
-def promising_placements(job: Job, constraints: Constraints, degrees: DegreeArrays) -> DegreeArrays:
+def promising_placements(space: Space, degrees: DegreeArrays) -> DegreeArrays:
     """The configurations with their stages on the pools of highest peak FLOPs, in every order of these pools."""
+    job = space.job
     peak = [1 / pool.cluster.device.peak[job.training.precision] for pool in job.pools]
     stages = fastest_stages(job, degrees, np.tile(peak, (len(degrees), 1)))
     rows, order = orders_of(stages)
     found = replace(degrees.take(rows), placement=placement_codes(job, order, stages[rows]))
-    return found.take(np.flatnonzero(meets_pin(job, constraints, found)))
+    return found.take(space.has_pinned_pools(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,16 +170,13 @@ def _step_seconds(
 
 
 def placed(
-    job: Job,
-    degrees: DegreeArrays,
-    policies: PolicyMasks,
-    constraints: Constraints,
-    cutoff_seconds: NDArray[np.float64],
+    space: Space, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
 ) -> tuple[DegreeArrays, NDArray[np.float64]]:
     """Every placement that may stay within the cutoff of its configuration, and the bound of each placement.
 
     Source: derived here; tested to stay below the exact optimum.
     """
+    job = space.job
     if not len(degrees):
         return degrees, np.zeros(0)
     if len(job.pools) == 1:
@@ -194,7 +191,7 @@ def placed(
     again, order = orders_of(stages)
     rows, stages = rows[again], stages[again]
     found = replace(degrees.take(rows), placement=placement_codes(job, order, stages))
-    kept = np.flatnonzero(meets_pin(job, constraints, found))
+    kept = np.flatnonzero(space.has_pinned_pools(found))
     found, rows, stages = found.take(kept), rows[kept], stages[kept]
     bounds = _step_seconds(job, found, costs.take(rows), stages, placements_of(job, found).last)
     kept = np.flatnonzero(bounds <= cutoff_seconds[rows])

@@ -29,25 +29,21 @@ if TYPE_CHECKING:
 
     from planner.numbers import Flag, FloatArray, Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
-    from planner.search.space.constraints import Constraints
+    from planner.search.space.space import Space
     from planner.specs.job import Job, PoolJob
 
 _COLUMNS_AT_ONCE = 200_000
 
 
 def price_candidates(
-    job: Job,
-    degrees: DegreeArrays,
-    policies: PolicyMasks,
-    *,
-    constraints: Constraints,
-    cutoff_seconds: Number = np.inf,
+    space: Space, degrees: DegreeArrays, policies: PolicyMasks, *, cutoff_seconds: Number = np.inf
 ) -> list[Candidate]:
     """Prices of every way to fill each stage of these configurations that fits into memory.
 
     cutoff_seconds: one number, or one for each configuration. Columns that alone make the step longer than this are
     left out.
     """
+    job = space.job
     fewest, most = _layer_range(job, degrees, cutoff_seconds)
     ways = len(choices_of(degrees, policies).policy)
     num_columns = degrees.pp * np.maximum(most - fewest + 1, 0) * ways * _states(job, degrees).num_states
@@ -55,7 +51,7 @@ def price_candidates(
     for part in _parts(num_columns):
         chosen = {policy: mask[part] for policy, mask in policies.items()}
         x = degrees.take(part)
-        columns = _stages(job, x, fewest[part], most[part], chosen, constraints)
+        columns = _stages(space, x, fewest[part], most[part], chosen)
         candidates += _candidates(job, x, columns)
     return candidates
 
@@ -120,14 +116,10 @@ class _Columns(NamedTuple):
 
 
 def _stages(
-    job: Job,
-    degrees: DegreeArrays,
-    fewest: NDArray[np.int64],
-    most: NDArray[np.int64],
-    policies: PolicyMasks,
-    constraints: Constraints,
+    space: Space, degrees: DegreeArrays, fewest: NDArray[np.int64], most: NDArray[np.int64], policies: PolicyMasks
 ) -> _Columns:
     """Columns for every combination of stage, start, number of layers and policy that fits into memory."""
+    job = space.job
     choices, states = choices_of(degrees, policies), _states(job, degrees)
     num_policies = len(choices.policy)
     ways = num_policies * states.num_states
@@ -146,7 +138,7 @@ def _stages(
     rows = np.flatnonzero(keep)
     row, last = _last_chunks(job, degrees.take(owner[rows]), index[rows], layers[rows])
     rows = rows[row]
-    kept = _meets_lists(constraints, degrees.take(owner[rows]), index[rows], layers[rows], last, policy[rows])
+    kept = _meets_lists(space, degrees.take(owner[rows]), index[rows], layers[rows], last, policy[rows])
     rows, last = rows[kept], last[kept]
     owner, start = owner[rows], start[rows]
     shape = {"index": index[rows], "num_layers": layers[rows], "policy": policy[rows], "first": start}
@@ -294,7 +286,7 @@ def _loads(job: Job, degrees: DegreeArrays, columns: _Columns) -> tuple[NDArray[
 
 
 def _meets_lists(
-    constraints: Constraints, degrees: DegreeArrays, index: Number, layers: Number, last: Number, policy: Number
+    space: Space, degrees: DegreeArrays, index: Number, layers: Number, last: Number, policy: Number
 ) -> Flag:
     """Whether columns agree with the user's pinned lists, which have one entry for each chunk.
 
@@ -302,7 +294,7 @@ def _meets_lists(
     """
     keep = np.ones(np.shape(index), dtype=bool)
     for key, values in (("layers_per_stage", layers), ("recompute", policy)):
-        pinned = constraints.per_chunk(key)
+        pinned = space.constraints.per_chunk(key)
         if pinned is None:
             continue
         entries = np.array([int(each) if key == "layers_per_stage" else policy_code(each) for each in pinned])

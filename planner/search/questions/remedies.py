@@ -16,7 +16,7 @@ from planner.search.objectives import LIMITS
 from planner.search.questions.deadline import excess, fastest_in_time, is_kept
 from planner.search.reporter import Reporter
 from planner.search.search import fastest_layout, fits
-from planner.search.space.configurations import offloads_of
+from planner.search.space.space import Space
 from planner.specs.job import each_pool, with_training
 from planner.units import format_seconds, format_usd
 
@@ -88,7 +88,7 @@ class _Goal:
     def is_reached(self, job: Job) -> bool:
         """Whether any layout reaches the goal."""
         try:
-            is_fitting = fits(job, self.planned(job, self.constraints))
+            is_fitting = fits(Space(job, self.planned(job, self.constraints)))
             return is_fitting and (self.in_time is None or self.best(job) is not None)
         except InputError:  # no legal layout on this number of hosts
             return False
@@ -201,7 +201,7 @@ def _solved(change: str, job: Job, goal: _Goal) -> Remedy | None:
 
 def _least_peak(job: Job, goal: _Goal) -> LeastPeak | None:
     try:
-        return least_peak(job, goal.planned(job, goal.constraints))
+        return least_peak(Space(job, goal.planned(job, goal.constraints)))
     except InputError:
         return None
 
@@ -346,7 +346,7 @@ def _state_bytes(job: Job) -> float:
 
 
 def _offload(job: Job, constraints: Constraints) -> Iterator[Change]:
-    if offloads_of(job, constraints) == ("none",) and not constraints.mentions("offload"):
+    if Space(job, constraints).offloads == ("none",) and not constraints.mentions("offload"):
         allowed: dict[str, Any] = {"allow_offload": True}
         yield Change("offload", "--allow-offload", lambda job: each_pool(job, lambda pool: replace(pool, **allowed)))
 

@@ -16,12 +16,13 @@ from planner.errors import InputError
 from planner.layout import divisors
 from planner.search.best_first import best_first
 from planner.search.objectives import Staircase
-from planner.search.pin_checks import check_constraints
 from planner.search.questions.batch_choice import AS_GOOD, best_batch
 from planner.search.questions.deadline import CONFIDENCE
 from planner.search.reporter import Reporter
 from planner.search.search import fastest_layout
 from planner.search.space.arrays import TIE
+from planner.search.space.refusals import check_pins
+from planner.search.space.space import Space
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _of_batches(job: Job, constraints: Constraints, of_batch: Callable[[int, Seq
     of_batch: finds the points of a batch size. The function may leave out points that are slower than the points of
     other batch sizes by more than `AS_GOOD`. Batch sizes with many divisors come first, because they are hard to beat.
     """
-    check_constraints(job, constraints)
+    check_pins(Space(job, constraints))
     if job.batch is None:
         return of_batch(job.training.global_batch_size, ())
     found: list[_Found] = []
@@ -311,7 +312,7 @@ def _staircase(
     for rival in rivals:
         longest = rival.sequence_seconds * job.training.global_batch_size * (1 + AS_GOOD) * (1 + TIE)
         best.add(rival.layout, rival.num_devices, longest)
-    found = best_first(job, constraints, best, reporter, has_incumbent=bool(rivals))
+    found = best_first(Space(job, constraints), best, reporter, has_incumbent=bool(rivals))
 
     def order(assigned: Assigned) -> tuple[int, float]:
         return max(assigned.degrees.world_size, num_first), assigned.seconds

@@ -99,6 +99,11 @@ class Constraints:
         signs = [(_OPERATORS[pin.sign], int(pin.value)) for pin in self.pins if pin.key == key]
         return [value for value in values if all(holds(value, pinned) for holds, pinned in signs)]
 
+    @property
+    def lists(self) -> list[str]:
+        """The keys whose pin gives a list, one entry for each chunk."""
+        return [key for key in ("layers_per_stage", "recompute") if self.per_chunk(key)]
+
     def per_chunk(self, key: str) -> tuple[str, ...] | None:
         """The list that a pin gives to `layers_per_stage` or `recompute`, one entry for each chunk, or None."""
         value = self.value_of(key)
@@ -120,10 +125,8 @@ class Constraints:
     def allowed(self, degrees: Degrees) -> Flag:
         """Mask of the layouts that all numeric pins and forbidden combinations allow."""
         mask = np.ones(np.shape(degrees.tp), dtype=bool)
-        for key in ("layers_per_stage", "recompute"):
-            entries = self.per_chunk(key)
-            if entries:
-                mask &= degrees.pp * degrees.interleave == len(entries)
+        for key in self.lists:
+            mask &= degrees.pp * degrees.interleave == len(self.per_chunk(key) or ())
         for pin in self.pins:
             if pin.is_numeric or pin.key in _UNIFORM:
                 mask &= pin.holds(degrees)

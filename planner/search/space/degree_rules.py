@@ -13,6 +13,8 @@ from planner.cost.segments import domain_devices, is_possible, num_domains, segm
 from planner.cost.stage import pattern_of
 from planner.layout import divisors, offloads_activations, offloads_optimizer, offloads_params
 from planner.search.space.rule import Rule, near, rule
+from planner.specs.banned import searched_axes
+from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -271,7 +273,8 @@ def schedule(job: Job, schedule: str) -> Checks:
     """the engine must run this schedule"""
     have = job.engine.pipeline.schedules
     if (yield schedule not in have):
-        return f"engine {job.engine.name} does not run schedule {schedule}; it runs {any_of(have)}"
+        elsewhere = other_engines(", or ", lambda engine: schedule in engine.pipeline.schedules)
+        return f"engine {job.engine.name} does not run schedule {schedule}; it runs {any_of(have)}{elsewhere}"
 
 
 @rule(DEGREE_RULES)
@@ -346,7 +349,8 @@ def offload(job: Job, offload: str) -> Checks:
     """the engine must be able to keep this in the host's memory"""
     have = job.engine.offload.what
     if (yield offload not in have):
-        return f"engine {job.engine.name} cannot keep `{offload}` in the host's memory; offload={any_of(have)}"
+        ways_out = f"offload={any_of(have)}{other_engines(', or ', lambda engine: offload in engine.offload.what)}"
+        return f"engine {job.engine.name} cannot keep `{offload}` in the host's memory; {ways_out}"
 
 
 @rule(DEGREE_RULES)
@@ -391,5 +395,7 @@ def axes(job: Job, tp: Number, pp: Number, dp: Number, cp: Number, ep: Number, e
     have, degrees = job.engine.can.axes, {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "etp": etp}
     lacking = {axis: degree for axis, degree in degrees.items() if axis not in have}
     if lacking and (yield np.logical_or.reduce([np.greater(degree, 1) for degree in lacking.values()])):
-        asked = ", ".join(f"{axis}={degree}" for axis, degree in lacking.items() if degree > 1)
-        return f"engine {job.engine.name} does not run {asked}; its axes are {', '.join(have)}"
+        asked = {axis: degree for axis, degree in lacking.items() if degree > 1}
+        words = ", ".join(f"{axis}={degree}" for axis, degree in asked.items())
+        elsewhere = other_engines(", or ", lambda engine: {*asked} <= searched_axes(engine))
+        return f"engine {job.engine.name} does not run {words}; its axes are {', '.join(have)}{elsewhere}"

@@ -9,6 +9,7 @@ from planner.cost.recompute import absent_modules
 from planner.layout import offloads_activations
 from planner.search.space.degree_rules import stages_in_pool
 from planner.search.space.rule import Rule, rule
+from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def policies(job: Job, recompute: tuple[str, ...]) -> Checks:
     """the engine must have the recompute policies"""
     lacking = [policy for policy in sorted(set(recompute)) if not job.engine.can.recomputes(policy)]
     if (yield bool(lacking)):
-        return f"engine {job.engine.name} has no {any_of(lacking)} recompute; it has {job.engine.can.recompute_words}"
+        elsewhere = other_engines(", or ", lambda engine: all(map(engine.can.recomputes, lacking)))
+        ways_out = f"it has {job.engine.can.recompute_words}{elsewhere}"
+        return f"engine {job.engine.name} has no {any_of(lacking)} recompute; {ways_out}"
 
 
 @rule(LIST_RULES)
@@ -96,6 +99,16 @@ def pools(job: Job, layout: Layout) -> Checks:
         of = f"stages of {layout.stride('pp')} devices, tp={layout.tp} inside a scale-up domain"
         few = (f"pool {name} has room for {room} {of}, not {layout.pools.count(name)}" for name, room in full.items())
         return "; ".join((*apart, *few))
+
+
+@rule(LIST_RULES)
+def even_chunks(job: Job, layers_per_stage: tuple[int, ...]) -> Checks:
+    """all chunks must hold as many layers with this engine"""
+    if (yield not job.engine.pipeline.uneven_stages and len(set(layers_per_stage)) > 1):
+        each, rest = divmod(sum(layers_per_stage), len(layers_per_stage))
+        way_out = "another pp or interleave" if rest else f"{each} in each"
+        sizes = any_of(sorted(set(layers_per_stage)))
+        return f"engine {job.engine.name} needs equal stages, and chunks hold {sizes} layers; {way_out}"
 
 
 @rule(LIST_RULES, "layers_per_stage mtp")

@@ -18,9 +18,8 @@ from planner.cost.run import relative_prices
 from planner.search.space.degree_rules import stages_in_pool
 
 if TYPE_CHECKING:
-    from planner.numbers import Flag, FloatArray, IntArray, Number
+    from planner.numbers import FloatArray, IntArray, Number
     from planner.search.space.configurations import DegreeArrays
-    from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
 
 
@@ -190,18 +189,3 @@ def billed(job: Job, degrees: DegreeArrays) -> Number:
     stages = np.where(stages.any(axis=1, keepdims=True), stages, cheapest)
     found = (stages * prices).sum(axis=1) * each.tp * each.cp * each.dp
     return found if np.ndim(degrees.pp) else float(found[0])
-
-
-def meets_pin(job: Job, constraints: Constraints, degrees: DegreeArrays) -> Flag:
-    """Whether the placements equal the user's pinned placement; true without such a pin."""
-    pinned = constraints.value_of("pools")
-    if pinned is None:
-        return np.ones(len(degrees), dtype=bool)
-    names = [pool.cluster.name for pool in job.pools]
-    wanted = np.array([names.index(name) if name in names else -1 for name in pinned.split("/")])
-    placements, rows = placements_of(job, degrees), np.arange(len(degrees))
-    alike = degrees.pp == len(wanted)
-    for stage, pool in enumerate(wanted.tolist()):
-        inside = np.minimum(stage, degrees.pp - 1)
-        alike = alike & (placements.pool_of(rows, inside) == pool)
-    return alike
