@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 from planner import reading
 from planner.cost.estimate import estimate
 from planner.cost.segments import with_segment
-from planner.emit.plannable import check_plannable, unplannable, whole_hosts
+from planner.emit.plannable import check_plannable, not_run, unplannable, whole_hosts
 from planner.errors import InputError, PlannerError
 from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.made_by import made_by
@@ -621,7 +621,7 @@ def explain_layout(
     )
     if plan.fits is None and (asked.why_not or asked.what_if or asked.batch or asked.scaling):
         raise undecided(plan.assumed)  # their answers are about what fits
-    return explain(plan, asked, parts=parts, reporter=reporter, tell=reporter.about)
+    return explain(plan, asked, parts=parts, reporter=reporter, tell=reporter.about, not_run=not_run(plan))
 
 
 def calibrate_runs(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import PROGRAMS
+from planner.emit.target import refusals
 from planner.errors import InputError, Mistake
 from planner.layout import AXES, Layout, even_split
 from planner.specs.banned import searched_axes
@@ -14,6 +15,7 @@ from planner.specs.by_name import priced_engine_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from planner.plan import Plan
     from planner.specs.job import Job
 
 
@@ -84,6 +86,13 @@ def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str], pinned: 
     if probe.get("zero") not in (None, *job.engine.pipeline.zero_stages):
         return False
     return probe.get("offload", "none") in ("none", job.engine.offload.with_pipeline)
+
+
+def not_run(plan: Plan) -> str:
+    """A sentence on why no program of a plan's engine runs its layout; empty if one does, or the engine names none."""
+    faults = [refusals(PROGRAMS[name], plan) for name in plan.engine.emits]
+    why = "; ".join(map("; ".join, faults[0])) if faults and all(faults) else ""
+    return why and f"no emitted program runs this: {why}"
 
 
 def whole_hosts(job: Job, pinned: Collection[str]) -> int:

@@ -230,15 +230,19 @@ class Target:
     install: str = ""
 
 
+def refusals(target: Target, plan: Plan) -> list[tuple[str, str]]:
+    """What the target cannot express or does not run, each with a way out."""
+    banned = [(ban.words, f"plan again with --pin {ban.way_out}") for ban in bans_on(target.name, plan.layout)]
+    return [*banned, *(fault for each in target.refuse if (fault := each.fault(plan)))]
+
+
 def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     """All keys and values of a plan, in the order of the table.
 
     Raises:
         InputError: all fields that the target cannot express or does not run, each with the option to plan again with.
     """
-    faults = [(ban.words, f"plan again with --pin {ban.way_out}") for ban in bans_on(target.name, plan.layout)]
-    faults += [fault for each in target.refuse if (fault := each.fault(plan))]
-    if faults:
+    if faults := refusals(target, plan):
         where = f"--to {target.name}"
         raise InputError(*(Mistake(message=message, where=where, hint=hint) for message, hint in faults))
     found: dict[str, Value] = {}

@@ -19,7 +19,6 @@ from planner.explain.waterfall import Rate, Waterfall, rates_of, waterfall_of
 from planner.explain.what_if import Sensitivity, WhatIf, sensitivity_of, what_if
 from planner.explain.why_not import WhyNot, why_not
 from planner.plan import plan_to_dict
-from planner.specs.banned import not_run
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
@@ -86,12 +85,14 @@ def explain(
     parts: Collection[str] | None = None,
     reporter: Reporter | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    not_run: str = "",
 ) -> Explanation:
     """Analyse a plan and answer the questions; without questions no search runs.
 
     parts: names of the fixed sections to compute, the others have no value; None for all.
     reporter: receives the progress of each search.
     tell: called with the subject of each search before it starts.
+    not_run: why no emitted program runs the layout.
 
     Raises:
         InputError: a question that cannot be read, or a plan whose options are not valid.
@@ -105,7 +106,7 @@ def explain(
         "rates": lambda: rates_of(job, plan.layout, priced),
         "peaks": lambda: peaks_of(job, plan.layout),
         "alternatives": lambda: alternatives_of(job, plan.layout) if is_known else (),
-        "not_run": lambda: not_run(plan.engine, plan.layout) or None,
+        "not_run": lambda: not_run or None,
         "memory_band": lambda: memory_band_of(job, plan) if is_known else None,
         "fitting_changes": lambda: changes_that_fit(job, plan.layout) if plan.fits is False else None,
     }

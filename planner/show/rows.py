@@ -11,6 +11,7 @@ from planner.cost.adapters import num_trained_params
 from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
+from planner.emit.plannable import not_run
 from planner.evidence.fit import NARROWED
 from planner.layout import LENGTH
 from planner.search.near_ties import more_or_less, slower_by
@@ -31,7 +32,6 @@ from planner.show.words import (
     segment_words,
     short_layout,
 )
-from planner.specs.banned import not_run
 from planner.specs.calibration import precision_class
 from planner.units import format_bytes, format_count, format_seconds
 from planner.verdict import fit_words
@@ -280,7 +280,7 @@ ANSWER: Final[Rows] = {
     "schedule": schedule_words,
     "trains": _trains,
     "on the host": lambda plan: host_words(plan.memory),
-    "not run": lambda plan: not_run(plan.engine, plan.layout),
+    "not run": not_run,
     "idle": _idle,
     "misspelt": _misspelt,
     "assumed": _counted,
@@ -314,7 +314,7 @@ LAYOUT: Final[Rows] = {
     "CUDA graphs": lambda plan: _GRAPHS.get(plan.training.cuda_graphs, ""),
     "experts": lambda plan: _OVERLAP if plan.training.expert_overlap else "",
     "trains": _trains,
-    "not run": lambda plan: not_run(plan.engine, plan.layout),
+    "not run": not_run,
     "idle": _idle,
 }
 

@@ -83,9 +83,3 @@ def runs_of(engine: EngineSpec) -> dict[str, dict[str, dict[str, str]]]:
 def searched_axes(engine: EngineSpec) -> frozenset[str]:
     """Axes along which a search may divide the work."""
     return frozenset(engine.can.axes) - {*bans_of(engine)}
-
-
-def not_run(engine: EngineSpec, layout: Any) -> str:
-    """A sentence on why no emitted program runs a layout; empty if no ban of the engine concerns the layout."""
-    bans = [ban for axis, ban in bans_of(engine).items() if getattr(layout, axis) > 1]
-    return "no emitted program runs this: " * bool(bans) + "; ".join(f"{ban.words}; {ban.way_out}" for ban in bans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from planner.api import plan_job
 from planner.cli import main
 from planner.emit.bundle import bundle_of
-from planner.emit.plannable import check_plannable, unplannable, whole_hosts
+from planner.emit.plannable import check_plannable, not_run, unplannable, whole_hosts
 from planner.emit.programs import PROGRAMS
 from planner.emit.target import How
 from planner.errors import ExitCode, InputError
@@ -155,6 +156,47 @@ def test_no_host_is_left_partly_idle_where_no_program_can():
     free, whole = (Space(job, Constraints(whole_hosts=size)).partitions().world_size for size in (0, 8))
     assert {12, 20} <= set(free.tolist())
     assert set(whole.tolist()) == {size for size in free.tolist() if size <= 8 or size % 8 == 0}
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "layout", "words"),
+    [
+        ("fsdp", "llama3-8b", "cp=2,hsdp=2,dp=2,zero=3", "each replica has one rank to shard over"),
+        ("fsdp", "mixtral-8x7b", "ep=2,cp=2,dp=8,zero=3", "ep"),
+        ("deepspeed", "llama3-8b", "pp=2,dp=8,zero=0", "zero"),
+        ("fsdp", "llama3-8b", "cp=2,dp=8,zero=3,hsdp=2", ""),  # of the programs, accelerate runs it
+        ("torch", "llama3-8b", "dp=16,zero=3", ""),
+    ],
+)
+def test_explain_says_what_no_program_can_be_configured_for(engine, model, layout, words, capsys):
+    told = ["explain", model, "dgx-h100", "--engine", engine, "--gpus", "16", "--layout", layout]
+    told += ["--seq-len", "1024", "--global-batch", "64"]
+    assert main([*told, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert main(told) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    if not words:
+        assert "not_run" not in document
+        assert "no emitted program runs this" not in screen
+        return
+    assert document["not_run"].startswith("no emitted program runs this: ")
+    assert words in document["not_run"]
+    assert document["not_run"] in screen
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_said_not_to_run_is_what_emit_refuses(engine):
+    for plan in random_plans(engine, 10, seed=3):
+        for other in (plan, replace(plan, layout=replace(plan.layout, hsdp=plan.layout.dp, offload="activations"))):
+            refused = [isinstance(_bundle_or_error(other, name), InputError) for name in plan.engine.emits]
+            assert bool(not_run(other)) == all(refused), other.layout
+
+
+def _bundle_or_error(plan, program):
+    try:
+        return bundle_of(plan, program, how=How(), force_unfit=True)
+    except InputError as error:
+        return error
 
 
 def test_old_programs_say_that_nothing_can_be_emitted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import InputError
+from planner.search.questions.given import plan_for_text
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
@@ -92,6 +93,28 @@ def test_a_pin_of_modules_that_no_plan_can_keep_is_refused(pin, message):
 def test_a_pin_that_no_plan_can_keep_is_refused(pin, message):
     with pytest.raises(InputError, match=message):
         search(small_job(), Constraints.parse([pin], []))
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [("7/3", "equal stages, and chunks hold 3 or 7 layers; 5 in each"), ("5/5", "")],
+)
+def test_an_engine_of_equal_stages_is_priced_and_planned_with_these_alone(layers, words):
+    """`megatron-2021` has no option for the layers of a stage (engine profile, uneven_stages)."""
+    job = load_job(
+        model="tiny-llama", cluster="dgx-a100", engine="megatron-2021", gpus=8, sequence_length=256,
+        global_batch_size=16, settings=("model.num_layers=10",), precision="fp16",
+    )  # fmt: skip
+    text = f"pp=2,layers_per_stage={layers}"
+    for ask in (
+        lambda: plan_for_text(job, f"{text},dp=4,mbs=1,recompute=none"),
+        lambda: search(job, Constraints.parse([text])),
+    ):
+        if not words:
+            assert ask().layout.layers_per_stage == (5, 5)
+            continue
+        with pytest.raises(InputError, match=words):
+            ask()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.plannable import not_run
 from planner.plan import plan_to_dict
 from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.words import (
@@ -26,7 +27,6 @@ from planner.show.words import (
     stage_range,
     work_words,
 )
-from planner.specs.banned import not_run
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 from planner.verdict import chance_words, fit_words
@@ -75,7 +75,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("layers", layers_words(layers)),
         ("recompute", recompute_words(layout)),
         ("racks", segment_words(plan.cluster.pools[0], layout) if layout.segment else ""),
-        ("not run", not_run(plan.engine, plan.layout)),
+        ("not run", not_run(plan)),
         ("work", "; ".join(filter(None, (work_words(training), length_words(plan))))),
         ("precision, engine", f"{training.precision}, {plan.engine.name}"),
         ("memory", f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}"),
