@@ -77,6 +77,19 @@ class Objective:
         """Whether devices count by their price; `gpus` needs their number."""
         return self.name == "cost" or (self.name != "gpus" and self.most_device_seconds < math.inf)
 
+    def check(self, job: Job) -> None:
+        """Check that either all pools of a mixed cluster have prices or none has.
+
+        Raises:
+            InputError: some have, and the objective is the cost.
+        """
+        free = [pool.cluster.name for pool in job.pools if price_of(pool.cluster, job.training) is None]
+        if self.name == "cost" and 0 < len(free) < len(job.pools):
+            hint = (
+                f"--set '{free[0]}.price=2.50 USD/h per device', or --set 'training.price=2 USD/h per device' for all"
+            )
+            raise InputError(f"pool {free[0]} has no price, and others have", where="--objective cost", hint=hint)
+
     def rank(self, seconds: Number, num_devices: Number) -> tuple[Number, Number]:
         """The rank of steps of `seconds` on `num_devices` devices; broadcasts."""
         if self.name == "cost":
@@ -284,12 +297,3 @@ def objective_of(job: Job, name: ObjectiveName) -> Objective:
     # failures of all devices are counted, so that the limit holds for layouts on any number of devices
     share = kept_share(job, [(pool.cluster, pool.cluster.num_devices) for pool in job.pools])
     return Objective(name=name, longest_step_seconds=longest * share, most_device_seconds=most * share)
-
-
-def check_objective(job: Job, objective: Objective) -> None:
-    """Check that either all pools of a mixed cluster have prices or none has."""
-    priced = {pool.cluster.name: price_of(pool.cluster, job.training) is not None for pool in job.pools}
-    if objective.name == "cost" and len(set(priced.values())) > 1:
-        missing = next(name for name, given in priced.items() if not given)
-        hint = f"--set '{missing}.price=2.50 USD/h per device', or --set 'training.price=2 USD/h per device' for all"
-        raise InputError(f"pool {missing} has no price, and others have", where="--objective cost", hint=hint)

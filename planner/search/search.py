@@ -22,16 +22,7 @@ from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.layout_check import check_layouts
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import minimum, runner_up
-from planner.search.objectives import (
-    THROUGHPUT,
-    WORTH_READING,
-    AnyLayout,
-    BestKinds,
-    Objective,
-    check_objective,
-    kind_of,
-    way_of,
-)
+from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of, way_of
 from planner.search.optimum.candidate import Disagreement
 from planner.search.recommendation import Window, is_within, recommended
 from planner.search.reporter import Reporter
@@ -158,7 +149,7 @@ def search(
     reporter = reporter or Reporter()
     space = Space(job, constraints)
     check_pins(space)
-    check_objective(job, objective)
+    objective.check(job)
     limit = TimeLimit(time_limit)
 
     def decided(tightened: Callable[[], Job | None]) -> tuple[Found, BestKinds, Decision] | None:

@@ -425,7 +425,7 @@ def test_pins_on_pools_are_kept_and_never_help(job, best):
     found = search(job, Constraints.parse(["pools=pool1/pool0"]))
     assert found.layout.pools == ("pool1", "pool0")
     assert found.step_seconds >= best.step_seconds * (1 - 1e-9)
-    with pytest.raises(InputError, match="unknown pool"):
+    with pytest.raises(InputError, match="`pools` has an entry for each of the 2 stages, of pool0, pool1"):
         search(job, Constraints.parse(["pools=pool1/other"]))
     with pytest.raises(InputError, match="neighbours"):
         search(job, Constraints.parse(["pools=pool1/pool0/pool1"]))

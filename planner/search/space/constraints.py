@@ -157,13 +157,10 @@ class Constraints:
         forbidden = tuple(each for each in self.forbidden if all(condition.key in keys for condition in each))
         return Constraints(pins=tuple(pin for pin in self.pins if pin.key in keys), forbidden=forbidden)
 
-    def without(self, pin: Condition) -> Constraints:
-        """The same constraints without one pin."""
-        return replace(self, pins=tuple(each for each in self.pins if each is not pin))
-
-    def but_for(self, combination: tuple[Condition, ...]) -> Constraints:
-        """The same constraints without one forbidden combination."""
-        return replace(self, forbidden=tuple(each for each in self.forbidden if each is not combination))
+    def without(self, one: Condition | tuple[Condition, ...]) -> Constraints:
+        """The same constraints without one pin, or without one forbidden combination."""
+        pins = tuple(pin for pin in self.pins if pin is not one)
+        return replace(self, pins=pins, forbidden=tuple(each for each in self.forbidden if each is not one))
 
     def to_dict(self) -> dict[str, tuple[str, ...]]:
         """The constraints as texts, for the plan's `SearchOptions`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.schedule import EXECUTED
@@ -44,7 +44,8 @@ def check_pins(space: Space) -> None:
         InputError: the engine lacks a pinned value, or the search cannot choose a pinned list.
     """
     job, pins = space.job, space.constraints
-    faults = [(rule.fault(job, _pinned(pins)), "") for rule in _AT_ONCE]
+    at_once = _AT_ONCE if pins.value_of("pools") is None else (*_AT_ONCE, list_rules.pools)
+    faults = [(rule.fault(job, _pinned(pins)), "") for rule in at_once]
     if pins.value_of("mtp") and not job.model.mtp_layers:
         faults.append((f"{job.model.name} has no layers for multi-token prediction", ""))
     for axis, ban in bans_of(job.engine).items():
@@ -61,27 +62,21 @@ def _pinned(pins: Constraints) -> Layout:
     recompute = (pins.value_of("recompute") or "none").split("/")
     layers = tuple(map(int, pins.per_chunk("layers_per_stage") or ("1",)))
     words: dict[str, Any] = {key: value for key in ("schedule", "offload") if (value := pins.value_of(key))}
-    if len(recompute) > 1:
-        values |= {"pp": len(recompute), "interleave": 1}
-    return replace(_SMALLEST, **values, **words, recompute=tuple(recompute), layers_per_stage=layers)
+    pools = tuple((pins.value_of("pools") or "").split("/"))
+    if max(len(recompute), len(pools)) > 1:
+        values |= {"pp": max(len(recompute), len(pools)), "interleave": 1}
+    return replace(_SMALLEST, **values, **words, recompute=tuple(recompute), layers_per_stage=layers, pools=pools)
 
 
 def _of_pools(job: Job, pins: Constraints) -> Iterator[tuple[str, str]]:
-    """What a mixed cluster does not support: a list names its pools, and the stages of a pool are consecutive."""
-    schedule, most, pinned = pins.value_of("schedule"), most_layers_on(len(job.pools)), pins.value_of("pools")
+    """What the search does not do on a mixed cluster."""
+    schedule, most = pins.value_of("schedule"), most_layers_on(len(job.pools))
     if len(job.pools) > 1 and schedule in EXECUTED:
         hint = "`planner explain MODEL CLUSTER --layout pp=2,pools=...,schedule=...` prices it"
         yield f"schedule `{schedule}` is not searched on a mixed cluster", hint
     if len(job.pools) > 1 and job.model.num_layers > most:
         words = f"{job.cluster.name}: {len(job.pools)} pools are planned for models of up to {most} layers"
         yield f"{words}, not {job.model.num_layers}", "join pools that are much alike, or leave one out"
-    known = [pool.cluster.name for pool in job.pools] if len(job.pools) > 1 else []
-    runs = [name for name, _ in groupby(pinned.split("/"))] if pinned else []
-    for name in sorted(set(runs) - set(known)):
-        hint = f"pools are {', '.join(known)}" if known else "the cluster is of one kind and has no pools"
-        yield f"unknown pool `{name}`", hint
-    if len(set(runs)) < len(runs):
-        yield f"`pools={pinned}`: the stages of one pool are neighbours", ""
 
 
 def _of_lists(job: Job, pins: Constraints) -> Iterator[tuple[str, str]]:
@@ -140,7 +135,7 @@ def no_candidate(space: Space, refused: Refusals) -> InputError:
     # a rule that reads no degree has the same result for every layout
     why = worst.needs if worst.reads else worst.fault(job, _SMALLEST)
     if asked.forbidden and _leaves_some(space, replace(asked, forbidden=())):
-        alone = [each for each in asked.forbidden if _leaves_some(space, asked.but_for(each))] or asked.forbidden
+        alone = [each for each in asked.forbidden if _leaves_some(space, asked.without(each))] or asked.forbidden
         named = " and ".join(",".join(map(str, each)) for each in alone)
         return InputError(f"every legal layout is forbidden, by {named}", where="--forbid", hint="forbid less")
     pins = ", ".join(map(str, asked.pins))
