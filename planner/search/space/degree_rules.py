@@ -140,18 +140,15 @@ def tp_within_node(job: Job, tp: Number, segment: Number) -> Checks:
 @rule(DEGREE_RULES)
 def segment(job: Job, tp: Number, pp: Number, cp: Number, dp: Number, segment: Number) -> Checks:
     """as many hosts must be taken of every scale-up domain, or all of each, and there must be as many domains"""
-    cluster, devices, asked = job.cluster.pools[0], tp * pp * cp * dp, f"segment {segment}"
+    cluster, devices = job.cluster.pools[0], tp * pp * cp * dp
     if len(job.pools) > 1 or cluster.hosts_per_domain == 1:
         if (yield segment != 0):
             alone = f"a scale-up domain of {cluster.name} has one host"
             mixed = "of a mixed cluster the document of each pool says it"
-            return f"{asked}: {mixed if len(job.pools) > 1 else alone}; leave it out"
+            return f"segment {segment}: {mixed if len(job.pools) > 1 else alone}; leave it out"
     elif (yield np.logical_not(is_possible(cluster, devices, segment))):
-        legal, most, hosts = (
-            segments_of(cluster, devices),
-            cluster.hosts_per_domain,
-            -(-devices // cluster.devices_per_host),
-        )
+        legal, asked, most = segments_of(cluster, devices), f"segment {segment}", cluster.hosts_per_domain
+        hosts = -(-devices // cluster.devices_per_host)
         can_be = f"it can be {near(legal, segment)}" if legal else "no segment is possible"
         if cluster.segment and segment not in (0, cluster.segment):
             return f"{asked}: {cluster.name} has segment {cluster.segment} in its document; leave it out"
@@ -302,17 +299,17 @@ def encoder(job: Job, pp: Number) -> Checks:
 @rule(DEGREE_RULES)
 def experts(job: Job, tp: Number, cp: Number, dp: Number, ep: Number, etp: Number) -> Checks:
     """ep must divide the experts, etp their width, and ep * etp must divide tp * cp * dp"""
-    moe, ranks, product = job.model.moe, tp * cp * dp, f"ep {ep} * etp {etp}"
+    moe, ranks = job.model.moe, tp * cp * dp
     number, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
     if (yield (ep * etp > 1) & (moe is None)):
-        return f"{job.model.name} has no experts to cut into {product}; ep=1,etp=1"
+        return f"{job.model.name} has no experts to cut into ep {ep} * etp {etp}; ep=1,etp=1"
     if (yield number % ep != 0):
         return f"ep {ep} does not divide the {number} experts; it can be {near(divisors(number), ep)}"
     if (yield width % etp != 0):
         return f"etp {etp} does not divide the width of an expert, {width:,}; choose one that does"
     if (yield ranks % (ep * etp) != 0):
-        legal = near(divisors(ranks), ep * etp)
-        return f"{product} = {ep * etp} does not divide the tp * cp * dp = {ranks} ranks of a stage; make it {legal}"
+        product, legal = f"ep {ep} * etp {etp} = {ep * etp}", near(divisors(ranks), ep * etp)
+        return f"{product} does not divide the tp * cp * dp = {ranks} ranks of a stage; make it {legal}"
 
 
 @rule(DEGREE_RULES)

@@ -21,7 +21,7 @@ Checks: TypeAlias = "Generator[Flag, bool, Any]"
 
 It reads like a function that returns the first fault of one layout: a sentence with the wrong values, a semicolon, and
 the legal values or another way out. Each condition goes through `yield`, so that it serves arrays of layouts, too: they
-are sent False, and go on to the next condition.
+are sent False, and go on to the next condition. A text that is written before its condition would format the arrays.
 """
 
 LISTS: Final = ("recompute", "layers_per_stage", "mtp", "pools")
