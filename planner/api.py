@@ -29,19 +29,18 @@ from planner.made_by import made_by
 from planner.plan import Plan, RunnerUp, saved_documents
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
+from planner.search.given import plan_for_layout, plan_for_text
 from planner.search.near_ties import runner_up
 from planner.search.objectives import LIMITS
 from planner.search.optimum.integer_program import SolverName
 from planner.search.optimum.solver_process import default_solver
 from planner.search.questions.batch_choice import batch_report, choose_batch
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
-from planner.search.questions.given import plan_for_text
 from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
 from planner.search.questions.side_by_side import Choice, SideBySide, side_by_side
 from planner.search.questions.sweep import Sweep, sweep, sweep_pools
 from planner.search.recommendation import WITHIN
 from planner.search.reporter import Reporter
-from planner.search.search import plan_for_layout
 from planner.search.space.constraints import Constraints
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import load_calibration, model_notes
@@ -356,7 +355,7 @@ def estimate_layout(
 ) -> Plan:
     """Price one layout without a search, `layout="tp=8,pp=4,mbs=1"`; `plan.fits` says whether it fits.
 
-    The rules of `planner.search.questions.given` fill missing values; `plan.assumed` lists them.
+    The rules of `planner.search.given` fill missing values; `plan.assumed` lists them.
 
     `plan_job` explains the other keywords.
 

@@ -25,7 +25,8 @@ from planner.explain.plan_inputs import job_of
 from planner.layout import parse_layout
 from planner.plan import Plan, plan_from_file, plan_to_dict, plan_to_json
 from planner.reading import read_plan
-from planner.search.search import plan_for_layout, search
+from planner.search.given import plan_for_layout
+from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.specs.by_name import shipped_calibration
 from planner.specs.job import Job

@@ -11,9 +11,9 @@ from planner.errors import InputError
 from planner.explain.difference import Difference, difference_of
 from planner.plan_parts import WrittenLayout
 from planner.search.footprint import NothingFits
+from planner.search.given import plan_for_layout
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
 from planner.search.recommendation import WITHIN
-from planner.search.search import plan_for_layout
 from planner.specs.document import Document
 
 if TYPE_CHECKING:

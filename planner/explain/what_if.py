@@ -14,8 +14,9 @@ from planner.explain.outcome import Outcome, outcome_of_layout, outcome_of_searc
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.plan import Plan
 from planner.plan_parts import ObjectiveName, WrittenLayout
+from planner.search.given import plan_for_layout
 from planner.search.objectives import Objective
-from planner.search.search import fastest_layout, plan_for_layout
+from planner.search.search import fastest_layout
 from planner.specs.change import change_job
 from planner.specs.document import Document
 

@@ -15,7 +15,7 @@ from planner.explain.outcome import Outcome, Shortfall, outcome_of_layout, outco
 from planner.explain.plan_inputs import constraints_of, job_of
 from planner.layout import format_layout, stage_of_chunk
 from planner.plan import layout_from_dict
-from planner.search.questions.given import plan_for_text
+from planner.search.given import plan_for_text
 from planner.search.space.constraints import Constraints
 from planner.specs.document import Document
 from planner.specs.recompute import is_of_some_layers, number_of_layers, policy_code

@@ -9,7 +9,7 @@ import pytest
 from planner.cost.memory_band import MemoryDistribution, memory_distribution
 from planner.explain.memory_band import memory_band_of
 from planner.layout import parse_layout
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.calibration import MemorySpread, Spread
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from planner.layout import parse_layout
 from planner.plan import Plan
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 
 

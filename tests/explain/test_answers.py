@@ -30,10 +30,10 @@ from planner.layout import parse_layout
 from planner.plan import Plan, plan_to_json
 from planner.plan_parts import ObjectiveName
 from planner.search.footprint import NothingFits
+from planner.search.given import plan_for_layout, plan_for_text
 from planner.search.questions.deadline import CONFIDENCE, search_in_time
-from planner.search.questions.given import plan_for_text
 from planner.search.recommendation import WITHIN
-from planner.search.search import plan_for_layout, search
+from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.show.schedules import draw
 from planner.specs.change import change_job

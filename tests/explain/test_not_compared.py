@@ -15,7 +15,7 @@ from planner.cost.transfers import MEASURED_DISPATCH, unmeasured_dispatch
 from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.explain.difference import difference_of
 from planner.explain.what_if import what_if
-from planner.search.questions.given import plan_for_text
+from planner.search.given import plan_for_text
 from planner.show.answers import what_if_section
 from planner.show.difference import difference_view
 from planner.show.rows import BAND, rows_of

@@ -24,7 +24,7 @@ from planner.explain.report import explain, explanation_to_json
 from planner.explain.waterfall import rates_of, waterfall_of
 from planner.layout import Layout, parse_layout
 from planner.plan import plan_from_json, plan_to_json
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.search.space.rules import broken_rules
 from planner.show.explain import explanation
 from planner.show.schema import answer_schemas

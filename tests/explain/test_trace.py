@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.explain.operations import operations_of_step
 from planner.explain.plan_inputs import job_of
 from planner.plan import plan_to_json
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.show.trace import trace_text
 from planner.show.words import line_label
 

@@ -22,10 +22,10 @@ from planner.explain.waterfall import Rate, TimePart, Waterfall
 from planner.explain.what_if import Gain, Sensitivity, WhatIf
 from planner.explain.why_not import WhyNot
 from planner.layout import Layout, parse_layout
+from planner.search.given import plan_for_layout
 from planner.search.least_memory import LeastPeak
 from planner.search.questions.remedies import LiftedPin, Remedy
 from planner.search.questions.sweep import Point, Sweep
-from planner.search.search import plan_for_layout
 from planner.search.space.constraints import Constraints
 from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation

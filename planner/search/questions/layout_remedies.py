@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.segments import with_segment
 from planner.layout import divisors, even_split
-from planner.search.questions.given import policies_of
+from planner.search.given import policies_of
 from planner.search.questions.remedies import Change, changes_of_training
 from planner.search.space.rules import broken_rules
 from planner.specs.banned import searched_axes

@@ -24,7 +24,7 @@ from planner.explain.report import Questions, explain, explanation_to_json
 from planner.explain.what_if import LayoutGain, layout_gains
 from planner.layout import parse_layout
 from planner.plan import plan_to_json
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.show.explain import answers
 from planner.show.page.render import page_text
 from planner.show.page.timeline import timeline_data

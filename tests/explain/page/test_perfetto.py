@@ -13,7 +13,7 @@ import pytest
 
 from planner.cost.schedule_comparison import with_schedule
 from planner.explain.plan_inputs import job_of
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.show.trace import trace_text
 from planner.show.words import line_label
 

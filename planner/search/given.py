@@ -1,4 +1,4 @@
-"""Fill the missing keys of an incomplete layout, by the same rules for `--layout` and for published runs.
+"""A layout as given: fill its missing keys, by the same rules for `--layout` and for published runs, and price it.
 
 The rules assume the engine's defaults, and know nothing about the publication or the outcome of a run.
 """
@@ -8,11 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from planner.cost.estimate import memory_of_stages
+from planner.cost.band import band, chance_of_budget, chance_of_deadline
+from planner.cost.chance import spread_for
+from planner.cost.estimate import estimate, memory_of_stages
+from planner.cost.flops import flops_convention
 from planner.cost.recompute import absent_modules
 from planner.cost.segments import with_segment
+from planner.errors import InputError, Mistake
 from planner.layout import V_SHAPED, Assumed, offloads_activations, parse_assignments, parse_layout
-from planner.search.search import plan_for_layout
+from planner.made_by import made_by, with_corrections_of_any_engine
+from planner.plan import Plan, length_assumed
+from planner.plan_parts import EngineLabel, SearchOptions
 from planner.search.space.rules import broken_rules
 from planner.specs.job import each_pool
 from planner.specs.recompute import canonical
@@ -20,8 +26,8 @@ from planner.specs.recompute import canonical
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from planner.cost.estimate import Estimate
     from planner.layout import Layout
-    from planner.plan import Plan
     from planner.specs.job import Job
 
 
@@ -38,6 +44,84 @@ def plan_for_text(job: Job, text: str, *, option: str = "--layout") -> Plan:
     """
     layout, assumed = given_layout(job, text, option=option)
     return plan_for_layout(job, layout, assumed=assumed)
+
+
+def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = ()) -> Plan:
+    """Price one layout without a search; its schedule may be one that the engine lacks, for comparisons.
+
+    assumed: values of the layout that the user left out.
+
+    Raises:
+        InputError: the layout breaks rules; all of them are named.
+    """
+    broken = broken_rules(job, layout, except_for=("schedule",))
+    divided, there = sum(layout.layers_per_stage), job.model.num_layers
+    if divided != there:
+        broken = (*broken, f"it divides {divided} layers, and the model has {there}")
+    if broken:
+        lead, where = "this layout cannot run", "--layout"
+        raise InputError(*(Mistake(message=f"{lead}: {rule}", where=where, rule=rule) for rule in broken))
+    return plan_of(job, layout, estimate(job, layout), assumed=assumed)
+
+
+def plan_of(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
+    """The plan of a layout and its price.
+
+    extra: further fields of `Plan`; in `options`, further fields of `SearchOptions`.
+    """
+    spread = band(job, layout)
+    return Plan(
+        model=job.model,
+        cluster=job.cluster,
+        training=job.training,
+        engine=job.engine,
+        layout=layout,
+        memory=priced.memory,
+        time=priced.time,
+        slowest_of_mean=priced.slowest_of_mean,
+        step_seconds=priced.step_seconds,
+        low_step_seconds=priced.step_seconds * spread.low if spread else None,
+        high_step_seconds=priced.step_seconds * spread.high if spread else None,
+        band=spread,
+        engine_label=_engine_label(job, layout, priced),
+        deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
+        budget_chance=chance_of_budget(job, layout, priced.step_seconds),
+        calibration=tuple(pool.calibration for pool in job.pools),
+        memory_spread=spread_for(job),
+        tokens_per_second_per_device=priced.tokens_per_second_per_device,
+        mfu=priced.mfu,
+        hfu=priced.hfu,
+        flops_convention=flops_convention(job.training),
+        assumed=(*length_assumed(job), *extra.pop("assumed", ())),
+        made_by=made_by(job),
+        options=SearchOptions(
+            headroom=None if job.headroom is None else float(job.headroom),
+            risk=float(job.risk),
+            allow_tp_across_nodes=job.allow_tp_across_nodes,
+            allow_offload=job.allow_offload,
+            **extra.pop("options", {}),
+        ),
+        **extra,
+    )
+
+
+LABEL: Final = 0.05
+"""A plan mentions the engine's own calibration if this calibration changes the step time by more than this share.
+
+The share is half of the typical error of a forecast.
+"""
+
+
+def _engine_label(job: Job, layout: Layout, priced: Estimate) -> EngineLabel | None:
+    """How much the engine's own calibration changes the step time; None if the change is at most `LABEL`."""
+    anybody = with_corrections_of_any_engine(job) if job.evidence else None
+    share = 0.0 if anybody is None else priced.step_seconds / estimate(anybody, layout).step_seconds - 1
+    if abs(share) <= LABEL:
+        return None
+    own = (job.engine.name, job.pools[0].cluster.device.name)
+    return EngineLabel(
+        share=share, num_runs=sum(len(each.ratios) for each in job.evidence if (each.engine, each.device) == own)
+    )
 
 
 def given_layout(job: Job, text: str, *, option: str = "--layout") -> tuple[Layout, tuple[Assumed, ...]]:
