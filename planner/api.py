@@ -20,11 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
+from planner.answers.batch_choice import batch_report, choose_batch
+from planner.answers.deadline import CONFIDENCE, search_in_time
+from planner.answers.plan_inputs import constraints_of, job_of, objective_of_plan
+from planner.answers.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
+from planner.answers.side_by_side import Choice, SideBySide, side_by_side
+from planner.answers.sweep import Sweep, sweep, sweep_pools
 from planner.cost.estimate import estimate
 from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, unplannable, whole_hosts
 from planner.errors import InputError, PlannerError
-from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.made_by import made_by
 from planner.plan import Plan, RunnerUp, saved_documents
 from planner.plan_parts import ObjectiveName
@@ -34,11 +39,6 @@ from planner.search.near_ties import runner_up
 from planner.search.objectives import LIMITS
 from planner.search.optimum.integer_program import SolverName
 from planner.search.optimum.solver_process import default_solver
-from planner.search.questions.batch_choice import batch_report, choose_batch
-from planner.search.questions.deadline import CONFIDENCE, search_in_time
-from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
-from planner.search.questions.side_by_side import Choice, SideBySide, side_by_side
-from planner.search.questions.sweep import Sweep, sweep, sweep_pools
 from planner.search.recommendation import WITHIN
 from planner.search.reporter import Reporter
 from planner.search.space.constraints import Constraints
@@ -61,10 +61,10 @@ from planner.units import parse_length
 from planner.verdict import undecided
 
 if TYPE_CHECKING:
+    from planner.answers.report import Explanation
     from planner.cost.run import Requirement
     from planner.emit.read.front import Foreign
     from planner.evidence.fit import Learnt
-    from planner.explain.report import Explanation
     from planner.layout import Layout
     from planner.specs.calibration import Calibration
     from planner.specs.job import Job
@@ -606,7 +606,7 @@ def explain_layout(
             if the plan's verdict is unknown.
         EnvironmentProblem: a file that a question names cannot be read.
     """
-    from planner.explain.report import Questions, explain
+    from planner.answers.report import Questions, explain
 
     reporter = reporter or Reporter()
     asked = Questions(

@@ -36,9 +36,8 @@ LAYERS = (
     ("cost",),
     ("plan", "plan_parts", "made_by", "no_plan", "verdict"),
     ("search",),
-    ("explain",),
     ("own_program",),
-    ("describe", "emit", "evidence", "launch", "measure", "reading", "shipped", "show", "verify"),
+    ("answers", "describe", "emit", "evidence", "launch", "measure", "reading", "shipped", "show", "verify"),
     ("api",),
     ("",),  # planner/__init__.py: the Python API
     ("serve",),
@@ -112,7 +111,7 @@ def imports_point_one_way(sources: Sources) -> list[str]:
 
 
 PARTS = {
-    "search": {"space": 0, "bounds": 1, "optimum": 2, "questions": 4},
+    "search": {"space": 0, "bounds": 1, "optimum": 2},
     "evidence": {"rows": 0, "inputs": 4, "check": 5},
 }
 """Parts of packages by their level; a part that is not listed is at level 3."""
@@ -245,13 +244,14 @@ RULES: dict[Rule, tuple[Sources, ...]] = {
     imports_point_one_way: (
         {"layout": "from planner.cost.ledger import MemoryLine", "cost.ledger": ""},
         {"specs.model": "def f():\n    import planner.search.search", "search.search": ""},
+        {"search.recommendation": "from planner.answers.sweep import sweep", "answers.sweep": ""},
         {"units": "from planner import cli", "cli": "", "": ""},
         {"helpers": ""},
     ),
     parts_of_packages_point_one_way: (
         {"search.space.rules": "from planner.search.optimum.pricing import f", "search.optimum.pricing": ""},
         {"search.bounds.of_layers": "from planner.search.search import search", "search.search": ""},
-        {"search.recommendation": "from planner.search.questions.sweep import sweep", "search.questions.sweep": ""},
+        {"search.space.rules": "from planner.search.search import search", "search.search": ""},
         {"evidence.rows.jobs": "from planner.evidence.fit import learn", "evidence.fit": ""},
     ),
     trainer_stands_apart: (

@@ -18,10 +18,10 @@ import jsonschema
 import pytest
 import yaml
 
+from planner.answers import outcome
 from planner.cli import cli, main
 from planner.commands.emit import PROGRAMS
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
-from planner.explain import outcome
 from planner.plan import PLAN_FORMAT
 from planner.show.glossary import glossary_view
 from planner.show.schema import answer_schemas

@@ -18,10 +18,10 @@ import pytest
 
 import planner
 from planner import made_by
+from planner.answers.plan_inputs import job_of
 from planner.cli import main
 from planner.cost.estimate import estimate
 from planner.errors import ExitCode, InputError
-from planner.explain.plan_inputs import job_of
 from planner.layout import parse_layout
 from planner.plan import Plan, plan_from_file, plan_to_dict, plan_to_json
 from planner.reading import read_plan

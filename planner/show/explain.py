@@ -9,28 +9,23 @@ from rich.columns import Columns as SideBySide
 from rich.console import Group
 from rich.text import Text
 
+from planner.answers.batch import batch_section, chosen_batch_section
+from planner.answers.collectives import collectives_section
+from planner.answers.peak import alternatives_section, fitting_section, peak_section, transients_section
+from planner.answers.scaling import scaling_section
+from planner.answers.schedules import schedules_section
+from planner.answers.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
+from planner.answers.what_if import sensitivity_section, what_if_section
+from planner.answers.why_not import why_not_section
 from planner.cost.ledger import total_exposed_seconds
 from planner.errors import InputError, Mistake
-from planner.show.answers import sensitivity_section, what_if_section, why_not_section
-from planner.show.batch import batch_section
 from planner.show.columns import Columns, assignments
 from planner.show.figures import seconds_scale
 from planner.show.goodput import checkpoint_words, goodput_rows
-from planner.show.groups import collectives_section
-from planner.show.memory import (
-    alternatives_section,
-    fitting_section,
-    memory_section,
-    peak_section,
-    stages_section,
-    transients_section,
-)
+from planner.show.memory import memory_section, stages_section
 from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
-from planner.show.scaling import scaling_section
-from planner.show.schedules import schedules_section
 from planner.show.screen import clean, section, stack
 from planner.show.summary import heading, runners_up, with_reason
-from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
 from planner.show.words import (
     limit_words,
     line_label,
@@ -39,16 +34,15 @@ from planner.show.words import (
     slowest_words,
 )
 from planner.specs.text import did_you_mean, quoted
-from planner.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
 
+    from planner.answers.report import Explanation
+    from planner.answers.waterfall import Waterfall
     from planner.cost.ledger import MemoryLine, StageMemory, TimeLine
-    from planner.explain.report import Explanation
-    from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
     from planner.show.rows import Rows
 
@@ -187,28 +181,6 @@ def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
     ]
 
 
-def _chosen_batch_section(plan: Plan) -> Group | None:
-    """State how the batch size was chosen, its cost in tokens, and the learning rate for it."""
-    if plan.batch is None:
-        return None
-    batch, advice, rate = plan.batch, plan.batch.advice, plan.batch.learning_rate
-    speeds = [each.tokens_per_second for each in batch.tried if each.tokens_per_second]
-    length = plan.training.sequence_length
-    assumed = f"{format_count(advice.run_tokens)} tokens assumed" if advice.run_tokens_assumed else ""
-    sizes = f"{batch.chosen:,} of {batch.least:,} to {batch.most:,} sequences"
-    rows: list[tuple[str, RenderableType]] = [("chosen", f"{sizes}, {len(batch.tried)} sizes tried")]
-    if speeds:
-        rows.append(("speed", f"{format_count(min(speeds))} to {format_count(max(speeds))} tokens/s over these sizes"))
-    for each in advice.estimates:
-        sequences = f"{format_count(each.num_tokens)} tokens, {each.num_tokens / length:,.0f} sequences"
-        rows.append((each.kind, Text.assemble(sequences, (f"  {clean(each.source)}", "dim"))))
-    extra = f"{advice.extra_tokens - 1:.0%} more tokens than a small batch for the same loss, by the critical one"
-    rates = f"{rate.linear:.3g} by the linear, {rate.square_root:.3g} by the square root rule"
-    given = f"  if {rate.given:.3g} is right for {rate.of_batch:,.0f} sequences"
-    rows += [("price", extra), ("learning rate", Text.assemble(rates, (given, "dim")))]
-    return section("Batch", Columns(rows, wrap=(1,)), note=assumed)
-
-
 def _time_section(plan: Plan) -> Group:
     total = float(total_exposed_seconds(plan.time))
     scale = seconds_scale([float(line.busy_seconds) for line in plan.time] + [total])
@@ -277,7 +249,7 @@ SECTIONS: Final = {
     "band": Section("what the band rests on", _rows("Band", BAND)),
     "batch": Section(
         "how the batch was chosen",
-        lambda found: [_chosen_batch_section(found.plan)],
+        lambda found: [chosen_batch_section(found.plan)],
         none="The batch was given; --batch shows what others would change.",
     ),
     "run": Section("whole run, checkpoint", _run),

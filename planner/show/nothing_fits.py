@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from rich.console import Group, RenderableType
 
+    from planner.answers.remedies import LiftedPin, Remedy
     from planner.cost.ledger import LineName
     from planner.plan import Plan
-    from planner.search.questions.remedies import LiftedPin, Remedy
 
 
 def nothing_fits(plan: Plan) -> Group:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.answers.executed import executed_step
+from planner.answers.plan_inputs import job_of
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.errors import InputError
-from planner.explain.executed import executed_step
-from planner.explain.plan_inputs import job_of
 from planner.layout import format_layout, stage_of_chunk
 from planner.show.words import line_label
 from planner.sums import sum_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.explain.executed import ExecutedStep
+    from planner.answers.executed import ExecutedStep
     from planner.layout import Layout
     from planner.plan import Plan
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from planner.answers.plan_inputs import job_of
 from planner.cli import main
 from planner.errors import InputError
-from planner.explain.plan_inputs import job_of
 from planner.layout import format_layout, parse_layout
 from planner.plan import plan_from_json, plan_to_dict, plan_to_json
 from planner.search.given import plan_for_layout

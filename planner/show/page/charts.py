@@ -13,13 +13,12 @@ from planner.units import UNITS, format_bytes, format_count, format_seconds, for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from planner.answers.peak import Alternative, StagePeak
+    from planner.answers.scaling import ReplicaCount, Scaling
+    from planner.answers.side_by_side import Choice, SideBySide
+    from planner.answers.waterfall import Waterfall
     from planner.cost.ledger import StageMemory
-    from planner.explain.peak import Alternative, StagePeak
-    from planner.explain.replicas import ReplicaCount
-    from planner.explain.scaling import Scaling
-    from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
-    from planner.search.questions.side_by_side import Choice, SideBySide
 
 _WIDTH: Final = 400.0
 _HEIGHT: Final = 250.0

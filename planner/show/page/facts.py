@@ -32,10 +32,10 @@ from planner.units import format_bytes, format_count, format_seconds
 from planner.verdict import chance_words, fit_words
 
 if TYPE_CHECKING:
+    from planner.answers.executed import ExecutedStep
+    from planner.answers.waterfall import TimePart, Waterfall
+    from planner.answers.what_if import LayoutGain, Sensitivity
     from planner.cost.ledger import MemoryLine, TimeLine
-    from planner.explain.executed import ExecutedStep
-    from planner.explain.waterfall import TimePart, Waterfall
-    from planner.explain.what_if import LayoutGain, Sensitivity
     from planner.plan import Plan
 
 _INPUTS: Final = ("model", "cluster", "training", "engine", "calibration", "options", "layout", "certificate")

@@ -24,10 +24,10 @@ from planner.specs.glossary import entries, entry_for
 from planner.version import VERSION
 
 if TYPE_CHECKING:
-    from planner.explain.executed import ExecutedStep
-    from planner.explain.replicas import ReplicaCount
-    from planner.explain.report import Explanation
-    from planner.explain.what_if import LayoutGain
+    from planner.answers.executed import ExecutedStep
+    from planner.answers.report import Explanation
+    from planner.answers.scaling import ReplicaCount
+    from planner.answers.what_if import LayoutGain
     from planner.specs.glossary import Entry
 
 _PAPER: Final = Screen(width=100)

@@ -12,7 +12,7 @@ from planner.show.words import line_label
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
-    from planner.explain.executed import ExecutedStep
+    from planner.answers.executed import ExecutedStep
 
 _MOST_PASSES: Final = 1_000_000
 """Largest number of passes that are drawn; with more, a browser needs seconds to read them."""
