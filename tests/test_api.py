@@ -263,8 +263,8 @@ def test_a_question_may_only_price_the_layout(monkeypatch) -> None:
     job = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "seq_len": 2048, "layout": "tp=2,zero=1"}
     plan = planner.estimate_layout(**job, global_batch=64)
     monkeypatch.setattr("planner.search.search.search", None)  # whoever searches fails
-    monkeypatch.setattr("planner.answers.what_if.fastest_layout", None)
-    monkeypatch.setattr("planner.answers.outcome.search_in_time", None)
+    monkeypatch.setattr("planner.search.search.fastest_layout", None)
+    monkeypatch.setattr("planner.answers.deadline.search_in_time", None)
     found = planner.explain_layout(plan, what_if=["global_batch=x2", ""], search=False).sections
     twice = planner.estimate_layout(**job, global_batch=128)
     (answer,) = found.what_if

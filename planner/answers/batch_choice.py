@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from planner.answers.deadline import CONFIDENCE, fastest_in_time
+from planner.answers.deadline import fastest_in_time
 from planner.cost.critical_batch import batch_advice, linear_learning_rate, square_root_learning_rate
 from planner.errors import InputError
-from planner.plan_parts import BatchChoice, LearningRates, TriedBatch
+from planner.plan_parts import CONFIDENCE, BatchChoice, LearningRates, TriedBatch
 from planner.search.objectives import objective_of
 from planner.search.reporter import Reporter
 from planner.specs.job import with_training

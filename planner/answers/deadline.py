@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 
-CONFIDENCE: Final = 0.8
-"""Default of the required chance that a plan meets its deadline and budget (`--confidence`)."""
-
 _MOST_SEARCHES: Final = 8
 _Answer = TypeVar("_Answer")
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.cost.ledger import TimeLine
     from planner.cost.prices import StagePrices
     from planner.cost.simulate import Timeline
     from planner.layout import Layout
@@ -94,8 +93,8 @@ class ExecutedStep:
         return self.timeline.seconds + max(sum_of(seconds for _, seconds in each) for each in self.tail)
 
 
-def executed_step(job: Job, layout: Layout, time: tuple[TimeLine, ...]) -> ExecutedStep:  # noqa: ARG001
-    """Execute one step of a layout with the time ledger `time`; under pipedream, the pipeline is empty at the start."""
+def executed_step(job: Job, layout: Layout) -> ExecutedStep:
+    """Execute one step of a layout; under pipedream, the pipeline is empty at the start."""
     prices, pp = layout_prices(job, layout), layout.pp
     parts = chunk_parts(job, layout)
     tail = {

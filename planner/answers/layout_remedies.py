@@ -7,17 +7,19 @@ dp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import replace
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from planner.answers.remedies import Change, changes_of_training
+from planner.answers.changes import Change, kinds_of_training
 from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.segments import with_segment
 from planner.layout import divisors, even_split
+from planner.plan_parts import WrittenLayout
 from planner.search.given import policies_of
 from planner.search.space.rules import broken_rules
 from planner.specs.banned import searched_axes
+from planner.specs.document import Document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,12 +34,11 @@ _ADAPTERS: Final = "lora_rank"
 _Case: TypeAlias = "tuple[Job, Layout]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRemedy:
-    """A change that makes the layout fit, and the step time after it."""
+class FittingChange(Document):
+    """A change of one or two keys, of the layout or of the job, that makes the layout fit."""
 
     change: str
-    layout: Layout
+    layout: WrittenLayout
     step_seconds: float
     chance_of_fitting: float
 
@@ -50,7 +51,7 @@ class _Step(NamedTuple):
     of: Callable[[Job, Layout], _Case | None]
 
 
-def layout_remedies(job: Job, layout: Layout) -> tuple[LayoutRemedy, ...]:
+def layout_remedies(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
     """The fastest change of each key that makes the layout fit, or else of each pair of keys; fastest first.
 
     Pairs are tried if no single change except adapters makes the layout fit. Adapters are proposed only alone, because
@@ -110,16 +111,16 @@ def _is_legal(case: _Case) -> bool:
     return not broken_rules(*case)
 
 
-def _fastest_of_each(found: Iterable[tuple[str, str, _Case | None]]) -> list[LayoutRemedy]:
+def _fastest_of_each(found: Iterable[tuple[str, str, _Case | None]]) -> list[FittingChange]:
     """The fastest layout for each key, fastest first."""
-    best: dict[str, LayoutRemedy] = {}
+    best: dict[str, FittingChange] = {}
     for key, words, case in found:
         if case is None:
             continue
         job, layout = case
         priced = estimate(job, layout)
         if key not in best or priced.step_seconds < best[key].step_seconds:
-            best[key] = LayoutRemedy(
+            best[key] = FittingChange(
                 change=words,
                 layout=layout,
                 step_seconds=priced.step_seconds,
@@ -150,7 +151,7 @@ def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
     yield _on_layout("sp", 1 - layout.sp, lambda _, layout, value: replace(layout, sp=value) if layout.tp > 1 else None)
     for offload in job.engine.offload.what if job.has_hosts else ():
         yield _on_layout("offload", offload, lambda _, layout, value: replace(layout, offload=value))
-    for change in changes_of_training(job):
+    for change in chain(*kinds_of_training(job)):
         yield _on_job(change)
 
 

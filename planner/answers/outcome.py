@@ -8,14 +8,11 @@ from pydantic import Field
 from rich.console import Group
 from rich.text import Text
 
-from planner.answers.deadline import CONFIDENCE, search_in_time
 from planner.answers.difference import Difference, difference_body, difference_of
 from planner.cost.ledger import Verdict, verdict_of, worst_stage
 from planner.errors import InputError
-from planner.plan_parts import WrittenLayout
-from planner.search.footprint import NothingFits
-from planner.search.given import plan_for_layout
-from planner.search.recommendation import WITHIN
+from planner.plan import Plan
+from planner.plan_parts import CONFIDENCE, WITHIN, WrittenLayout
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, indented
 from planner.show.words import line_label, short_layout, stage_range
@@ -24,11 +21,13 @@ from planner.units import format_bytes
 from planner.verdict import chance_words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import RenderableType
 
     from planner.cost.ledger import StageMemory
     from planner.layout import Layout
-    from planner.plan import Plan
+    from planner.search.footprint import NothingFits
     from planner.search.reporter import Reporter
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
@@ -73,6 +72,8 @@ def plan_again(before: Plan, job: Job, constraints: Constraints, **options: Any)
     Raises:
         InputError: as `search`, or a deadline without a token budget.
     """
+    from planner.answers.deadline import search_in_time  # a question that only prices loads no search
+
     name, confidence = before.options.objective, before.options.confidence
     return search_in_time(
         job, constraints, name, confidence=CONFIDENCE if confidence is None else confidence, **options
@@ -82,24 +83,25 @@ def plan_again(before: Plan, job: Job, constraints: Constraints, **options: Any)
 def outcome_of_search(before: Plan, job: Job, constraints: Constraints, reporter: Reporter | None = None) -> Outcome:
     """Plan the job under the constraints (`plan_again`), and compare the result with the plan."""
     within = before.options.within if before.certificate else WITHIN
-    try:
-        found = plan_again(before, job, constraints, top=_TOP, within=within, reporter=reporter)
-    except InputError as error:
-        return Outcome(rules=rules_of(error), shortfall=None, difference=None)
-    if isinstance(found, NothingFits):
-        return Outcome(rules=(), shortfall=shortfall_of(found.layout, found.memory), difference=None)
-    return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
+    options = {"top": _TOP, "within": within, "reporter": reporter}
+    return outcome_of(before, tried(lambda: plan_again(before, job, constraints, **options)))
 
 
-def outcome_of_layout(before: Plan, job: Job, layout: Layout) -> Outcome:
-    """Price one layout."""
+def tried(make: Callable[[], Plan | NothingFits]) -> Plan | NothingFits | InputError:
+    """What `make` returns, or the error that it raises if no layout is legal."""
     try:
-        found = plan_for_layout(job, layout)
+        return make()
     except InputError as error:
-        return Outcome(rules=rules_of(error), shortfall=None, difference=None)
-    if found.verdict == "does not fit":
-        return Outcome(rules=(), shortfall=shortfall_of(layout, found.memory), difference=None)
-    return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
+        return error
+
+
+def outcome_of(before: Plan, found: Plan | NothingFits | InputError) -> Outcome:
+    """Compare an alternative with the plan; or say what it lacks, or which rules it breaks."""
+    if isinstance(found, InputError):
+        return Outcome(rules=rules_of(found), shortfall=None, difference=None)
+    if isinstance(found, Plan) and found.verdict != "does not fit":
+        return Outcome(rules=(), shortfall=None, difference=difference_of(before, found))
+    return Outcome(rules=(), shortfall=shortfall_of(found.layout, found.memory), difference=None)
 
 
 def rules_of(error: InputError) -> tuple[str, ...]:

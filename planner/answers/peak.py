@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from rich.text import Text
 
-from planner.answers.layout_remedies import layout_remedies, single_changes
+from planner.answers.layout_remedies import FittingChange, single_changes
 from planner.answers.operations import stage_at
 from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_share, sent_bytes
 from planner.cost.estimate import estimate
@@ -86,15 +86,6 @@ class Alternative(Document):
         "small",
     )
     missing_on_host: bool = False
-
-
-class FittingChange(Document):
-    """A change of one or two keys, of the layout or of the job, that makes the layout fit."""
-
-    change: str
-    layout: WrittenLayout
-    step_seconds: float
-    chance_of_fitting: float
 
 
 # --- the moment -------------------------------------------------------------------------------------------------
@@ -188,19 +179,6 @@ def _moment(job: PoolJob, layout: Layout, stage: Stage) -> str:
 def alternatives_of(job: Job, layout: Layout) -> tuple[Alternative, ...]:
     """For each key the best layout with another value of this key alone (`single_changes`)."""
     return tuple(_priced(*each) for each in single_changes(job, layout))
-
-
-def changes_that_fit(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
-    """Changes that make the layout fit, fastest first (`layout_remedies`)."""
-    return tuple(
-        FittingChange(
-            change=each.change,
-            layout=each.layout,
-            step_seconds=each.step_seconds,
-            chance_of_fitting=each.chance_of_fitting,
-        )
-        for each in layout_remedies(job, layout)
-    )
 
 
 def _priced(change: str, job: Job, layout: Layout) -> Alternative:

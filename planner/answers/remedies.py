@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import ValidationError
-
+from planner.answers.changes import Change, change_of_training, kinds_of_training
 from planner.answers.deadline import excess, fastest_in_time, is_kept
 from planner.cost.estimate import memory_of_stages
 from planner.errors import InputError
@@ -114,24 +112,12 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
     return tuple(sorted((*found, *single), key=lambda each: -each.tokens_per_second / each.layout.world_size))
 
 
-class Change(NamedTuple):
-    """A change of a job: its kind, its description, and the changed job (None if the documents forbid the change)."""
-
-    kind: str
-    words: str
-    of: Callable[[Job], Job | None]
-
-
 def _kinds(job: Job, goal: _Goal) -> Iterator[Iterator[Change]]:
     """The changes of each kind, from the smallest to the largest."""
     yield from _later_or_less(job, goal)
     yield _shorter_sequences(job)
     yield _less_headroom(job)
-    yield _other_losses(job)
-    yield _tiles(job)
-    yield _other_recipes(job)
-    yield _other_optimizers(job)
-    yield _adapters(job)
+    yield from kinds_of_training(job)
     yield _wider_tensor_parallelism(job)
     yield _offload(job, goal.constraints)
 
@@ -253,10 +239,10 @@ def _later_or_less(job: Job, goal: _Goal) -> Iterator[Iterator[Change]]:
         if times > 1.0:
             more = 1.01 * times  # three digits are shown, so that one may be rounded
             value = written(given * more).replace(",", "")  # as documents read it
-            yield iter([_training(f"{limit} {value}", **{limit: value})])
+            yield iter([change_of_training(f"{limit} {value}", **{limit: value})])
             most = max(most, more)
     tokens = f"{training.tokens / most:.3g}"
-    yield iter([_training(f"tokens {tokens}", tokens=tokens)] if most > 1 else [])
+    yield iter([change_of_training(f"tokens {tokens}", tokens=tokens)] if most > 1 else [])
 
 
 def _shorter_sequences(job: Job) -> Iterator[Change]:
@@ -265,84 +251,12 @@ def _shorter_sequences(job: Job) -> Iterator[Change]:
     for factor in (2, 4, 8, 16, 32):
         if length % factor == 0:
             words = f"{batch * factor:,} sequences of {length // factor:,} tokens"
-            yield _training(words, sequence_length=length // factor, global_batch_size=batch * factor)
+            yield change_of_training(words, sequence_length=length // factor, global_batch_size=batch * factor)
 
 
 def _less_headroom(job: Job) -> Iterator[Change]:
     if job.headroom:
         yield Change("headroom", "no headroom", lambda job: each_pool(job, lambda pool: replace(pool, headroom=0.0)))
-
-
-def _other_losses(job: Job) -> Iterator[Change]:
-    """Other ways to compute the loss, in the engine's order."""
-    yield from (_training(f"loss {each}", loss=each) for each in job.engine.can.losses if each != job.loss)
-
-
-def _tiles(job: Job) -> Iterator[Change]:
-    """Feed-forward blocks in tiles of as many tokens as the hidden size (the number in DeepSpeed's own example)."""
-    tiles = math.ceil(job.training.sequence_length / job.model.hidden_size)
-    if job.engine.can.mlp_tiles and job.training.mlp_tiles == 1 < tiles:
-        yield _training(f"mlp_tiles {tiles}", mlp_tiles=tiles)
-
-
-def _other_recipes(job: Job) -> Iterator[Change]:
-    """Other memory recipes of the engine, starting with most bytes per parameter."""
-    if job.training.precision == "fp32":
-        return
-    others = [each for each in job.engine.can.memory_recipes if each not in (job.training.memory_recipe, "engine")]
-    kept = {each: _state_bytes(with_training(job, memory_recipe=each)) for each in others}
-    for each in sorted(others, key=lambda each: -kept[each]):
-        yield _training(f"memory_recipe {each}", memory_recipe=each)
-
-
-def _other_optimizers(job: Job) -> Iterator[Change]:
-    """Other optimizers of the engine in its own order, with the engine's own recipe."""
-    for each in job.engine.can.optimizers:
-        if each != job.training.optimizer:
-            yield _training(f"optimizer {each}", optimizer=each, memory_recipe="engine")
-
-
-_RANK: Final = 16
-"""The rank of proposed adapters: the most common value of papers and recipes."""
-
-
-def _adapters(job: Job) -> Iterator[Change]:
-    """Adapters instead of training all weights; the frozen weights have 16 bits first, then fewer."""
-    if job.training.lora_rank or job.engine.can.adapters_priced_only:
-        return
-    for each in job.engine.can.frozen_weights:
-        kept = "" if each == "16-bit" else f", frozen_weights {each}"
-        yield _training(
-            f"adapters alone (lora_rank {_RANK}{kept})", lora_rank=_RANK, frozen_weights=each, memory_recipe="engine"
-        )
-
-
-def _training(words: str, **changes: Any) -> Change:
-    """A change of values in the training document; the job is None if the document forbids these values together."""
-
-    def changed(job: Job) -> Job | None:
-        values = job.training.model_dump() | changes
-        try:
-            checked = type(job.training).model_validate(values)
-        except ValidationError:
-            return None
-        return with_training(job, **{key: getattr(checked, key) for key in changes})
-
-    return Change(next(iter(changes)), words, changed)
-
-
-def changes_of_training(job: Job) -> Iterator[Change]:
-    """Changes of the loss, of feed-forward blocks, of the optimizer's state, and from all weights to adapters."""
-    yield from _other_losses(job)
-    yield from _tiles(job)
-    yield from _other_recipes(job)
-    yield from _other_optimizers(job)
-    yield from _adapters(job)
-
-
-def _state_bytes(job: Job) -> float:
-    states = job.pools[0].state_bytes  # the engine keeps the same states on every pool
-    return states.weights + states.grads + states.grad_copy + states.master + 2 * states.moment
 
 
 def _offload(job: Job, constraints: Constraints) -> Iterator[Change]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.answers.batch import Batch, batch_of
 from planner.answers.collectives import Collectives, collectives_of
+from planner.answers.layout_remedies import FittingChange, layout_remedies
 from planner.answers.peak import (
     Alternative,
-    FittingChange,
     MemoryBand,
     StagePeak,
     alternatives_of,
-    changes_that_fit,
     memory_band_of,
     peaks_of,
 )
@@ -23,18 +22,20 @@ from planner.answers.plan_inputs import job_of
 from planner.answers.scaling import Scaling, scaling_of
 from planner.answers.schedules import Schedules, schedules_of
 from planner.answers.waterfall import Rate, Waterfall, rates_of, waterfall_of
-from planner.answers.what_if import Sensitivity, WhatIf, sensitivity_of, what_if
-from planner.answers.why_not import WhyNot, why_not
+from planner.answers.what_if import Sensitivity, WhatIf, sensitivity_of
+from planner.answers.what_if import what_if as what_if_of
+from planner.answers.why_not import WhyNot
+from planner.answers.why_not import why_not as why_not_of
 from planner.cost.estimate import estimate
 from planner.plan import plan_to_dict
+from planner.search.reporter import Reporter
 from planner.specs.banned import not_run
 from planner.specs.document import Document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from planner.plan import Plan
-    from planner.search.reporter import Reporter
 
 
 class Sections(Document):
@@ -71,87 +72,79 @@ class Explanation:
         return explanation_to_json(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
-    """Questions beyond the fixed sections; an empty `what_if` asks for the sensitivity table.
-
-    search: whether the answers to `what_if` plan again, or only price the plan's own layout.
-    """
-
-    why_not: tuple[str, ...] = ()
-    what_if: tuple[str, ...] = ()
-    schedules: bool = False
-    collectives: bool = False
-    batch: bool = False
-    scaling: str | None = None
-    search: bool = True
-
-
 def explain(
-    plan: Plan,
-    questions: Questions | None = None,
-    *,
-    parts: Collection[str] | None = None,
-    reporter: Reporter | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    plan: Plan, *, parts: Collection[str] | None = None, reporter: Reporter | None = None, **questions: Any
 ) -> Explanation:
     """Analyse a plan and answer the questions; without questions no search runs.
 
     parts: names of the fixed sections to compute, the others have no value; None for all.
     reporter: receives the progress of each search.
-    tell: called with the subject of each search before it starts.
+    questions: as of `planner.api.explain_layout`; an empty `what_if` asks for the sensitivity table.
 
     Raises:
         InputError: a question that cannot be read, or a plan whose options are not valid.
         EnvironmentProblem: a file that a question names cannot be read.
     """
-    job = job_of(plan)
-    priced = estimate(job, plan.layout)
-    is_known = plan.fits is not None  # without it nothing is said of what fits
-    fixed: dict[str, Callable[[], Any]] = {
-        "waterfall": lambda: waterfall_of(job, plan.layout, priced),
-        "rates": lambda: rates_of(job, plan.layout, priced),
-        "peaks": lambda: peaks_of(job, plan.layout),
-        "alternatives": lambda: alternatives_of(job, plan.layout) if is_known else (),
-        "not_run": lambda: not_run(plan.engine, plan.layout) or None,
-        "memory_band": lambda: memory_band_of(job, plan) if is_known else None,
-        "fitting_changes": lambda: changes_that_fit(job, plan.layout) if plan.fits is False else None,
-    }
-    if plan.fits is False:
-        tell("what would make it fit")
-    wanted = fixed if parts is None else [name for name in fixed if name in parts]
-    found = {name: part for name in wanted if (part := fixed[name]()) is not None}
-    found |= _answers(plan, questions or Questions(), reporter, tell)
+    reporter = reporter or Reporter()
+    found = _fixed(plan, parts, reporter) | _answers(plan, reporter, **questions)
     return Explanation(plan=plan, sections=Sections(**found) if parts is None else Sections.model_construct(**found))
 
 
-def _answers(
-    plan: Plan, questions: Questions, reporter: Reporter | None, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """The sections that answer the questions."""
+def _fixed(plan: Plan, parts: Collection[str] | None, reporter: Reporter) -> dict[str, Any]:
+    """The sections that every report has."""
+    job, layout = job_of(plan), plan.layout
+    priced = cache(lambda: estimate(job, layout))
+    is_known = plan.fits is not None  # without it nothing is said of what fits
+    fixed: dict[str, Callable[[], Any]] = {
+        "waterfall": lambda: waterfall_of(job, layout, priced()),
+        "rates": lambda: rates_of(job, layout, priced()),
+        "peaks": lambda: peaks_of(job, layout),
+        "alternatives": lambda: alternatives_of(job, layout) if is_known else (),
+        "not_run": lambda: not_run(plan.engine, layout) or None,
+        "memory_band": lambda: memory_band_of(job, plan) if is_known else None,
+        "fitting_changes": lambda: layout_remedies(job, layout) if plan.fits is False else None,
+    }
+    if plan.fits is False:
+        reporter.about("what would make it fit")
+    return {name: part for name in fixed if (parts is None or name in parts) and (part := fixed[name]()) is not None}
 
-    def told(title: str, answer: Callable[[Plan, str, Reporter | None], Any], asked: str) -> Any:
-        tell(title)
+
+def _answers(
+    plan: Plan,
+    reporter: Reporter,
+    *,
+    why_not: Sequence[str] = (),
+    what_if: Sequence[str] = (),
+    scaling: str | None = None,
+    search: bool = True,
+    **others: bool,
+) -> dict[str, Any]:
+    """The sections that answer the questions; the search of each is announced.
+
+    others: whether each of `_OTHERS` is asked.
+    """
+
+    def told(title: str, answer: Callable[..., Any], asked: str) -> Any:
+        reporter.about(title)
         return answer(plan, asked, reporter)
 
-    found: dict[str, Any] = {}
-    if questions.why_not:
-        found["why_not"] = tuple(told(f"why not {asked}", why_not, asked) for asked in questions.why_not)
-    changes = tuple(asked for asked in questions.what_if if asked)
-    ask = partial(what_if, search=questions.search)
-    if changes:
-        found["what_if"] = tuple(told(f"what if {asked}", ask, asked) for asked in changes)
-    if len(changes) < len(questions.what_if):
-        found["sensitivity"] = sensitivity_of(plan, tell, search=questions.search)
-    if questions.schedules:
-        found["schedules"] = schedules_of(plan)
-    if questions.collectives:
-        found["collectives"] = collectives_of(plan)
-    if questions.batch:
-        found["batch"] = batch_of(plan)
-    if questions.scaling is not None:
-        found["scaling"] = scaling_of(plan, questions.scaling, tell)
-    return found
+    changes = tuple(asked for asked in what_if if asked)
+    found: dict[str, Any] = {
+        "why_not": tuple(told(f"why not {asked}", why_not_of, asked) for asked in why_not),
+        "what_if": tuple(told(f"what if {asked}", partial(what_if_of, search=search), asked) for asked in changes),
+        "sensitivity": sensitivity_of(plan, reporter.about, search=search) if len(changes) < len(what_if) else None,
+        **{name: answer(plan) for name, answer in _OTHERS.items() if others.get(name)},
+        "scaling": None if scaling is None else scaling_of(plan, scaling, reporter.about),
+    }
+    return {name: answer for name, answer in found.items() if answer}
+
+
+_OTHERS: Final[dict[str, Callable[[Plan], Any]]] = {
+    "schedules": schedules_of,
+    "collectives": collectives_of,
+    "batch": batch_of,
+}
+"""Questions without a value."""
 
 
 def explanation_to_json(found: Explanation) -> str:

@@ -21,7 +21,6 @@ from planner.cost.run import devices_in_use
 from planner.cost.segments import with_segment
 from planner.errors import InputError
 from planner.plan_parts import WrittenLayout
-from planner.search.search import fastest_layout
 from planner.search.space.rules import broken_rules
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, section
@@ -128,6 +127,8 @@ def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: N
 
 def _best(job: Job, constraints: Constraints, count: int) -> _Priced | str:
     """The best plan for `count` devices, or the reason why no plan exists."""
+    from planner.search.search import fastest_layout  # other answers only price
+
     try:
         sized = change_job(job, _size(job, count), option="--scaling")
         found = fastest_layout(sized, constraints)

@@ -9,13 +9,13 @@ from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from planner.answers.batch_choice import AS_GOOD, best_batch
-from planner.answers.deadline import CONFIDENCE
 from planner.cost.band import band, chance_of_budget, chance_of_deadline
 from planner.cost.estimate import estimate
 from planner.cost.goodput import kept_share
 from planner.cost.run import REFERENCE_TOKENS, billed_devices, devices_in_use, whole_run
 from planner.errors import InputError
 from planner.layout import divisors
+from planner.plan_parts import CONFIDENCE
 from planner.search.best_first import best_first
 from planner.search.objectives import Staircase
 from planner.search.pin_checks import check_constraints

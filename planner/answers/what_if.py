@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 from rich.text import Text
 
 from planner.answers.difference import PlanFigures, figures_of, not_compared
-from planner.answers.outcome import Outcome, outcome_body, outcome_of_layout, outcome_of_search, plan_again
+from planner.answers.outcome import Outcome, outcome_body, outcome_of, outcome_of_search, plan_again, tried
 from planner.answers.plan_inputs import constraints_of, job_of
 from planner.cost.estimate import estimate
 from planner.errors import InputError
@@ -18,7 +19,6 @@ from planner.plan_parts import ObjectiveName, WrittenLayout
 from planner.search.given import plan_for_layout
 from planner.search.near_ties import slower_by
 from planner.search.objectives import Objective
-from planner.search.search import fastest_layout
 from planner.show.columns import Columns, assignments
 from planner.show.screen import clean, indented, section, stack
 from planner.show.words import saved_words, short_layout
@@ -73,15 +73,6 @@ class Gain(Document):
     other_layout: bool
 
 
-class LayoutGain(Document):
-    """The gain from more of one resource with the plan's own layout: the share by which the step gets shorter."""
-
-    resource: str
-    before: str
-    after: str
-    gain: float
-
-
 class Sensitivity(Document):
     """The gain from 10 % more of each resource (10 % less of a delay), largest first."""
 
@@ -101,15 +92,10 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None, *, search:
         InputError: an unknown path or a bad value.
     """
     job = change_job(job_of(plan), asked)
-    try:
-        same = plan_for_layout(job, plan.layout)
-    except InputError:
-        same = None
-    if search:
-        best = None if plan.certificate else _best(plan, job_of(plan))
-        outcome = outcome_of_search(plan, job, constraints_of(plan), reporter)
-    else:
-        best, outcome = None, outcome_of_layout(plan, job, plan.layout)
+    priced = tried(lambda: plan_for_layout(job, plan.layout))
+    same = priced if isinstance(priced, Plan) else None
+    best = _best(plan, job_of(plan)) if search and not plan.certificate else None
+    outcome = outcome_of_search(plan, job, constraints_of(plan), reporter) if search else outcome_of(plan, priced)
     reasons = not_compared(plan, same) if same else outcome.difference.not_compared if outcome.difference else ()
     return WhatIf(
         asked=asked,
@@ -123,15 +109,14 @@ def what_if(plan: Plan, asked: str, reporter: Reporter | None = None, *, search:
 
 def _best(plan: Plan, job: Job) -> Plan | None:
     """The best plan of a job by the objective and under the pins of `plan`; None if no layout is legal or fits."""
-    try:
-        found = plan_again(plan, job, constraints_of(plan), top=0, within=0.0)
-    except InputError:
-        return None
+    found = tried(lambda: plan_again(plan, job, constraints_of(plan), top=0, within=0.0))
     return found if isinstance(found, Plan) and found.fits else None
 
 
 def fastest_seconds(plan: Plan, reporter: Reporter | None = None) -> float | None:
     """The step of the fastest layout for the job of a given layout; None if no layout that fits is faster."""
+    from planner.search.search import fastest_layout  # other answers only price
+
     job = job_of(plan)
     try:
         found = fastest_layout(job, constraints_of(plan), reporter, known=plan.layout)
@@ -153,14 +138,16 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None, *, 
     """
     job = job_of(plan)
     tell("what is there now")
-    best_with = _best_with if search and plan.certificate else _alone
-    layout, seconds = best_with(plan, job, plan.layout)
+    searches = search and plan.certificate is not None
+    own = plan.layout, estimate(job, plan.layout).step_seconds
+    layout, seconds = _best_with(plan, job, plan.layout) if searches else own
     gains = []
     for resource, change, before, after in _resources(job):
         tell(f"10 % more of each: {resource}")
         changed = change_job(job, change)
-        same = _same_layout_seconds(changed, plan)
-        best = best_with(plan, changed, layout)
+        priced = tried(partial(plan_for_layout, changed, plan.layout))
+        same = priced.step_seconds if isinstance(priced, Plan) else None
+        best = _best_with(plan, changed, layout) if searches else (layout, same or seconds)
         ranks = zip(_rank(plan, job, layout, seconds), _rank(plan, changed, *best), strict=True)
         gains.append(
             Gain(
@@ -179,13 +166,10 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None, *, 
     return Sensitivity(objective=plan.options.objective, step_seconds=seconds, gains=ordered)
 
 
-def _alone(plan: Plan, job: Job, known: Layout) -> tuple[Layout, float]:  # noqa: ARG001 - like `_best_with`
-    """A layout and its step seconds."""
-    return known, estimate(job, known).step_seconds
-
-
 def _best_with(plan: Plan, job: Job, known: Layout) -> tuple[Layout, float]:
     """The better of a known layout and the best layout of a job, and its step seconds."""
+    from planner.search.search import fastest_layout  # other answers only price
+
     priced = estimate(job, known)
     own = known, priced.step_seconds
     if plan.options.objective == "throughput":  # a search that knows the layout is several times as fast
@@ -203,29 +187,6 @@ def _rank(plan: Plan, job: Job, layout: Layout, seconds: float) -> Rank:
     objective = Objective(name=plan.options.objective)
     first, second = objective.rank(seconds, objective.devices_of(job, layout))
     return float(first), float(second)
-
-
-def layout_gains(plan: Plan) -> tuple[LayoutGain, ...]:
-    """The gain from 10 % more of each resource with the plan's own layout, without a search; the largest first.
-
-    Raises:
-        InputError: the plan's options are not valid.
-    """
-    gains = []
-    for resource, change, before, after in _resources(job_of(plan)):
-        seconds = None if resource.endswith("hosts") else _same_layout_seconds(change_job(job_of(plan), change), plan)
-        if seconds is not None:  # further hosts would stay idle
-            gains.append(
-                LayoutGain(resource=resource, before=before, after=after, gain=1 - seconds / plan.step_seconds)
-            )
-    return tuple(sorted(gains, key=lambda each: (-each.gain, each.resource)))
-
-
-def _same_layout_seconds(job: Job, plan: Plan) -> float | None:
-    try:
-        return plan_for_layout(job, plan.layout).step_seconds
-    except InputError:
-        return None
 
 
 def _resources(job: Job) -> Iterator[tuple[str, str, str, str]]:

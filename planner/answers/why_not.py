@@ -14,17 +14,18 @@ from planner.answers.outcome import (
     Outcome,
     Shortfall,
     outcome_body,
-    outcome_of_layout,
+    outcome_of,
     outcome_of_search,
     rules_of,
     shortfall_of,
+    tried,
 )
 from planner.answers.plan_inputs import constraints_of, job_of
 from planner.cost.segments import with_segment
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import format_layout, stage_of_chunk
 from planner.plan import layout_from_dict
-from planner.search.given import plan_for_text
+from planner.search.given import plan_for_layout, plan_for_text
 from planner.search.near_ties import slower_by
 from planner.search.space.constraints import Constraints
 from planner.show.screen import clean, indented, stack
@@ -79,7 +80,7 @@ def why_not(plan: Plan, asked: str, reporter: Reporter | None = None) -> WhyNot:
     job = job_of(plan)
     if "=" not in asked:
         layout = with_segment(job.cluster, _read_layout(asked, plan))
-        return WhyNot(asked=asked, pins=(), outcome=outcome_of_layout(plan, job, layout))
+        return WhyNot(asked=asked, pins=(), outcome=outcome_of(plan, tried(lambda: plan_for_layout(job, layout))))
     constraints, wanted = _forced(plan, asked), Constraints.parse([asked], option=_OPTION)
     pins, outcome = tuple(map(str, constraints.pins)), outcome_of_search(plan, job, constraints, reporter)
     forced = {pin.key for pin in wanted.pins}

@@ -158,13 +158,16 @@ def _page(found: Explanation) -> Iterator[str]:
     from planner.answers.executed import executed_step
     from planner.answers.plan_inputs import job_of
     from planner.answers.scaling import replicas_of
-    from planner.answers.what_if import layout_gains
-    from planner.cost.estimate import estimate
+    from planner.answers.what_if import sensitivity_of
     from planner.show.page.render import page_text
 
     plan, job = found.plan, job_of(found.plan)
-    step = executed_step(job, plan.layout, estimate(job, plan.layout).time)
-    yield page_text(found, step, replicas=replicas_of(plan), gains=layout_gains(plan))
+    yield page_text(
+        found,
+        executed_step(job, plan.layout),
+        replicas=replicas_of(plan),
+        gains=found.sections.sensitivity or sensitivity_of(plan, search=False),
+    )
 
 
 @click.command("explain", cls=Command)

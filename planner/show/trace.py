@@ -17,7 +17,6 @@ import numpy as np
 
 from planner.answers.executed import executed_step
 from planner.answers.plan_inputs import job_of
-from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.errors import InputError
 from planner.layout import format_layout, stage_of_chunk
@@ -85,8 +84,7 @@ def trace_text(plan: Plan, *, ranks: bool = False) -> Iterator[str]:
         InputError: the trace has more events than a viewer can load, or the plan's options are not valid.
     """
     job = job_of(plan)
-    priced = estimate(job, plan.layout)
-    step = executed_step(job, plan.layout, priced.time)
+    step = executed_step(job, plan.layout)
     _check_size(plan.layout, step, ranks=ranks)
     about = {
         "model": plan.model.name,

@@ -34,7 +34,7 @@ from planner.verdict import chance_words, fit_words
 if TYPE_CHECKING:
     from planner.answers.executed import ExecutedStep
     from planner.answers.waterfall import TimePart, Waterfall
-    from planner.answers.what_if import LayoutGain, Sensitivity
+    from planner.answers.what_if import Sensitivity
     from planner.cost.ledger import MemoryLine, TimeLine
     from planner.plan import Plan
 
@@ -110,22 +110,17 @@ def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
     return [(stage_range([stage for stage, _ in each]), *map(str, each[0][1])) for each in groups]
 
 
-def sensitivity_rows(planned: Sensitivity | None, gains: tuple[LayoutGain, ...]) -> dict[str, Any]:
-    """Return bars of the gain from 10 % more of each resource, after planning again if `planned` is given."""
-    rows = [(each.resource, each.before, each.after, each.gain) for each in (planned.gains if planned else gains)]
-    largest = max((abs(gain) for *_, gain in rows), default=0.0) or 1.0
+def sensitivity_rows(found: Sensitivity, *, planned: bool) -> dict[str, Any]:
+    """Return bars of the gain from 10 % more of each resource.
+
+    planned: whether each was planned again; otherwise further hosts would stay idle, and have no bar.
+    """
+    gains = [each for each in found.gains if planned or not each.resource.endswith("hosts")]
+    largest = max((abs(each.gain) for each in gains), default=0.0) or 1.0
     return {
-        "planned": planned is not None,
-        "saved": saved_words(planned.objective, planned.step_seconds) if planned else "share of the step that is saved",
-        "rows": [
-            {
-                "resource": name,
-                "change": f"{before} to {after}",
-                "gain": f"{gain:+.2%}",
-                "width": _percent(gain / largest),
-            }
-            for name, before, after, gain in rows
-        ],
+        "planned": planned,
+        "saved": saved_words(found.objective, found.step_seconds) if planned else "share of the step that is saved",
+        "rows": [(each, f"{each.gain:+.2%}", _percent(each.gain / largest)) for each in gains],
     }
 
 

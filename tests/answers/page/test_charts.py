@@ -13,7 +13,7 @@ from planner.answers.peak import Alternative, alternatives_of, peaks_of
 from planner.answers.plan_inputs import job_of
 from planner.answers.scaling import replicas_of
 from planner.answers.waterfall import TimePart, Waterfall, waterfall_of
-from planner.answers.what_if import LayoutGain, layout_gains
+from planner.answers.what_if import Sensitivity, sensitivity_of
 from planner.cost.estimate import estimate
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
 from planner.show.page.facts import ledger_rows, sensitivity_rows, stage_rows
@@ -121,19 +121,21 @@ def test_scaling_is_drawn_against_the_most_efficient_size_that_fits(plan_of_kind
 
 
 def test_bars_of_gains_compare_with_the_largest(plan_of_kind) -> None:
-    gains = layout_gains(plan_of_kind("zero-3, hybrid"))
-    rows = sensitivity_rows(None, gains)["rows"]
+    found = sensitivity_of(plan_of_kind("zero-3, hybrid"), search=False)
+    rows = sensitivity_rows(found, planned=False)["rows"]
+    gains = [each for each in found.gains if each.resource != "hosts"]
+    assert [each for each, *_ in rows] == gains
     largest = max(each.gain for each in gains)
-    assert [percents(row["width"]) for row in rows] == [
+    assert [percents(width) for *_, width in rows] == [
         pytest.approx(max(0.0, each.gain / largest), abs=1e-4) for each in gains
     ]
-    none = (LayoutGain(resource="x", before="1 s", after="2 s", gain=0.0),)
-    assert sensitivity_rows(None, none)["rows"][0]["width"] == "0.00%"
+    none = Sensitivity(objective="throughput", step_seconds=1.0, gains=(gains[0].model_copy(update={"gain": 0.0}),))
+    assert sensitivity_rows(none, planned=False)["rows"][0][-1] == "0.00%"
 
 
 def test_stages_work_or_wait_all_the_time(plan_of_kind) -> None:
     plan = plan_of_kind("uneven, recompute")
-    step = executed_step(job_of(plan), plan.layout, plan.time)
+    step = executed_step(job_of(plan), plan.layout)
     rows = stage_rows(plan, step)
     assert [row[0] for row in rows] == [f"stage {stage}" for stage in range(4)]
     for stage, (_, layers, passes, works, waits, _, _) in enumerate(rows):

@@ -15,9 +15,9 @@ import pytest
 
 from planner.answers.executed import executed_step
 from planner.answers.plan_inputs import job_of
-from planner.answers.report import Questions, explain, explanation_to_json
+from planner.answers.report import explain, explanation_to_json
 from planner.answers.scaling import replicas_of
-from planner.answers.what_if import LayoutGain, layout_gains
+from planner.answers.what_if import sensitivity_of
 from planner.cli import main
 from planner.commands.explain import _page
 from planner.cost.estimate import timeline
@@ -63,8 +63,8 @@ class Reader(HTMLParser):
             self.text += data
 
 
-def page_of(plan, questions=None) -> str:
-    return "".join(_page(explain(plan, questions)))
+def page_of(plan, **questions) -> str:
+    return "".join(_page(explain(plan, **questions)))
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,15 @@ def test_the_largest_page_is_small(largest_page) -> None:
 
 def test_every_answer_stands_on_the_page_as_in_the_terminal(plan_of_kind) -> None:
     plan = plan_of_kind("zero-2")
-    asked = Questions(
-        why_not=("tp=3",), what_if=("", "seq_len=1k"), schedules=True, collectives=True, batch=True, scaling="4..8"
-    )
-    found = explain(plan, asked)
+    asked = {
+        "why_not": ("tp=3",),
+        "what_if": ("", "seq_len=1k"),
+        "schedules": True,
+        "collectives": True,
+        "batch": True,
+        "scaling": "4..8",
+    }
+    found = explain(plan, **asked)
     text = "".join(_page(found))
     printed = re.sub(r"\s", "", Reader(text).text)
     for paragraph in to_text(answers(found), Screen(width=100)).split("\n\n")[2:]:
@@ -153,8 +158,8 @@ def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
     """Read back by hand and compared with `timeline`, which is independent of the page."""
     base = plan_of_kind("uneven, recompute")
     job, layout = job_of(base), with_schedule(base.layout, schedule)
-    plan = plan_for_layout(job, layout)
-    data, expected = timeline_data(executed_step(job, layout, plan.time)), timeline(job, layout)
+    plan_for_layout(job, layout)
+    data, expected = timeline_data(executed_step(job, layout)), timeline(job, layout)
     packed, n = zlib.decompress(base64.b64decode(data["passes"])), data["num_passes"]
     waits, microbatches = np.frombuffer(packed, "<f4", n), np.frombuffer(packed, "<u4", n, 4 * n)
     kinds = [data["kinds"][index] for index in np.frombuffer(packed, "<u2", n, 8 * n)]
@@ -179,11 +184,12 @@ def test_the_arrays_are_the_executed_step(plan_of_kind, schedule) -> None:
 def hostile_page(plan_of_kind, hostile):
     """Figures that are priced again use the plain names, because no document accepts other names."""
     plan = plan_of_kind("zero-2")
-    found, replicas = layout_gains(plan), replicas_of(plan)
-    step = executed_step(job_of(plan), plan.layout, plan.time)
+    found, replicas = sensitivity_of(plan, search=False), replicas_of(plan)
+    step = executed_step(job_of(plan), plan.layout)
 
     def page(text: str) -> str:
-        gains = tuple(LayoutGain(resource=text, before=text, after=text, gain=each.gain) for each in found)
+        texts = {"resource": text, "before": text, "after": text}
+        gains = found.model_copy(update={"gains": tuple(each.model_copy(update=texts) for each in found.gains)})
         return page_text(explain(hostile(plan, text)), step, replicas=replicas, gains=gains)
 
     return page
