@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field
 from rich.text import Text
@@ -23,7 +23,7 @@ from planner.units import format_bytes, format_count, format_seconds
 from planner.verdict import chance_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Group, RenderableType
 
@@ -210,32 +210,25 @@ def _reasons(found: Difference) -> list[RenderableType]:
     return [Text(clean(f"Step times are not compared: {each}."), style="bold") for each in found.not_compared]
 
 
+_TOTALS: Final[tuple[tuple[str, str, Callable[[float], str]], ...]] = (
+    ("step", "step_seconds", format_seconds),
+    ("tokens/s per device", "tokens_per_second_per_device", format_count),
+    ("MFU", "mfu", "{:.1%}".format),
+    ("peak", "peak_bytes", format_bytes),
+    ("limit", "limit_bytes", format_bytes),
+    ("devices", "num_devices", "{:,}".format),
+)
+"""Rows of totals: the name, the field of `PlanFigures`, and the form."""
+
+
 def _totals(found: Difference, names: tuple[str, str]) -> Columns:
-    before, after = found.before, found.after
-    rows: list[list[RenderableType]] = [
-        ["step", format_seconds(before.step_seconds), format_seconds(after.step_seconds)],
-        [
-            "tokens/s per device",
-            format_count(before.tokens_per_second_per_device),
-            format_count(after.tokens_per_second_per_device),
-        ],
-        ["MFU", f"{before.mfu:.1%}", f"{after.mfu:.1%}"],
-        ["peak", format_bytes(before.peak_bytes), format_bytes(after.peak_bytes)],
-        ["limit", format_bytes(before.limit_bytes), format_bytes(after.limit_bytes)],
-        ["devices", f"{before.num_devices:,}", f"{after.num_devices:,}"],
-        ["memory", *(_verdict(each) for each in (before, after))],
-    ]
-    ratios = [
-        after.step_seconds / before.step_seconds,
-        after.tokens_per_second_per_device / before.tokens_per_second_per_device,
-        after.mfu / before.mfu,
-        after.peak_bytes / before.peak_bytes,
-        after.limit_bytes / before.limit_bytes,
-        after.num_devices / before.num_devices,
-    ]
     silent = ("step", "tokens/s per device", "MFU") if found.not_compared else ()
-    shown = [[*row, "" if row[0] in silent else change(ratio - 1)] for row, ratio in zip(rows, ratios, strict=False)]
-    return Columns([*shown, rows[-1]], right=(1, 2, 3), header=("", *map(clean, names), "change"))
+    rows: list[list[RenderableType]] = []
+    for name, key, form in _TOTALS:
+        before, after = getattr(found.before, key), getattr(found.after, key)
+        rows.append([name, form(before), form(after), "" if name in silent else change(after / before - 1)])
+    rows.append(["memory", *map(_verdict, (found.before, found.after))])
+    return Columns(rows, right=(1, 2, 3), header=("", *map(clean, names), "change"))
 
 
 def _verdict(figures: PlanFigures) -> Text:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from planner.cost.ledger import TimeLine
     from planner.cost.prices import StagePrices
     from planner.layout import Layout
-    from planner.plan import Plan
     from planner.specs.job import Job, PoolJob
 
 
@@ -344,23 +343,6 @@ def waterfall_section(waterfall: Waterfall, slowest: str) -> Group:
     return section(
         "From peak to predicted", table, note="; other ".join(filter(None, ("computing on the mean stage", slowest)))
     )
-
-
-def own_parts(plan: Plan, waterfall: Waterfall) -> list[TimePart]:
-    """Return the parts of the waterfall that are not lines of the ledger."""
-    lines = {line.name.value for line in plan.time}
-    return [part for part in waterfall.parts if part.name not in lines]
-
-
-def part_formulas(parts: Iterable[TimePart]) -> Columns:
-    """Show each part with its formula, the formula with numbers, and its source."""
-    rows = [(line_label(part.name), formula_text(part.formula, part.numbers, part.source)) for part in parts]
-    return Columns(rows, wrap=(1,))
-
-
-def formula_text(formula: str, numbers: str, source: str) -> Text:
-    """Format a formula, the formula with its numbers if any, and its source."""
-    return Text.assemble(clean(formula), f"\n= {clean(numbers)}" if numbers else "", (f"\n{clean(source)}", "dim"))
 
 
 def rates_section(rates: Iterable[Rate]) -> Group:

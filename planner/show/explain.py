@@ -11,10 +11,11 @@ from rich.text import Text
 
 from planner.answers.batch import batch_section, chosen_batch_section
 from planner.answers.collectives import collectives_section
+from planner.answers.formulas import formula_sections
 from planner.answers.peak import alternatives_section, fitting_section, peak_section, transients_section
 from planner.answers.scaling import scaling_section
 from planner.answers.schedules import schedules_section
-from planner.answers.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
+from planner.answers.waterfall import rates_section, waterfall_section
 from planner.answers.what_if import sensitivity_section, what_if_section
 from planner.answers.why_not import why_not_section
 from planner.cost.ledger import total_exposed_seconds
@@ -36,13 +37,12 @@ from planner.show.words import (
 from planner.specs.text import did_you_mean, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable
 
     from rich.console import RenderableType
 
     from planner.answers.report import Explanation
-    from planner.answers.waterfall import Waterfall
-    from planner.cost.ledger import MemoryLine, StageMemory, TimeLine
+    from planner.cost.ledger import TimeLine
     from planner.plan import Plan
     from planner.show.rows import Rows
 
@@ -137,13 +137,6 @@ def _run(found: Explanation) -> Iterable[RenderableType | None]:
     yield section("Run", Columns([*rows, *goodput_rows(plan), ("checkpoint", checkpoint_words(plan))], wrap=(1,)))
 
 
-def _formulas_of_all(found: Explanation) -> Iterable[RenderableType | None]:
-    plan, waterfall = found.plan, found.sections.waterfall
-    yield section("Formulas of memory", _formulas(_distinct(plan.memory)))
-    yield section("Formulas of the waterfall", part_formulas(own_parts(plan, waterfall)))
-    yield section("Formulas of time", _formulas(_spent(plan), _numbers(waterfall)))
-
-
 def _rows(title: str, rows: Rows) -> Callable[[Explanation], list[RenderableType]]:
     """Return the function that shows a table of rows as a section."""
 
@@ -208,26 +201,6 @@ def _spent(plan: Plan) -> list[TimeLine]:
     return [line for line in plan.time if line.busy_seconds > 0]
 
 
-def _distinct(memory: Sequence[StageMemory]) -> list[MemoryLine]:
-    """Return one memory line for each distinct formula, in the order of the ledger, over all stages."""
-    lines = [line for stage in memory for line in stage.lines]
-    order = [line.name for line in memory[0].lines]
-    seen = {(line.name, line.formula, line.source): line for line in lines}
-    return sorted(seen.values(), key=lambda line: order.index(line.name))
-
-
-def _numbers(waterfall: Waterfall) -> dict[str, str]:
-    return {part.name: part.numbers for part in waterfall.parts}
-
-
-def _formulas(lines: Iterable[MemoryLine | TimeLine], numbers: Mapping[str, str] | None = None) -> RenderableType:
-    rows = [
-        (line_label(line.name), formula_text(line.formula, (numbers or {}).get(line.name, ""), line.source))
-        for line in lines
-    ]
-    return Columns(rows, wrap=(1,))
-
-
 SECTIONS: Final = {
     "layout": Section("degrees, schedule, layers", _rows("Layout", LAYOUT)),
     "memory": Section("each line of each stage", _memory, parts=("peaks",)),
@@ -258,6 +231,10 @@ SECTIONS: Final = {
         _rows("Assumed", ASSUMED),
         none="No key of the layout was left open; --json has what the documents leave to defaults.",
     ),
-    "formulas": Section("formulas and sources", _formulas_of_all, parts=("waterfall",)),
+    "formulas": Section(
+        "formulas and sources",
+        lambda found: formula_sections(found.plan, found.sections.waterfall),
+        parts=("waterfall",),
+    ),
 }
 """The sections of an explanation, in their order."""

@@ -290,9 +290,7 @@ ANSWER: Final[Rows] = {
     "band": _band,
     "narrower": _narrower,
     "with runs": _with_runs,
-    "memory": lambda plan: Text.assemble(
-        (plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}"
-    ),
+    "memory": _memory,
     "whole run": run_words,
     "effective": effective_words,
     "proof": proof_words,

@@ -15,7 +15,6 @@ from planner.show.words import (
     layout_words,
     length_words,
     limit_words,
-    line_label,
     minimum_words,
     recompute_words,
     run_words,
@@ -33,9 +32,7 @@ from planner.verdict import chance_words, fit_words
 
 if TYPE_CHECKING:
     from planner.answers.executed import ExecutedStep
-    from planner.answers.waterfall import TimePart, Waterfall
     from planner.answers.what_if import Sensitivity
-    from planner.cost.ledger import MemoryLine, TimeLine
     from planner.plan import Plan
 
 _INPUTS: Final = ("model", "cluster", "training", "engine", "calibration", "options", "layout", "certificate")
@@ -126,42 +123,6 @@ def sensitivity_rows(found: Sensitivity, *, planned: bool) -> dict[str, Any]:
 
 def _percent(share: float) -> str:
     return f"{max(0.0, share):.2%}"
-
-
-def ledger_rows(plan: Plan, waterfall: Waterfall) -> list[dict[str, str]]:
-    """Return every line of time and memory with its formula, the formula with numbers, and its source."""
-    numbers = {part.name: part.numbers for part in waterfall.parts}
-    rows = [
-        _row(line, of="time", where=f"stage {line.stage}", value=format_seconds(float(line.exposed_seconds)))
-        | {"numbers": numbers.get(line.name, ""), "more": _hidden_words(line), "bound": line.bound}
-        for line in plan.time
-    ]
-    lines = {line.name.value for line in plan.time}
-    rows += [
-        _row(part, of="waterfall", where="mean stage", value=format_seconds(part.seconds))
-        | {"numbers": part.numbers, "bound": part.bound}
-        for part in waterfall.parts
-        if part.name not in lines
-    ]
-    kinds: dict[tuple[str, str, str], list[tuple[int, MemoryLine]]] = {}
-    for stage in plan.memory:
-        for each in stage.lines:
-            kinds.setdefault((each.name, each.formula, each.source), []).append((stage.stage, each))
-    for found in kinds.values():
-        sizes = [float(each.num_bytes) for _, each in found]
-        value = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
-        where = stage_range([stage for stage, _ in found])
-        rows.append(_row(found[0][1], of="memory", where=where, value=" to ".join(value)))
-    return rows
-
-
-def _row(line: TimeLine | MemoryLine | TimePart, **cells: str) -> dict[str, str]:
-    same = {"name": line_label(line.name), "formula": line.formula, "source": line.source}
-    return {"numbers": "", "more": "", "bound": ""} | same | cells
-
-
-def _hidden_words(line: TimeLine) -> str:
-    return f"{format_seconds(float(line.hidden_seconds))} hidden" if line.hidden_seconds else ""
 
 
 def inputs_of(plan: Plan) -> list[tuple[str, str]]:

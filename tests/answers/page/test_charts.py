@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from planner.answers.executed import executed_step
+from planner.answers.formulas import ledger_rows
 from planner.answers.peak import Alternative, alternatives_of, peaks_of
 from planner.answers.plan_inputs import job_of
 from planner.answers.scaling import replicas_of
@@ -16,7 +17,7 @@ from planner.answers.waterfall import TimePart, Waterfall, waterfall_of
 from planner.answers.what_if import Sensitivity, sensitivity_of
 from planner.cost.estimate import estimate
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
-from planner.show.page.facts import ledger_rows, sensitivity_rows, stage_rows
+from planner.show.page.facts import sensitivity_rows, stage_rows
 from planner.show.page.render import _anchor
 from planner.show.page.topology import topology_data
 from planner.specs.glossary import entries
