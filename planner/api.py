@@ -618,7 +618,7 @@ def explain_layout(
     plan: a result of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of each
     resource. `parts` names the fields of `Explanation.sections` to compute, beside the answers; without it all are.
     search: whether the answers to `what_if` plan again after the change; without it they are prices of the plan's own
-        layout, in a small part of the time.
+        layout, and no other part is computed unless `parts` names it, so that they take about as long as one price.
 
     Raises:
         InputError: a question that cannot be read, a plan whose options are not valid, or a question about what fits
@@ -638,7 +638,7 @@ def explain_layout(
         batch=batch,
         scaling=scaling,
         search=search,
-        parts=parts,
+        parts=() if parts is None and not search and _texts(what_if) else parts,
         reporter=reporter,
     )
 

@@ -345,6 +345,30 @@ def test_planning_never_loads_torch() -> None:
     assert json.loads(answer.stdout) == []
 
 
+def test_a_price_and_a_comparison_load_no_search_and_no_tables_of_programs(tmp_path: Path) -> None:
+    program = (
+        "import contextlib, io, json, pathlib, sys\n"
+        "from planner import api, cli\n"
+        "from planner.plan import write_plan\n"
+        "plan = api.estimate_layout('gpt2', 'dgx-h100', layout='tp=2', gpus=8, global_batch=16)\n"
+        "write_plan(plan, pathlib.Path(path := sys.argv[1]))\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    codes = [cli.main(each) for each in (['explain', path], ['diff', path, path], ['models'])]\n"
+        "print(json.dumps([codes, sorted(sys.modules)]))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "plan.json")]
+    codes, loaded = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert codes == [0, 0, 0]
+    heavy = (
+        "pulp",
+        "planner.search.search",
+        "planner.search.optimum",
+        "planner.search.bounds",
+        "planner.emit.programs.",
+    )
+    assert [name for name in loaded if name.startswith(heavy)] == []
+
+
 def subclasses(cls: type) -> Iterator[type]:
     for each in cls.__subclasses__():
         yield each

@@ -35,6 +35,12 @@ def _tiles(job: Job) -> Iterator[Change]:
         yield change_of_training(f"mlp_tiles {tiles}", mlp_tiles=tiles)
 
 
+def _no_overlap(job: Job) -> Iterator[Change]:
+    """Exchanges of experts without a second microbatch beside them, whose activations take memory."""
+    if job.training.expert_overlap:
+        yield change_of_training("expert_overlap false", expert_overlap=False)
+
+
 def _other_recipes(job: Job) -> Iterator[Change]:
     """Other memory recipes of the engine, starting with most bytes per parameter."""
     if job.training.precision == "fp32":
@@ -85,7 +91,7 @@ def change_of_training(words: str, **changes: Any) -> Change:
 
 def kinds_of_training(job: Job) -> tuple[Iterator[Change], ...]:
     """Changes of the loss, of feed-forward blocks, of the optimizer's state, and from all weights to adapters."""
-    return tuple(of(job) for of in (_other_losses, _tiles, _other_recipes, _other_optimizers, _adapters))
+    return tuple(of(job) for of in (_other_losses, _tiles, _no_overlap, _other_recipes, _other_optimizers, _adapters))
 
 
 def _state_bytes(job: Job) -> float:

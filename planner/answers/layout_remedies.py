@@ -7,6 +7,7 @@ dp.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -31,6 +32,8 @@ _MOST_PAIRS: Final = 6
 _KEYS: Final = ("sp", "zero", "interleave", "tp", "pp", "cp", "ep", "mbs", "recompute", "loss", "offload")
 """The keys of single changes, in their order; other changes of the training document only make a layout fit."""
 _ADAPTERS: Final = "lora_rank"
+_SWITCHES: Final = {"loss", "mlp_tiles", "expert_overlap"}
+"""Keys that are one switch of a training program, and cost little time."""
 _Case: TypeAlias = "tuple[Job, Layout]"
 
 
@@ -54,27 +57,31 @@ class _Step(NamedTuple):
 def layout_remedies(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
     """The fastest change of each key that makes the layout fit, or else of each pair of keys; fastest first.
 
-    Pairs are tried if no single change except adapters makes the layout fit. Adapters are proposed only alone, because
-    they train a different model. In a pair, each change lowers the need of the fullest device, or is legal only
-    together with the other change.
+    Pairs are tried if no single change except adapters makes the layout fit; otherwise only pairs with one switch of
+    the engine (`_SWITCHES`) that are faster than every single change. Adapters are proposed only alone, because they
+    train a different model. In a pair, each change lowers the need of the fullest device and does not suffice, or is
+    legal only together with the other change.
     """
     here, steps = _need((job, layout)), list(_steps(job, layout))
     needs = {step: _need(case) if (case := step.of(job, layout)) and _is_legal(case) else None for step in steps}
     fitting = [step for step, need in needs.items() if need is not None and need <= 1]
     found = _fastest_of_each((step.key, step.words, step.of(job, layout)) for step in fitting)
-    if any(step.key != _ADAPTERS for step in fitting):
-        return tuple(found)
+    least = min((each.step_seconds for each in found if _ADAPTERS not in each.change), default=math.inf)
     helps = [
         step
         for step, need in needs.items()
-        if step.key != _ADAPTERS and ":" not in step.words and (need is None or need < here)
+        if step.key != _ADAPTERS and ":" not in step.words and (need is None or 1 < need < here)
     ]
     pairs = _fastest_of_each(
         (f"{one.key},{other.key}", f"{one.words},{other.words}", case)
         for one, other in combinations(helps, 2)
-        if one.key != other.key and (case := _then(one.of(job, layout), other)) and _is_legal(case) and _need(case) <= 1
+        if one.key != other.key
+        and (math.isinf(least) or {one.key, other.key} & _SWITCHES)
+        and (case := _then(one.of(job, layout), other))
+        and _is_legal(case)
+        and _need(case) <= 1
     )
-    return (*found, *pairs[:_MOST_PAIRS])
+    return (*found, *[each for each in pairs if each.step_seconds < least][:_MOST_PAIRS])
 
 
 def single_changes(job: Job, layout: Layout) -> tuple[tuple[str, Job, Layout], ...]:

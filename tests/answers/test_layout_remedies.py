@@ -88,3 +88,28 @@ def test_adapters_are_no_change_where_no_program_of_the_engine_trains_them():
         job = replace(job_with(20), engine=load_engine(name))
         found = layout_remedies(job, layout_of({"zero": 1, "mbs": 1, "recompute": "full"}))
         assert any(each.change.startswith("adapters alone") for each in found) == has_them, name
+
+
+def test_a_switch_of_the_loss_saves_a_degree_of_context_parallelism():
+    """Where cp=8 alone makes it fit, the loss with less cp does as well, and is faster; all degrees by hand."""
+    job = change_job(
+        load_job(
+            model="llama3-8b", cluster="dgx-h100", nodes=1, global_batch_size=8, sequence_length=65536, engine="fsdp",
+            headroom=0.0,
+        ),
+        "device.memory=45GiB",
+    )  # fmt: skip
+    given = parse_layout("tp=1,dp=8,zero=3,recompute=full", num_layers=32, num_devices=8)
+    told = {each.change: each.step_seconds for each in layout_remedies(job, given)}
+    seconds = {}
+    for cp in (1, 2, 4, 8):
+        layout = parse_layout(f"tp=1,cp={cp},dp={8 // cp},zero=3,recompute=full", num_layers=32, num_devices=8)
+        for loss in job.engine.can.losses:
+            found = estimate(change_job(job, f"training.loss={loss}"), layout)
+            if found.fits:
+                seconds[cp, loss] = found.step_seconds
+    assert (8, "whole") in seconds
+    assert min(cp for cp, loss in seconds if loss != "whole") in (2, 4)
+    pairs = {words: value for words, value in told.items() if words.startswith("cp=") and ",loss " in words}
+    assert min(pairs.values()) == pytest.approx(min(seconds.values()))
+    assert min(pairs.values()) < told["cp=8"]
