@@ -350,7 +350,7 @@ def test_a_price_and_a_comparison_load_no_search_and_no_tables_of_programs(tmp_p
         "import contextlib, io, json, pathlib, sys\n"
         "from planner import api, cli\n"
         "from planner.plan import write_plan\n"
-        "plan = api.estimate_layout('gpt2', 'dgx-h100', layout='tp=2', gpus=8, global_batch=16)\n"
+        "plan = api.estimate_layout('gpt2', 'dgx-h100', layout='mbs=1', gpus=8, global_batch=16)\n"
         "write_plan(plan, pathlib.Path(path := sys.argv[1]))\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
         "    codes = [cli.main(each) for each in (['explain', path], ['diff', path, path], ['models'])]\n"
