@@ -45,6 +45,8 @@ _PASSES: Final = {
     "W": ("backward_weight",),
 }
 """For each kind of operation of a timeline, its passes in `PassSeconds`."""
+PASS_NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
+"""The kinds in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

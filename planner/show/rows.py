@@ -21,6 +21,8 @@ from planner.show.words import (
     certificate_sentence,
     layers_words,
     layout_words,
+    length_words,
+    limit_words,
     line_label,
     minimum_words,
     pools_words,
@@ -30,6 +32,7 @@ from planner.show.words import (
     schedule_words,
     segment_words,
     short_layout,
+    work_words,
 )
 from planner.specs.banned import not_run
 from planner.specs.calibration import precision_class
@@ -315,6 +318,18 @@ LAYOUT: Final[Rows] = {
     "not run": lambda plan: not_run(plan.engine, plan.layout),
     "idle": _idle,
 }
+
+FACTS: Final[Rows] = {
+    "layout": lambda plan: layout_words(plan.layout),
+    "as an option": lambda plan: short_layout(plan.layout),
+    **{name: LAYOUT[name] for name in ("schedule", "layers", "recompute", "racks", "not run")},
+    "work": lambda plan: "; ".join(filter(None, (work_words(plan.training), length_words(plan)))),
+    "precision, engine": lambda plan: f"{plan.training.precision}, {plan.engine.name}",
+    "memory": lambda plan: f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}",
+    "MFU counts": lambda plan: plan.flops_convention,
+    "whole run": run_words,
+}
+"""Facts at the top of the page."""
 
 BAND: Final[Rows] = {
     "band": _band,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from planner.answers.executed import executed_step
+from planner.answers.executed import PASS_NAMES, executed_step
 from planner.answers.plan_inputs import job_of
 from planner.cost.ledger import LineName
 from planner.errors import InputError
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _MOST_EVENTS: Final = 4_000_000
 """Largest number of events, about 800 MB of text, that Perfetto's user interface can load in a browser."""
 _TICKS_PER_MICROSECOND: Final = 1000
-_PASS_NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _CATEGORIES: Final = {
     LineName.COMPUTE: "compute",
     LineName.HEAD: "compute",
@@ -197,7 +196,7 @@ def _passes(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[
             "microbatch": int(passes.microbatch[index]), "chunk": chunk,
             "model_flops": what.model_flops, "recomputed_flops": what.recomputed_flops,
         }  # fmt: skip
-        name, category = _PASS_NAMES[kind], "forward" if kind == "F" else "backward"
+        name, category = PASS_NAMES[kind], "forward" if kind == "F" else "backward"
         yield _Slice(thread=_PASSES, name=name, category=category, start=start, end=end, args=args)
         hides = float(passes.hidden[index])
         paired: dict[LineName, float] = {

@@ -7,28 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.plan import plan_to_dict
 from planner.show.goodput import checkpoint_words, goodput_rows
+from planner.show.rows import FACTS
 from planner.show.words import (
     certificate_sentence,
     cluster_words,
     fold_runs,
-    layers_words,
-    layout_words,
-    length_words,
-    limit_words,
     minimum_words,
-    recompute_words,
-    run_words,
     saved_words,
-    schedule_words,
-    segment_words,
-    short_layout,
     stage_range,
-    work_words,
 )
-from planner.specs.banned import not_run
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
-from planner.verdict import chance_words, fit_words
+from planner.verdict import chance_words
 
 if TYPE_CHECKING:
     from planner.answers.executed import ExecutedStep
@@ -63,27 +53,9 @@ def headline(plan: Plan) -> dict[str, Any]:
 
 def facts_of(plan: Plan) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe layout and workload in words."""
-    training, layout = plan.training, plan.layout
-    layers = [layout.layers_of_stage(stage) for stage in range(layout.pp)]
-    rows = [
-        ("layout", layout_words(layout)),
-        ("as an option", short_layout(layout)),
-        ("schedule", schedule_words(plan)),
-        ("layers", layers_words(layers)),
-        ("recompute", recompute_words(layout)),
-        ("racks", segment_words(plan.cluster.pools[0], layout) if layout.segment else ""),
-        ("not run", not_run(plan.engine, plan.layout)),
-        ("work", "; ".join(filter(None, (work_words(training), length_words(plan))))),
-        ("precision, engine", f"{training.precision}, {plan.engine.name}"),
-        ("memory", f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}"),
-        ("MFU counts", plan.flops_convention),
-        ("whole run", run_words(plan)),
-        *goodput_rows(plan),
-        ("checkpoint", checkpoint_words(plan)),
-        ("minimum", minimum_words(plan)),
-        ("proof", certificate_sentence(plan)),
-    ]
-    return [(name, words) for name, words in rows if words]
+    said = {name: of(plan) for name, of in FACTS.items()} | dict(goodput_rows(plan))
+    said |= {"checkpoint": checkpoint_words(plan), "minimum": minimum_words(plan), "proof": certificate_sentence(plan)}
+    return [(name, str(words)) for name, words in said.items() if words]
 
 
 def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:

@@ -16,9 +16,8 @@ from markupsafe import Markup, escape
 from planner.answers.formulas import ledger_rows
 from planner.show.explain import answers_by_question
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
+from planner.show.page.drawings import timeline_data, topology_data
 from planner.show.page.facts import facts_of, headline, inputs_of, sensitivity_rows, stage_rows
-from planner.show.page.timeline import timeline_data
-from planner.show.page.topology import topology_data
 from planner.show.screen import Screen, clean, to_text
 from planner.show.words import slowest_words
 from planner.specs.glossary import entries, entry_for

@@ -17,9 +17,9 @@ from planner.answers.waterfall import TimePart, Waterfall, waterfall_of
 from planner.answers.what_if import Sensitivity, sensitivity_of
 from planner.cost.estimate import estimate
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
+from planner.show.page.drawings import topology_data
 from planner.show.page.facts import sensitivity_rows, stage_rows
 from planner.show.page.render import _anchor
-from planner.show.page.topology import topology_data
 from planner.specs.glossary import entries
 from planner.units import format_bytes, format_seconds
 

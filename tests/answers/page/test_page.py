@@ -26,8 +26,8 @@ from planner.layout import parse_layout
 from planner.plan import plan_to_json
 from planner.search.given import plan_for_layout
 from planner.show.explain import answers
+from planner.show.page.drawings import timeline_data
 from planner.show.page.render import page_text
-from planner.show.page.timeline import timeline_data
 from planner.show.screen import Screen, clean, to_text
 from planner.show.trace import trace_text
 from planner.specs.load import load_job

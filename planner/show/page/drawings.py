@@ -1,4 +1,4 @@
-"""The executed step as arrays for the page's canvas; repeated data are stored once, and the arrays are deflated."""
+"""What the page's script draws: the executed step as arrays, deflated and without repetition, and the ranks' places."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from planner.answers.executed import PASS_NAMES
+from planner.cost.collectives import group
+from planner.cost.run import devices_in_use
+from planner.cost.segments import domain_devices
+from planner.layout import AXES
+from planner.show.screen import clean
 from planner.show.words import line_label
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.answers.executed import ExecutedStep
+    from planner.plan import Plan
+    from planner.specs.cluster import ClusterSpec
+
 
 _MOST_PASSES: Final = 1_000_000
 """Largest number of passes that are drawn; with more, a browser needs seconds to read them."""
-_NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _ROUNDING: Final = 1e-12
 
 
@@ -36,7 +44,7 @@ def timeline_data(step: ExecutedStep) -> dict[str, Any]:
     return {
         "kinds": [
             {
-                "name": _NAMES[kind],
+                "name": PASS_NAMES[kind],
                 "letter": kind,
                 "chunk": chunk,
                 "seconds": _length(step, (kind, chunk)),
@@ -70,3 +78,47 @@ def _packed(step: ExecutedStep, keys: list[tuple[str, int]], counts: Any) -> byt
     waits[waits < _ROUNDING * step.pipeline_seconds] = 0.0
     columns = (waits.astype("<f4"), passes.microbatch.astype("<u4"), kind.astype("<u2"))
     return zlib.compress(b"".join(column.tobytes() for column in columns), 9)
+
+
+def topology_data(plan: Plan) -> dict[str, Any]:
+    """Return degrees and strides of the axes, and the pools in rank order; a uniform cluster is one pool."""
+    layout = plan.layout
+    axes = [{"name": axis, "degree": layout.degrees[axis], "stride": layout.stride(axis)} for axis in AXES]
+    return {"axes": axes, "world_size": layout.world_size, "pools": _pools(plan)}
+
+
+def _pools(plan: Plan) -> list[dict[str, Any]]:
+    """Return for each pool its hosts, first rank and number of ranks, and the links of a group along each axis."""
+    used = {pool.name: count for pool, count in devices_in_use(plan.cluster, plan.layout)}
+    order = list(dict.fromkeys(plan.layout.pools))
+    pools = sorted(plan.cluster.pools, key=lambda pool: order.index(pool.name) if pool.name in order else len(order))
+    found, first = [], 0
+    for pool in pools:
+        count = used.get(pool.name, 0)
+        found.append(
+            {
+                "name": clean(pool.name) if len(pools) > 1 else "",
+                "hosts": pool.hosts,
+                "devices_per_host": pool.devices_per_host,
+                "domain": _domain(plan, pool),
+                "first": first,
+                "num_ranks": count,
+                "links": {axis: _links(plan, pool, axis) for axis in AXES},
+            }
+        )
+        first += count
+    return found
+
+
+def _domain(plan: Plan, pool: ClusterSpec) -> dict[str, Any] | None:
+    """Return the name of the scale-up domain and its number of used hosts; None if a domain is one host."""
+    taken = int(domain_devices(pool, plan.layout.segment)) // pool.devices_per_host
+    return {"name": clean(pool.links[0].name), "hosts": taken} if pool.hosts_per_domain > 1 else None
+
+
+def _links(plan: Plan, pool: ClusterSpec, axis: str) -> list[str]:
+    layout = plan.layout
+    if axis == "pp" and len(set(layout.pools)) > 1 and plan.cluster.between:
+        return [clean(plan.cluster.between.name)]
+    found = group(pool, layout.degrees[axis], layout.stride(axis), segment=layout.segment)
+    return [clean(level.link.name) for level in found.levels]
