@@ -120,14 +120,7 @@ def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
             continue
         priced = estimate(job, other)
         slowest = float(np.max(layout_prices(job, other).microbatch_seconds))
-        yield MicrobatchSize(
-            mbs=mbs,
-            sequences_per_second=mbs / slowest,
-            of_best=1.0,
-            step_seconds=priced.step_seconds,
-            peak_bytes=priced.peak_bytes,
-            fits=priced.fits,
-        )
+        yield MicrobatchSize.of(priced, mbs=mbs, sequences_per_second=mbs / slowest, of_best=1.0)
 
 
 def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]:

@@ -135,12 +135,8 @@ def _report(plan: Plan, uses: Sequence[Operation]) -> GroupReport:
         links=tuple(level.link.name for level in found.levels),
         bytes_per_second=float(found.bandwidth),
         uses=tuple(
-            GroupUse(
-                operation=each.kind,
-                num_bytes=each.num_bytes,
-                times_per_step=each.times,
-                seconds=each.seconds,
-                seconds_per_step=each.times * each.seconds,
+            GroupUse.of(
+                each, operation=each.kind, times_per_step=each.times, seconds_per_step=each.times * each.seconds
             )
             for each in uses
         ),

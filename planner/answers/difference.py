@@ -87,15 +87,9 @@ class Difference(Document):
 def figures_of(plan: Plan) -> PlanFigures:
     """The totals of a plan."""
     fullest = plan.worst_stage
-    return PlanFigures(
-        layout=plan.layout,
-        fits=plan.fits,
-        verdict=plan.verdict,
-        chance_of_fitting=plan.chance_of_fitting,
+    return PlanFigures.of(
+        plan,
         num_devices=plan.layout.world_size,
-        step_seconds=plan.step_seconds,
-        tokens_per_second_per_device=plan.tokens_per_second_per_device,
-        mfu=plan.mfu,
         peak_bytes=fullest.total_bytes,
         fullest_stage=fullest.stage,
         limit_bytes=fullest.limit_bytes,

@@ -113,15 +113,12 @@ def shortfall_of(layout: Layout, memory: tuple[StageMemory, ...]) -> Shortfall:
     """The need of a layout's fullest stage, the bytes above the limit, and the chance that the layout still fits."""
     fullest = worst_stage(memory)
     largest = max(fullest.lines, key=lambda line: float(line.num_bytes))
-    return Shortfall(
+    return Shortfall.of(
+        fullest,
         layout=layout,
-        stage=fullest.stage,
         needed_bytes=fullest.total_bytes,
-        limit_bytes=fullest.limit_bytes,
-        missing_bytes=fullest.missing_bytes,
         missing_on_host=not fullest.host_fits,
         verdict=verdict_of(memory),
-        chance_of_fitting=fullest.chance_of_fitting,
         largest_line=largest.name.value,
         largest_line_bytes=float(largest.num_bytes),
     )

@@ -158,11 +158,9 @@ def _row(count: int, found: _Priced | str, best: _Priced | None, tokens: float) 
         nothing = dict.fromkeys(set(SizedPlan.model_fields) - {"num_devices", "num_used", "missing"})
         return SizedPlan(num_devices=count, num_used=0, missing=str(found), **nothing)
     name, share = _grown(best, found)
-    return SizedPlan(
-        num_devices=count,
+    return SizedPlan.of(
+        found,
         num_used=found.layout.world_size,
-        layout=found.layout,
-        step_seconds=found.step_seconds,
         tokens_per_second=tokens / found.step_seconds,
         efficiency=best.cost / found.cost,
         grown_line=name,

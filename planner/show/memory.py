@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from rich.measure import Measurement
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.show.figures import Scale
 
-_MANY: Final = 10  # largest number of rows; a longer table is folded in the middle
+_MANY: Final = 10
+"""Largest number of rows; adjacent stages of a longer pipeline share one, which shows their fullest stage."""
 
 
 def memory_section(memory: Sequence[StageMemory], *, note: str, is_known: bool = True) -> Group:
@@ -36,7 +36,7 @@ def memory_section(memory: Sequence[StageMemory], *, note: str, is_known: bool =
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in memory)
     scale = bytes_scale(stage.total_bytes for stage in memory)
     folded = fold_runs(
-        memory, lambda stage: (stage.limit_bytes, [scale(float(line.num_bytes)) for line in stage.lines])
+        memory, lambda stage: (stage.limit_bytes, [scale(float(line.num_bytes)) for line in stage.lines]), _MANY
     )
     rows = [
         (
@@ -49,7 +49,7 @@ def memory_section(memory: Sequence[StageMemory], *, note: str, is_known: bool =
                 style="" if fullest.fits and is_known else "bold red",
             ),
         )
-        for group in _fold_middle(folded)
+        for group in folded
         for fullest in (max(group, key=lambda stage: stage.total_bytes / stage.limit_bytes),)
     ]
     header = ("", "", scale.unit, "of limit", "fits")
@@ -60,12 +60,6 @@ def memory_section(memory: Sequence[StageMemory], *, note: str, is_known: bool =
 def _share_of_limit(stage: StageMemory) -> Text:
     over = stage.total_bytes > stage.limit_bytes
     return Text(f"{stage.total_bytes / stage.limit_bytes:.0%}", style="bold red" if over else "")
-
-
-def _fold_middle(groups: list[list[StageMemory]]) -> list[list[StageMemory]]:
-    """Return at most ten rows; adjacent stages of a long pipeline share a row, which shows their fullest stage."""
-    size = -(-len(groups) // _MANY)
-    return [list(chain(*groups[first : first + size])) for first in range(0, len(groups), size)]
 
 
 class _Legend:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.show.figures import bytes_scale, seconds_scale
@@ -36,9 +35,9 @@ _NAMED_FROM: Final = 0.13
 def memory_rows(plan: Plan, peaks: Sequence[StagePeak]) -> dict[str, Any]:
     """Return a stacked bar of each stage's memory against its limit; similar stages share the fullest stage's row."""
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in plan.memory)
-    groups = fold_runs(plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines])
-    size = -(-len(groups) // _MOST_ROWS)
-    groups = [list(chain(*groups[first : first + size])) for first in range(0, len(groups), size)]
+    groups = fold_runs(
+        plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines], _MOST_ROWS
+    )
     moments = {peak.stage: peak.moment for peak in peaks}
     return {
         "names": [(line.name.value, line_label(line.name)) for line in plan.memory[0].lines],
