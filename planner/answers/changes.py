@@ -90,7 +90,7 @@ def change_of_training(words: str, **changes: Any) -> Change:
 
 
 def kinds_of_training(job: Job) -> tuple[Iterator[Change], ...]:
-    """Changes of the loss, of feed-forward blocks, of the optimizer's state, and from all weights to adapters."""
+    """Changes of the loss, of feed-forward blocks, of exchanges, of the optimizer's state, and to adapters alone."""
     return tuple(of(job) for of in (_other_losses, _tiles, _no_overlap, _other_recipes, _other_optimizers, _adapters))
 
 

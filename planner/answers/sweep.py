@@ -172,7 +172,7 @@ def sweep(
         return sizes, points
 
     sizes, points = _of_batches(job, constraints, of_batch)
-    return Sweep(job=job, sizes=tuple(sizes), front=_undominated(points), constraints=constraints, **asked)
+    return Sweep(job=job, sizes=tuple(sizes), front=_best_in_something(points), constraints=constraints, **asked)
 
 
 def sweep_pools(
@@ -338,15 +338,3 @@ def _point(job: Job, layout: Layout) -> Point:
         deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
         budget_chance=chance_of_budget(job, layout, priced.step_seconds),
     )
-
-
-def _undominated(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Points with strictly decreasing seconds, fewest devices first.
-
-    All other points are beaten in time and devices.
-    """
-    front: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.num_devices, point.sequence_seconds)):
-        if not front or point.sequence_seconds < front[-1].sequence_seconds * (1 - TIE):
-            front.append(point)
-    return tuple(front)
