@@ -322,6 +322,14 @@ def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     )
 
 
+def placed_parts(waterfall: Waterfall) -> Iterator[tuple[TimePart, float]]:
+    """Each part, and the seconds at which its bar starts: the end of the previous part, or its own end if it saves."""
+    at = 0.0
+    for part in waterfall.parts:
+        yield part, at + min(part.seconds, 0.0)
+        at += part.seconds
+
+
 def waterfall_section(waterfall: Waterfall, slowest: str) -> Group:
     """Show each part as a bar that starts at the end of the previous bar; a part that saves time points backwards.
 
@@ -330,14 +338,11 @@ def waterfall_section(waterfall: Waterfall, slowest: str) -> Group:
     total = waterfall.step_seconds
     scale = seconds_scale([total])
     rows: list[list[RenderableType]] = []
-    before = 0.0
-    for part in waterfall.parts:
-        start = before + min(part.seconds, 0.0)
+    for part, start in placed_parts(waterfall):
         bar = StepBar(before_seconds=start, seconds=abs(part.seconds), full_seconds=total)
         share = percent(part.seconds / total)
         bound = Text(clean(part.bound), style="dim")
         rows.append([line_label(part.name), bar, scale(part.seconds), share, bound])
-        before += part.seconds
     rows.append([Text("step", style="bold"), "", Text(scale(total), style="bold"), "100%"])
     table = Columns(rows, right=(2, 3), wrap=(1,), optional=(1, 4, 3), header=("", "", scale.unit, "share", "bound by"))
     return section(

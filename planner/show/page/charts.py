@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from planner.answers.waterfall import placed_parts
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
 from planner.units import UNITS, format_bytes, format_count, format_seconds, format_usd
@@ -76,22 +77,16 @@ def _share(value: float) -> str:
 
 def waterfall_rows(waterfall: Waterfall) -> list[dict[str, Any]]:
     """Return a bar for each part, starting at the end of the previous part; a part that saves time points backwards."""
-    full, at = waterfall.step_seconds, 0.0
-    highest = full
-    for part in waterfall.parts:
-        at += part.seconds
-        highest = max(highest, at)
-    rows, at = [], 0.0
-    for part in waterfall.parts:
-        start = at + min(part.seconds, 0.0)
-        rows.append(
-            {
-                "name": line_label(part.name), "x": _share(max(0.0, start) / highest),
-                "width": _share(abs(part.seconds) / highest), "back": part.seconds < 0,
-                "seconds": format_seconds(part.seconds), "share": percent(part.seconds / full), "bound": part.bound,
-            }
-        )  # fmt: skip
-        at += part.seconds
+    full, placed = waterfall.step_seconds, list(placed_parts(waterfall))
+    highest = max(full, *(start + max(part.seconds, 0.0) for part, start in placed))
+    rows = [
+        {
+            "name": line_label(part.name), "x": _share(max(0.0, start) / highest),
+            "width": _share(abs(part.seconds) / highest), "back": part.seconds < 0,
+            "seconds": format_seconds(part.seconds), "share": percent(part.seconds / full), "bound": part.bound,
+        }
+        for part, start in placed
+    ]  # fmt: skip
     total = {"name": "step", "x": "0%", "width": _share(full / highest), "back": False, "share": "100%", "bound": ""}
     return [*rows, total | {"seconds": format_seconds(full)}]
 
