@@ -20,28 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, get_args
 
 from planner import reading
+from planner.answers.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.cost.estimate import estimate
 from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, not_run, unplannable, whole_hosts
 from planner.errors import InputError, PlannerError
-from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.made_by import made_by
 from planner.plan import Plan, RunnerUp, saved_documents
-from planner.plan_parts import ObjectiveName
-from planner.search.footprint import NothingFits
+from planner.plan_parts import CONFIDENCE, WITHIN, ObjectiveName
+from planner.search.given import plan_for_layout, plan_for_text
 from planner.search.near_ties import runner_up
 from planner.search.objectives import LIMITS
-from planner.search.optimum.integer_program import SolverName
-from planner.search.optimum.solver_process import default_solver
-from planner.search.questions.batch_choice import batch_report, choose_batch
-from planner.search.questions.deadline import CONFIDENCE, search_in_time
-from planner.search.questions.given import plan_for_text
-from planner.search.questions.remedies import InTime, LiftedPin, Remedy, each_lifted, lifted_pins, remedies
-from planner.search.questions.side_by_side import Choice, SideBySide, side_by_side
-from planner.search.questions.sweep import Sweep, sweep, sweep_pools
-from planner.search.recommendation import WITHIN
 from planner.search.reporter import Reporter
-from planner.search.search import plan_for_layout
 from planner.search.space.constraints import Constraints
 from planner.shipped import clusters, engine_profiles, models
 from planner.specs.by_name import load_calibration, model_notes
@@ -62,11 +52,15 @@ from planner.units import parse_length
 from planner.verdict import undecided
 
 if TYPE_CHECKING:
+    from planner.answers.remedies import InTime, LiftedPin, Remedy
+    from planner.answers.report import Explanation
+    from planner.answers.side_by_side import Choice, SideBySide
+    from planner.answers.sweep import Sweep
     from planner.cost.run import Requirement
     from planner.emit.read.front import Foreign
     from planner.evidence.fit import Learnt
-    from planner.explain.report import Explanation
     from planner.layout import Layout
+    from planner.search.optimum.integer_program import SolverName
     from planner.specs.calibration import Calibration
     from planner.specs.job import Job
 
@@ -137,10 +131,14 @@ class Shortfall:
 
     def remedies(self, reporter: Reporter | None = None) -> tuple[Remedy, ...]:
         """Changes with which the job fits, or meets its requirements, sorted by tokens per device, most first."""
+        from planner.answers.remedies import remedies
+
         return remedies(self.job, self.asked, reporter, in_time=self.in_time, planned=_plannable)
 
     def lifted_pins(self, reporter: Reporter | None = None) -> tuple[LiftedPin, ...]:
         """For each pin of the user, the result of a search without this pin."""
+        from planner.answers.remedies import each_lifted, lifted_pins
+
         return lifted_pins(self.job, each_lifted(self.asked), reporter, in_time=self.in_time, planned=_plannable)
 
 
@@ -150,6 +148,10 @@ def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "thro
     `planner plan` exits with 3 and says what would help if its answer has a shortfall. If a job fits on no cluster of a
     comparison, the shortfall is that of the cluster on which it fits most likely.
     """
+    from planner.answers.remedies import InTime
+    from planner.answers.side_by_side import SideBySide
+    from planner.answers.sweep import Sweep
+
     if isinstance(found, SideBySide):
         lacks = [shortfall(each.plan, found.objective) for each in sorted(found.planned, key=_chance) if each.plan]
         return lacks[-1] if all(lacks) else None
@@ -223,14 +225,19 @@ def plan_job(
         InputError: documents or keywords have mistakes (all are listed), or no layout is legal under the pins.
         EnvironmentProblem: a file cannot be read.
     """
+    from planner.answers.deadline import search_in_time
+    from planner.search.optimum import integer_program, solver_process
+
     _check_choice("--objective", objective, ObjectiveName)
-    _check_choice("--solver", solver := solver or default_solver(), SolverName)
+    _check_choice("--solver", solver := solver or solver_process.default_solver(), integer_program.SolverName)
     _check_confidence(confidence)
     asked = Constraints.parse(_texts(pin), _texts(forbid))
     job = _load(model, cluster, training, reporter, nodes=nodes, **workload)
     constraints = _plannable(job, asked)
     batch = None
     if job.batch:
+        from planner.answers.batch_choice import batch_report, choose_batch
+
         job, tried = choose_batch(job, constraints, objective, reporter, confidence=confidence)
         batch = batch_report(job, tried)
     found = search_in_time(
@@ -245,7 +252,7 @@ def plan_job(
         check=check,
         reporter=reporter,
     )
-    if isinstance(found, NothingFits):
+    if not isinstance(found, Plan):
         nearest = plan_for_layout(job, found.layout)
         said: Any = {"objective": objective, **asked.to_dict()}
         return replace(nearest, options=replace(nearest.options, **said))
@@ -277,6 +284,8 @@ def compare_sizes(
         InputError: as `plan_job`.
         EnvironmentProblem: a file cannot be read.
     """
+    from planner.answers.sweep import sweep, sweep_pools
+
     _check_choice("--objective", objective, ObjectiveName)
     _check_confidence(confidence)
     constraints = Constraints.parse(_texts(pin), _texts(forbid))
@@ -318,6 +327,8 @@ def compare_clusters(
         InputError: an unknown cluster, or mistakes of documents and keywords that occur on every cluster.
         EnvironmentProblem: a file cannot be read.
     """
+    from planner.answers.side_by_side import side_by_side
+
     sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
     check_num_choices(len(set(clusters)) * len(sizes))
     mistakes = Mistakes()
@@ -356,7 +367,7 @@ def estimate_layout(
 ) -> Plan:
     """Price one layout without a search, `layout="tp=8,pp=4,mbs=1"`; `plan.fits` says whether it fits.
 
-    The rules of `planner.search.questions.given` fill missing values; `plan.assumed` lists them.
+    The rules of `planner.search.given` fill missing values; `plan.assumed` lists them.
 
     `plan_job` explains the other keywords.
 
@@ -419,7 +430,9 @@ def estimate_file(
         plan = _priced(job, layout_text(foreign))
     except InputError as error:
         raise error if layout else error.at("--layout", printable(str(_paths(path)[0]), 1000)) from None
-    return replace(plan, assumed=(*foreign.assumed, *plan.assumed))
+    lacking = tuple(f"{key}>=2" for key in _left_out(foreign))
+    options = replace(plan.options, forbidden=lacking)
+    return replace(plan, assumed=(*foreign.assumed, *plan.assumed), options=options)
 
 
 def _check_devices(foreign: Foreign, num_devices: int) -> None:
@@ -493,12 +506,17 @@ def _beyond(foreign: Foreign, keywords: Mapping[str, Any], reporter: Reporter | 
     pinned = {
         re.split("[<>=!]", part)[0].strip() for each in _texts(keywords.get("pin", ())) for part in each.split(",")
     }
-    left_out = [key for key in foreign.lacks if key not in pinned and foreign.layout.get(key, "1") == "1"]
+    left_out = [key for key in _left_out(foreign) if key not in pinned]
     if left_out:
         words = f"{foreign.program} has no key for {', '.join(left_out)}, which the search leaves out"
         pins = f"--pin {left_out[0]}=N plans it for the programs of `planner emit`"
         (reporter or Reporter()).noted(f"{words}; {pins}")
     return tuple(f"{key}>=2" for key in left_out)
+
+
+def _left_out(foreign: Foreign) -> list[str]:
+    """Degrees that the file's program has no key for, and that are 1 in the file."""
+    return [key for key in foreign.lacks if foreign.layout.get(key, "1") == "1"]
 
 
 def _beside(plan: Plan, foreign: Foreign) -> RunnerUp:
@@ -600,17 +618,19 @@ def explain_layout(
     plan: a result of `plan_job`, `estimate_layout` or `read_plan`. `what_if=""` asks for the gain of 10 % more of each
     resource. `parts` names the fields of `Explanation.sections` to compute, beside the answers; without it all are.
     search: whether the answers to `what_if` plan again after the change; without it they are prices of the plan's own
-        layout, in a small part of the time.
+        layout, and no other part is computed unless `parts` names it, so that they take about as long as one price.
 
     Raises:
         InputError: a question that cannot be read, a plan whose options are not valid, or a question about what fits
             if the plan's verdict is unknown.
         EnvironmentProblem: a file that a question names cannot be read.
     """
-    from planner.explain.report import Questions, explain
+    from planner.answers.report import explain
 
-    reporter = reporter or Reporter()
-    asked = Questions(
+    if plan.fits is None and (why_not or _texts(what_if) or batch or scaling):
+        raise undecided(plan.assumed)  # their answers are about what fits
+    return explain(
+        plan,
         why_not=_texts(why_not),
         what_if=_texts(what_if),
         schedules=schedules,
@@ -618,10 +638,10 @@ def explain_layout(
         batch=batch,
         scaling=scaling,
         search=search,
+        parts=() if parts is None and not search and _texts(what_if) else parts,
+        reporter=reporter,
+        not_run=not_run(plan),
     )
-    if plan.fits is None and (asked.why_not or asked.what_if or asked.batch or asked.scaling):
-        raise undecided(plan.assumed)  # their answers are about what fits
-    return explain(plan, asked, parts=parts, reporter=reporter, tell=reporter.about, not_run=not_run(plan))
 
 
 def calibrate_runs(

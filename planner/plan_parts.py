@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, InstanceOf, PlainSerializer, WithJsonSchema
 
@@ -13,6 +13,11 @@ from planner.specs.job import LEAST_RISK, MOST_RISK, RISK
 
 ObjectiveName = Literal["throughput", "cost", "gpus", "memory"]
 """The quantity that a plan optimizes."""
+
+WITHIN: Final = 0.02
+"""Default of the share of the objective by which a plan may be worse than the minimum (`--within`)."""
+CONFIDENCE: Final = 0.8
+"""Default of the required chance that a plan meets its deadline and budget (`--confidence`)."""
 
 WrittenLayout = Annotated[InstanceOf[Layout], PlainSerializer(format_layout), WithJsonSchema({"type": "string"})]
 """A layout that a document of JSON holds as `--layout` takes it."""
@@ -50,7 +55,8 @@ class SearchOptions:
     risk: accepted chance that the plan does not fit.
     headroom: share of device memory that is left free; None if the chance sets the limit.
     confidence: required chance of meeting the deadline; None if the forecast alone decides.
-    pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given.
+    pins, forbidden: as on the command line; empty for a layout that the user gave, which is priced as given, but for
+        degrees that the program of its file has no key for.
     within: share of the objective by which the plan may be worse than the optimum.
     """
 

@@ -11,13 +11,13 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.answers.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.cost.estimate import estimate
 from planner.errors import InputError, Mistake
-from planner.explain.plan_inputs import constraints_of, job_of, objective_of_plan
 from planner.made_by import with_corrections
 from planner.plan import edited, parse_plan, plan_text, plan_to_dict
+from planner.search.given import plan_for_layout
 from planner.search.near_ties import minimum, runner_up
-from planner.search.search import plan_for_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.files import limited_text
 from planner.specs.mistakes import Mistakes

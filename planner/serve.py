@@ -14,6 +14,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from planner import api, shipped
+from planner.answers.report import Sections
 from planner.errors import PlannerError
 from planner.plan import plan_to_dict
 from planner.show.nothing_fits import ways_out_to_dict
@@ -79,7 +80,8 @@ def explain(
     """Where time and memory of a layout go, and questions about it: why not another one, what if, on other sizes."""
     job = _job(engine, settings, nodes=nodes, gpus=gpus, seq_len=seq_len, global_batch=global_batch)
     priced = api.estimate_layout(model, cluster, layout=layout, **job)
-    asked = api.explain_layout(priced, why_not=why_not, what_if=what_if, scaling=scaling, search=False)
+    questions: Any = {"why_not": why_not, "what_if": what_if, "scaling": scaling}
+    asked = api.explain_layout(priced, **questions, search=False, parts=Sections.model_fields)
     document: dict[str, Any] = json.loads(asked.to_json())
     return document
 

@@ -14,6 +14,7 @@ import pytest
 
 import planner
 from planner.cli import main
+from planner.cost.estimate import estimate
 from planner.errors import EnvironmentProblem, InputError
 from planner.specs.by_name import engine_names
 from planner.units import format_bytes
@@ -263,13 +264,24 @@ def test_a_question_may_only_price_the_layout(monkeypatch) -> None:
     job = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "seq_len": 2048, "layout": "tp=2,zero=1"}
     plan = planner.estimate_layout(**job, global_batch=64)
     monkeypatch.setattr("planner.search.search.search", None)  # whoever searches fails
-    monkeypatch.setattr("planner.explain.what_if.fastest_layout", None)
-    monkeypatch.setattr("planner.explain.outcome.search_in_time", None)
+    monkeypatch.setattr("planner.search.search.fastest_layout", None)
+    monkeypatch.setattr("planner.answers.deadline.search_in_time", None)
     found = planner.explain_layout(plan, what_if=["global_batch=x2", ""], search=False).sections
     twice = planner.estimate_layout(**job, global_batch=128)
     (answer,) = found.what_if
     assert answer.same_layout.step_seconds == twice.step_seconds
     assert answer.outcome.difference.after.step_seconds == twice.step_seconds
     memory = next(each for each in found.sensitivity.gains if each.resource == "peak FLOP/s")
+    assert "waterfall" not in found.model_fields_set
     faster = planner.estimate_layout(**job, global_batch=64, settings=["device.peak.bf16=1087.9TFLOP/s"])
     assert memory.gain == memory.same_layout_gain == pytest.approx(1 - faster.step_seconds / plan.step_seconds)
+
+
+def test_a_question_that_only_prices_prices_once(monkeypatch) -> None:
+    """Each price of a layout calls `estimate` once; the label of the engine's own corrections is another price."""
+    plan = planner.estimate_layout("llama3-8b", "dgx-h100", gpus=8, seq_len=2048, layout="tp=2,zero=1", global_batch=64)
+    asked = []
+    monkeypatch.setattr("planner.search.given.estimate", lambda *given: asked.append(given) or estimate(*given))
+    planner.explain_layout(plan, what_if="global_batch=x2", search=False)
+    own = [job for job, layout in asked if layout == plan.layout and job.training.global_batch_size == 128]
+    assert len(own) == len(asked) <= 2

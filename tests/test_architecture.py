@@ -36,9 +36,8 @@ LAYERS = (
     ("cost",),
     ("plan", "plan_parts", "made_by", "no_plan", "verdict"),
     ("search",),
-    ("explain",),
     ("own_program",),
-    ("describe", "emit", "evidence", "launch", "measure", "reading", "shipped", "show", "verify"),
+    ("answers", "describe", "emit", "evidence", "launch", "measure", "reading", "shipped", "show", "verify"),
     ("api",),
     ("",),  # planner/__init__.py: the Python API
     ("serve",),
@@ -112,7 +111,7 @@ def imports_point_one_way(sources: Sources) -> list[str]:
 
 
 PARTS = {
-    "search": {"space": 0, "bounds": 1, "optimum": 2, "questions": 4},
+    "search": {"space": 0, "bounds": 1, "optimum": 2},
     "evidence": {"rows": 0, "inputs": 4, "check": 5},
 }
 """Parts of packages by their level; a part that is not listed is at level 3."""
@@ -245,13 +244,14 @@ RULES: dict[Rule, tuple[Sources, ...]] = {
     imports_point_one_way: (
         {"layout": "from planner.cost.ledger import MemoryLine", "cost.ledger": ""},
         {"specs.model": "def f():\n    import planner.search.search", "search.search": ""},
+        {"search.recommendation": "from planner.answers.sweep import sweep", "answers.sweep": ""},
         {"units": "from planner import cli", "cli": "", "": ""},
         {"helpers": ""},
     ),
     parts_of_packages_point_one_way: (
         {"search.space.rules": "from planner.search.optimum.pricing import f", "search.optimum.pricing": ""},
         {"search.bounds.of_layers": "from planner.search.search import search", "search.search": ""},
-        {"search.recommendation": "from planner.search.questions.sweep import sweep", "search.questions.sweep": ""},
+        {"search.space.rules": "from planner.search.search import search", "search.search": ""},
         {"evidence.rows.jobs": "from planner.evidence.fit import learn", "evidence.fit": ""},
     ),
     trainer_stands_apart: (
@@ -343,6 +343,27 @@ def test_planning_never_loads_torch() -> None:
     command = [sys.executable, "-c", program, json.dumps(planning_modules())]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout) == []
+
+
+def test_a_price_and_a_comparison_load_no_search_and_no_table_of_another_program(tmp_path: Path) -> None:
+    program = (
+        "import contextlib, io, json, pathlib, sys\n"
+        "from planner import api, cli\n"
+        "from planner.plan import write_plan\n"
+        "plan = api.estimate_layout('gpt2', 'dgx-h100', layout='mbs=1', gpus=8, global_batch=16)\n"
+        "write_plan(plan, pathlib.Path(path := sys.argv[1]))\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    codes = [cli.main(each) for each in (['explain', path], ['diff', path, path], ['models'])]\n"
+        "print(json.dumps([codes, sorted(sys.modules)]))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "plan.json")]
+    codes, loaded = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert codes == [0, 0, 0]
+    heavy = ("pulp", "planner.search.search", "planner.search.optimum", "planner.search.bounds")
+    assert [name for name in loaded if name.startswith(heavy)] == []
+    # whether a program of the plan's engine runs the layout is a question to this program's table alone
+    tables = {name for name in loaded if name.startswith("planner.emit.programs.") and name.count(".") == 3}
+    assert tables <= {"planner.emit.programs.torch"}, tables
 
 
 def subclasses(cls: type) -> Iterator[type]:

@@ -18,12 +18,12 @@ import jsonschema
 import pytest
 import yaml
 
+from planner.answers import outcome
 from planner.cli import cli, main
 from planner.commands.emit import PROGRAMS
 from planner.errors import EnvironmentProblem, ExitCode, PlannerError
-from planner.explain import outcome
 from planner.plan import PLAN_FORMAT
-from planner.show.glossary import glossary_view
+from planner.show.library import glossary_view
 from planner.show.schema import answer_schemas
 from planner.show.screen import Screen, to_text
 from planner.specs.by_name import load_model
@@ -510,7 +510,11 @@ def test_sizes_on_which_nothing_fits(capsys) -> None:
 def test_the_glossary_explains_a_word_and_refuses_what_is_none(capsys) -> None:
     assert main(["glossary", "tp", "BUBBLE"]) == 0
     assert "ranks that share each matrix product" in capsys.readouterr().out
-    shown = " ".join(to_text(glossary_view(entries()), Screen(width=10_000)).split())
+    shown = " ".join(
+        to_text(
+            glossary_view([{"section": each.section, "text": each.text} for each in entries()]), Screen(width=10_000)
+        ).split()
+    )
     assert [each.text for each in entries() if " ".join(each.text.split()) not in shown] == []
     assert main(["glossary", "--json"]) == 0
     assert {"tp", "bubble", "HFU"} <= {term for each in json.loads(capsys.readouterr().out) for term in each["terms"]}

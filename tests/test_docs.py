@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from project_tools import load_tool
 
 import planner
+from planner.answers.report import Sections
 from planner.cli import cli
 from planner.cost.ledger import LineName
 from planner.errors import ExitCode
 from planner.evidence.rows.runs import Run
-from planner.explain.report import Sections
 from planner.layout import Layout
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,14 +18,15 @@ import pytest
 
 import planner
 from planner import made_by
+from planner.answers.plan_inputs import job_of
 from planner.cli import main
 from planner.cost.estimate import estimate
 from planner.errors import ExitCode, InputError
-from planner.explain.plan_inputs import job_of
 from planner.layout import parse_layout
 from planner.plan import Plan, plan_from_file, plan_to_dict, plan_to_json
 from planner.reading import read_plan
-from planner.search.search import plan_for_layout, search
+from planner.search.given import plan_for_layout
+from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.specs.by_name import shipped_calibration
 from planner.specs.job import Job

@@ -15,6 +15,7 @@ import numpy as np
 from rich.table import Table
 
 import planner.search.best_first as the_search
+from planner.answers.remedies import remedies
 from planner.search import least_memory
 from planner.search.bounds import of_memory, of_pools, of_steps
 from planner.search.bounds.of_layers import most_layers
@@ -23,7 +24,6 @@ from planner.search.bounds.of_pools import PoolBounds
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import least_peak
 from planner.search.optimum import integer_program, pricing
-from planner.search.questions.remedies import remedies
 from planner.search.search import search
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.constraints import Constraints

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from planner.cost.ledger import LineName
 from planner.layout import parse_layout
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 from planner.trainer.rehearse import counted
 from planner.verify import planned_bytes

@@ -22,7 +22,8 @@ from rich.table import Table
 from planner.errors import InputError
 from planner.layout import parse_layout
 from planner.plan import Plan
-from planner.search.search import plan_for_layout, search
+from planner.search.given import plan_for_layout
+from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 from planner.specs.uniform import uniform_job

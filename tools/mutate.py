@@ -38,7 +38,7 @@ from mutate_pytest import swapped  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AREAS = ("cost", "search", "specs", "explain", "show", "emit")
+AREAS = ("cost", "search", "specs", "answers", "show", "emit")
 NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "runs", "__pycache__", "site")
 PYTEST = ("-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not gpu", "--ignore", "tests/trainer")
 TEST_SECONDS = 60  # a test that takes longer is considered to hang

@@ -19,7 +19,7 @@ WIDTH = 1000
 
 def browser_of_the_tests(profile: Path) -> Any:
     """A headless Chromium, controlled as in the tests of the page."""
-    path = ROOT / "tests" / "explain" / "page" / "conftest.py"
+    path = ROOT / "tests" / "answers" / "page" / "conftest.py"
     spec = importlib.util.spec_from_file_location("page_conftest", path)
     assert spec is not None
     assert spec.loader is not None

@@ -29,10 +29,10 @@ from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
+from planner.plan_parts import WITHIN
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import runner_up
 from planner.search.ranking import keys_of
-from planner.search.recommendation import WITHIN
 from planner.search.search import search
 from planner.search.space.constraints import Condition, Constraints
 from planner.show.words import short_layout

@@ -19,8 +19,7 @@ def run(before: str, after: str, *, console: Console, as_json: bool = False, exi
     Raises:
         PlannerError: a file cannot be read, or holds no plan.
     """
-    from planner.explain.difference import difference_of
-    from planner.show.difference import difference_view
+    from planner.answers.difference import difference_of, difference_view
 
     if before == after == "-":
         raise InputError("only one plan can come from standard input", hint="write the other one to a file")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
+    from planner.answers.report import Explanation
     from planner.api import Nodes, Plan, Workload
-    from planner.explain.report import Explanation
 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 _QUESTIONS: Final = ("why_not", "what_if", "schedules", "collectives", "batch", "scaling")
@@ -138,7 +138,7 @@ def _of_file(paths: Sequence[Path], targets: Sequence[str], layout: str | None, 
 
 def _search(command_line: str, plan: Plan, console: Console) -> Group:
     """How much faster the fastest layout is than that of the file, and the command that plans it."""
-    from planner.explain.what_if import fastest_seconds
+    from planner.answers.what_if import fastest_seconds
     from planner.search.near_ties import slower_by
     from planner.show.screen import Command as Shown
     from planner.show.screen import section
@@ -155,16 +155,19 @@ def _search(command_line: str, plan: Plan, console: Console) -> Group:
 
 def _page(found: Explanation) -> Iterator[str]:
     """Render the page of an explained plan, only when the first piece is requested."""
-    from planner.cost.estimate import estimate
-    from planner.explain.executed import executed_step
-    from planner.explain.plan_inputs import job_of
-    from planner.explain.replicas import replicas_of
-    from planner.explain.what_if import layout_gains
+    from planner.answers.executed import executed_step
+    from planner.answers.plan_inputs import job_of
+    from planner.answers.scaling import replicas_of
+    from planner.answers.what_if import sensitivity_of
     from planner.show.page.render import page_text
 
     plan, job = found.plan, job_of(found.plan)
-    step = executed_step(job, plan.layout, estimate(job, plan.layout).time)
-    yield page_text(found, step, replicas=replicas_of(plan), gains=layout_gains(plan))
+    yield page_text(
+        found,
+        executed_step(job, plan.layout),
+        replicas=replicas_of(plan),
+        gains=found.sections.sensitivity or sensitivity_of(plan, search=False),
+    )
 
 
 @click.command("explain", cls=Command)

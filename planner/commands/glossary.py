@@ -20,13 +20,11 @@ def run(words: Sequence[str] = (), *, console: Console, as_json: bool = False) -
     Raises:
         InputError: the glossary has no entry for a word.
     """
-    import json
-
-    from planner.show.glossary import glossary_to_dict, glossary_view
+    from planner.show.library import entries, glossary_view
     from planner.specs.glossary import entries_of
 
-    found = entries_of(words)
-    console.render(json.dumps(glossary_to_dict(found), indent=1) + "\n" if as_json else glossary_view(found))
+    found = [{"terms": list(each.terms), "section": each.section, "text": each.text} for each in entries_of(words)]
+    console.render(entries(found, glossary_view, as_json=as_json))
     return ExitCode.OK
 
 

@@ -169,9 +169,9 @@ def compare(
     Raises:
         PlannerError: as `planner.api.compare_clusters`, or an output file exists and `force` is false.
     """
+    from planner.answers.side_by_side import side_by_side_to_dict, side_by_side_view
     from planner.api import compare_clusters, shortfall
     from planner.show.page.comparison import comparison_page
-    from planner.show.side_by_side import side_by_side_to_dict, side_by_side_view
 
     check_writable(html, force=force)
     with console.progress() as progress:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
+from planner.answers.plan_inputs import job_of
 from planner.cost.chance import spread_of
 from planner.cost.memory_band import memory_distribution
 from planner.errors import InputError, Mistake
 from planner.evidence.compare.score import memory_by_class
 from planner.evidence.inputs import read_run
 from planner.evidence.logs.programs import OtherRun
-from planner.explain.plan_inputs import job_of
 from planner.specs.document import Document
 from planner.units import format_bytes, format_seconds
 

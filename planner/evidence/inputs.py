@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from planner.answers.difference import difference_of
+from planner.answers.plan_inputs import job_of
 from planner.errors import EnvironmentProblem, InputError, Mistake
 from planner.evidence.logs.lines import lines_of, opened
 from planner.evidence.logs.programs import Log, OtherRun, read_log
 from planner.evidence.logs.steps import Step, step_time
 from planner.evidence.rows.observation import Observation, faults_of
 from planner.evidence.rows.tables import read_table, row_of
-from planner.explain.difference import difference_of
-from planner.explain.plan_inputs import job_of
 from planner.made_by import with_shipped_corrections
 from planner.reading import read_plan
 from planner.specs.mistakes import Mistakes

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from planner.search.optimum.candidate import Candidate
     from planner.search.space.space import Space
 
-WITHIN: Final = 0.02
-"""Default of the share of the objective by which the recommendation may be worse than the minimum (`--within`)."""
-
 CHUNKS: Final = (1, 2, 4, 8)
 """Chunks of a stage that variants have, beside those of the fastest layout of the kind."""
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from planner.cost.band import band, chance_of_budget, chance_of_deadline
-from planner.cost.chance import UNLIKELY, spread_for
-from planner.cost.estimate import Estimate, estimate
-from planner.cost.flops import flops_convention
-from planner.errors import InputError, Mistake, SolverTrouble
-from planner.made_by import made_by, with_corrections_of_any_engine
-from planner.plan import Plan, length_assumed
-from planner.plan_parts import Certificate, EngineLabel, SearchOptions
+from planner.cost.chance import UNLIKELY
+from planner.cost.estimate import estimate
+from planner.errors import SolverTrouble
+from planner.plan_parts import Certificate
 from planner.search.best_first import Assigned, Found, best_first
 from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
+from planner.search.given import plan_of
 from planner.search.layout_check import check_layouts
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import minimum, runner_up
@@ -28,7 +25,6 @@ from planner.search.recommendation import Window, is_within, recommended
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.refusals import check_pins
-from planner.search.space.rules import broken_rules
 from planner.search.space.space import Space
 from planner.search.time_limit import OutOfTime, TimeLimit
 from planner.search.with_runs import with_runs
@@ -37,85 +33,12 @@ from planner.specs.job import each_pool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.layout import Assumed, Layout
+    from planner.layout import Layout
+    from planner.plan import Plan
     from planner.plan_parts import Recommendation
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
-
-
-def plan_for_layout(job: Job, layout: Layout, *, assumed: tuple[Assumed, ...] = ()) -> Plan:
-    """Price one layout without a search; its schedule may be one that the engine lacks, for comparisons.
-
-    assumed: values of the layout that the user left out.
-
-    Raises:
-        InputError: the layout breaks rules; all of them are named.
-    """
-    broken = broken_rules(job, layout, except_for=("schedule",))
-    divided, there = sum(layout.layers_per_stage), job.model.num_layers
-    if divided != there:
-        broken = (*broken, f"it divides {divided} layers, and the model has {there}")
-    if broken:
-        lead, where = "this layout cannot run", "--layout"
-        raise InputError(*(Mistake(message=f"{lead}: {rule}", where=where, rule=rule) for rule in broken))
-    return _plan(job, layout, estimate(job, layout), assumed=assumed)
-
-
-def _plan(job: Job, layout: Layout, priced: Estimate, **extra: Any) -> Plan:
-    spread = band(job, layout)
-    return Plan(
-        model=job.model,
-        cluster=job.cluster,
-        training=job.training,
-        engine=job.engine,
-        layout=layout,
-        memory=priced.memory,
-        time=priced.time,
-        slowest_of_mean=priced.slowest_of_mean,
-        step_seconds=priced.step_seconds,
-        low_step_seconds=priced.step_seconds * spread.low if spread else None,
-        high_step_seconds=priced.step_seconds * spread.high if spread else None,
-        band=spread,
-        engine_label=_engine_label(job, layout, priced),
-        deadline_chance=chance_of_deadline(job, layout, priced.step_seconds),
-        budget_chance=chance_of_budget(job, layout, priced.step_seconds),
-        calibration=tuple(pool.calibration for pool in job.pools),
-        memory_spread=spread_for(job),
-        tokens_per_second_per_device=priced.tokens_per_second_per_device,
-        mfu=priced.mfu,
-        hfu=priced.hfu,
-        flops_convention=flops_convention(job.training),
-        assumed=(*length_assumed(job), *extra.pop("assumed", ())),
-        made_by=made_by(job),
-        options=SearchOptions(
-            headroom=None if job.headroom is None else float(job.headroom),
-            risk=float(job.risk),
-            allow_tp_across_nodes=job.allow_tp_across_nodes,
-            allow_offload=job.allow_offload,
-            **extra.pop("options", {}),
-        ),
-        **extra,
-    )
-
-
-LABEL: Final = 0.05
-"""A plan mentions the engine's own calibration if this calibration changes the step time by more than this share.
-
-The share is half of the typical error of a forecast.
-"""
-
-
-def _engine_label(job: Job, layout: Layout, priced: Estimate) -> EngineLabel | None:
-    """How much the engine's own calibration changes the step time; None if the change is at most `LABEL`."""
-    anybody = with_corrections_of_any_engine(job) if job.evidence else None
-    share = 0.0 if anybody is None else priced.step_seconds / estimate(anybody, layout).step_seconds - 1
-    if abs(share) <= LABEL:
-        return None
-    own = (job.engine.name, job.pools[0].cluster.device.name)
-    return EngineLabel(
-        share=share, num_runs=sum(len(each.ratios) for each in job.evidence if (each.engine, each.device) == own)
-    )
 
 
 def search(
@@ -195,7 +118,7 @@ def search(
     evident = None
     with contextlib.suppress(KeyboardInterrupt), limit.ends():  # the plan is proved; only this search ends early
         evident = with_runs(space, objective, layout, priced.step_seconds) if top and complete else None
-    return _plan(
+    return plan_of(
         job,
         layout,
         priced,

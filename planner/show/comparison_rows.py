@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Group
 from rich.text import Text
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from planner.cost.run import Requirement, WholeRun
     from planner.layout import Layout
     from planner.plan_parts import ObjectiveName
-    from planner.search.questions.side_by_side import Measure
     from planner.specs.cluster import AnyCluster
     from planner.specs.training import TrainingSpec
+
+Measure = Literal["usd", "kilowatt_hours", "device_hours"]
 
 LEAST: Final[dict[Measure, str]] = {
     "usd": "cheapest",

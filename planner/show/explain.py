@@ -9,28 +9,24 @@ from rich.columns import Columns as SideBySide
 from rich.console import Group
 from rich.text import Text
 
+from planner.answers.batch import batch_section, chosen_batch_section
+from planner.answers.collectives import collectives_section
+from planner.answers.formulas import formula_sections
+from planner.answers.peak import alternatives_section, fitting_section, peak_section, transients_section
+from planner.answers.scaling import scaling_section
+from planner.answers.schedules import schedules_section
+from planner.answers.waterfall import rates_section, waterfall_section
+from planner.answers.what_if import sensitivity_section, what_if_section
+from planner.answers.why_not import why_not_section
 from planner.cost.ledger import total_exposed_seconds
 from planner.errors import InputError, Mistake
-from planner.show.answers import sensitivity_section, what_if_section, why_not_section
-from planner.show.batch import batch_section
 from planner.show.columns import Columns, assignments
 from planner.show.figures import seconds_scale
 from planner.show.goodput import checkpoint_words, goodput_rows
-from planner.show.groups import collectives_section
-from planner.show.memory import (
-    alternatives_section,
-    fitting_section,
-    memory_section,
-    peak_section,
-    stages_section,
-    transients_section,
-)
+from planner.show.memory import memory_section, stages_section
 from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
-from planner.show.scaling import scaling_section
-from planner.show.schedules import schedules_section
 from planner.show.screen import clean, section, stack
 from planner.show.summary import heading, runners_up, with_reason
-from planner.show.waterfall import formula_text, own_parts, part_formulas, rates_section, waterfall_section
 from planner.show.words import (
     limit_words,
     line_label,
@@ -39,16 +35,14 @@ from planner.show.words import (
     slowest_words,
 )
 from planner.specs.text import did_you_mean, quoted
-from planner.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable
 
     from rich.console import RenderableType
 
-    from planner.cost.ledger import MemoryLine, StageMemory, TimeLine
-    from planner.explain.report import Explanation
-    from planner.explain.waterfall import Waterfall
+    from planner.answers.report import Explanation
+    from planner.cost.ledger import TimeLine
     from planner.plan import Plan
     from planner.show.rows import Rows
 
@@ -143,13 +137,6 @@ def _run(found: Explanation) -> Iterable[RenderableType | None]:
     yield section("Run", Columns([*rows, *goodput_rows(plan), ("checkpoint", checkpoint_words(plan))], wrap=(1,)))
 
 
-def _formulas_of_all(found: Explanation) -> Iterable[RenderableType | None]:
-    plan, waterfall = found.plan, found.sections.waterfall
-    yield section("Formulas of memory", _formulas(_distinct(plan.memory)))
-    yield section("Formulas of the waterfall", part_formulas(own_parts(plan, waterfall)))
-    yield section("Formulas of time", _formulas(_spent(plan), _numbers(waterfall)))
-
-
 def _rows(title: str, rows: Rows) -> Callable[[Explanation], list[RenderableType]]:
     """Return the function that shows a table of rows as a section."""
 
@@ -187,28 +174,6 @@ def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
     ]
 
 
-def _chosen_batch_section(plan: Plan) -> Group | None:
-    """State how the batch size was chosen, its cost in tokens, and the learning rate for it."""
-    if plan.batch is None:
-        return None
-    batch, advice, rate = plan.batch, plan.batch.advice, plan.batch.learning_rate
-    speeds = [each.tokens_per_second for each in batch.tried if each.tokens_per_second]
-    length = plan.training.sequence_length
-    assumed = f"{format_count(advice.run_tokens)} tokens assumed" if advice.run_tokens_assumed else ""
-    sizes = f"{batch.chosen:,} of {batch.least:,} to {batch.most:,} sequences"
-    rows: list[tuple[str, RenderableType]] = [("chosen", f"{sizes}, {len(batch.tried)} sizes tried")]
-    if speeds:
-        rows.append(("speed", f"{format_count(min(speeds))} to {format_count(max(speeds))} tokens/s over these sizes"))
-    for each in advice.estimates:
-        sequences = f"{format_count(each.num_tokens)} tokens, {each.num_tokens / length:,.0f} sequences"
-        rows.append((each.kind, Text.assemble(sequences, (f"  {clean(each.source)}", "dim"))))
-    extra = f"{advice.extra_tokens - 1:.0%} more tokens than a small batch for the same loss, by the critical one"
-    rates = f"{rate.linear:.3g} by the linear, {rate.square_root:.3g} by the square root rule"
-    given = f"  if {rate.given:.3g} is right for {rate.of_batch:,.0f} sequences"
-    rows += [("price", extra), ("learning rate", Text.assemble(rates, (given, "dim")))]
-    return section("Batch", Columns(rows, wrap=(1,)), note=assumed)
-
-
 def _time_section(plan: Plan) -> Group:
     total = float(total_exposed_seconds(plan.time))
     scale = seconds_scale([float(line.busy_seconds) for line in plan.time] + [total])
@@ -236,26 +201,6 @@ def _spent(plan: Plan) -> list[TimeLine]:
     return [line for line in plan.time if line.busy_seconds > 0]
 
 
-def _distinct(memory: Sequence[StageMemory]) -> list[MemoryLine]:
-    """Return one memory line for each distinct formula, in the order of the ledger, over all stages."""
-    lines = [line for stage in memory for line in stage.lines]
-    order = [line.name for line in memory[0].lines]
-    seen = {(line.name, line.formula, line.source): line for line in lines}
-    return sorted(seen.values(), key=lambda line: order.index(line.name))
-
-
-def _numbers(waterfall: Waterfall) -> dict[str, str]:
-    return {part.name: part.numbers for part in waterfall.parts}
-
-
-def _formulas(lines: Iterable[MemoryLine | TimeLine], numbers: Mapping[str, str] | None = None) -> RenderableType:
-    rows = [
-        (line_label(line.name), formula_text(line.formula, (numbers or {}).get(line.name, ""), line.source))
-        for line in lines
-    ]
-    return Columns(rows, wrap=(1,))
-
-
 SECTIONS: Final = {
     "layout": Section("degrees, schedule, layers", _rows("Layout", LAYOUT)),
     "memory": Section("each line of each stage", _memory, parts=("peaks",)),
@@ -277,7 +222,7 @@ SECTIONS: Final = {
     "band": Section("what the band rests on", _rows("Band", BAND)),
     "batch": Section(
         "how the batch was chosen",
-        lambda found: [_chosen_batch_section(found.plan)],
+        lambda found: [chosen_batch_section(found.plan)],
         none="The batch was given; --batch shows what others would change.",
     ),
     "run": Section("whole run, checkpoint", _run),
@@ -286,6 +231,10 @@ SECTIONS: Final = {
         _rows("Assumed", ASSUMED),
         none="No key of the layout was left open; --json has what the documents leave to defaults.",
     ),
-    "formulas": Section("formulas and sources", _formulas_of_all, parts=("waterfall",)),
+    "formulas": Section(
+        "formulas and sources",
+        lambda found: formula_sections(found.plan, found.sections.waterfall),
+        parts=("waterfall",),
+    ),
 }
 """The sections of an explanation, in their order."""

@@ -1,4 +1,4 @@
-"""Output of `planner models`, `planner clusters` and `planner engines`: the list of shipped entries, or one entry."""
+"""Output of `planner models`, `clusters`, `engines` and `glossary`: the list of shipped entries, or one entry."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import yaml
 from rich.text import Text
 
 from planner.show.columns import Columns
-from planner.show.screen import clean
+from planner.show.screen import clean, section, stack
 from planner.units import format_bytes, format_count, format_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from rich.console import RenderableType
 
@@ -79,6 +79,16 @@ def engine_table(entries: Sequence[dict[str, Any]]) -> RenderableType:
     ]
     header = ("engine", "parallelism", "ZeRO", "emit --to", "priced only", "program")
     return Columns(rows, wrap=(5,), optional=(5, 1), header=header)
+
+
+def glossary_view(found: Collection[dict[str, Any]]) -> RenderableType:
+    """Show entries of the glossary below the headings of their sections."""
+    sections: dict[str, list[Text]] = {}
+    for each in found:
+        name, _, words = each["text"].partition(":")
+        line = Text.assemble((clean(name), "bold"), clean(f":{words}"))
+        sections.setdefault(each["section"], []).append(line)
+    return stack(*(section(title, *lines) for title, lines in sections.items()))
 
 
 def entry_text(entry: dict[str, Any]) -> str:

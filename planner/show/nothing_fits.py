@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from rich.console import Group, RenderableType
 
+    from planner.answers.remedies import LiftedPin, Remedy
     from planner.cost.ledger import LineName
     from planner.plan import Plan
-    from planner.search.questions.remedies import LiftedPin, Remedy
 
 
 def nothing_fits(plan: Plan) -> Group:
@@ -94,18 +94,24 @@ def _figures(remedy: Remedy, *, layouts: bool) -> tuple[RenderableType, ...]:
 
 def _pins_section(pins: Sequence[LiftedPin], *, layouts: bool) -> Group:
     """Show for each pin the result without this pin."""
-    rows: list[tuple[RenderableType, ...]] = []
-    for each in pins:
-        if each.remedy is not None:
-            rows.append((Text(clean(each.constraint), style="bold"), "fits", *_figures(each.remedy, layouts=layouts)))
-        elif each.least is None:
-            rows.append((Text(clean(each.constraint), style="bold"), "no legal layout", "", "", "", ""))
-        else:
-            over = f"{format_bytes(each.least.num_bytes - each.least.limit_bytes)} too much"
-            over = over if each.least.share > 1 else "too slow"
-            rows.append((Text(clean(each.constraint), style="bold"), over, "", "", "", ""))
+    rows = [
+        (
+            Text(clean(each.constraint), style="bold"),
+            _without(each),
+            *(_figures(each.remedy, layouts=layouts) if each.remedy else ("",) * 4),
+        )
+        for each in pins
+    ]
     header = ("pin", "without it", "step", "tokens/s", "fits", "layout" * layouts)
     return section("What each pin costs", Columns(rows, right=(2, 3, 4), wrap=(0, 5), optional=(3,), header=header))
+
+
+def _without(pin: LiftedPin) -> str:
+    """Return what the search without a pin finds."""
+    if pin.remedy is not None or pin.least is None:
+        return "fits" if pin.remedy else "no legal layout"
+    over = pin.least.num_bytes - pin.least.limit_bytes
+    return f"{format_bytes(over)} too much" if pin.least.share > 1 else "too slow"
 
 
 def ways_out_to_dict(remedies: Sequence[Remedy], pins: Sequence[LiftedPin]) -> dict[str, Any]:

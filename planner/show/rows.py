@@ -22,6 +22,8 @@ from planner.show.words import (
     certificate_sentence,
     layers_words,
     layout_words,
+    length_words,
+    limit_words,
     line_label,
     minimum_words,
     pools_words,
@@ -31,6 +33,7 @@ from planner.show.words import (
     schedule_words,
     segment_words,
     short_layout,
+    work_words,
 )
 from planner.specs.calibration import precision_class
 from planner.units import format_bytes, format_count, format_seconds
@@ -290,9 +293,7 @@ ANSWER: Final[Rows] = {
     "band": _band,
     "narrower": _narrower,
     "with runs": _with_runs,
-    "memory": lambda plan: Text.assemble(
-        (plan.verdict, "" if plan.fits else "bold red"), f": {clean(fit_words(plan))}"
-    ),
+    "memory": _memory,
     "whole run": run_words,
     "effective": effective_words,
     "proof": proof_words,
@@ -317,6 +318,18 @@ LAYOUT: Final[Rows] = {
     "not run": not_run,
     "idle": _idle,
 }
+
+FACTS: Final[Rows] = {
+    "layout": lambda plan: layout_words(plan.layout),
+    "as an option": lambda plan: short_layout(plan.layout),
+    **{name: LAYOUT[name] for name in ("schedule", "layers", "recompute", "racks", "not run")},
+    "work": lambda plan: "; ".join(filter(None, (work_words(plan.training), length_words(plan)))),
+    "precision, engine": lambda plan: f"{plan.training.precision}, {plan.engine.name}",
+    "memory": lambda plan: f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}",
+    "MFU counts": lambda plan: plan.flops_convention,
+    "whole run": run_words,
+}
+"""Facts at the top of the page."""
 
 BAND: Final[Rows] = {
     "band": _band,

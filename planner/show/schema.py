@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from planner.answers.difference import Difference
+from planner.answers.report import Sections
 from planner.evidence.check import Check
-from planner.explain.difference import Difference
-from planner.explain.report import Sections
 from planner.plan import PLAN_KEYS, Plan
 from planner.show import documents
 from planner.specs.cluster import AnyCluster, ClusterSpec, MixedClusterSpec

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from planner.search.questions.side_by_side import Measure
-    from planner.search.questions.sweep import Point, Sweep
+    from planner.answers.sweep import Point, Sweep
+    from planner.show.comparison_rows import Measure
     from planner.specs.job import Job
 
 _MOST_ROWS = 16

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from planner.cost.estimate import estimate
+from planner.answers.executed import PASS_NAMES, executed_step
+from planner.answers.plan_inputs import job_of
 from planner.cost.ledger import LineName
 from planner.errors import InputError
-from planner.explain.executed import executed_step
-from planner.explain.plan_inputs import job_of
 from planner.layout import format_layout, stage_of_chunk
 from planner.show.words import line_label
 from planner.sums import sum_of
@@ -30,14 +29,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from planner.explain.executed import ExecutedStep
+    from planner.answers.executed import ExecutedStep
     from planner.layout import Layout
     from planner.plan import Plan
 
 _MOST_EVENTS: Final = 4_000_000
 """Largest number of events, about 800 MB of text, that Perfetto's user interface can load in a browser."""
 _TICKS_PER_MICROSECOND: Final = 1000
-_PASS_NAMES: Final = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _CATEGORIES: Final = {
     LineName.COMPUTE: "compute",
     LineName.HEAD: "compute",
@@ -85,8 +83,7 @@ def trace_text(plan: Plan, *, ranks: bool = False) -> Iterator[str]:
         InputError: the trace has more events than a viewer can load, or the plan's options are not valid.
     """
     job = job_of(plan)
-    priced = estimate(job, plan.layout)
-    step = executed_step(job, plan.layout, priced.time)
+    step = executed_step(job, plan.layout)
     _check_size(plan.layout, step, ranks=ranks)
     about = {
         "model": plan.model.name,
@@ -199,7 +196,7 @@ def _passes(step: ExecutedStep, stage: int, own: NDArray[np.int64]) -> Iterator[
             "microbatch": int(passes.microbatch[index]), "chunk": chunk,
             "model_flops": what.model_flops, "recomputed_flops": what.recomputed_flops,
         }  # fmt: skip
-        name, category = _PASS_NAMES[kind], "forward" if kind == "F" else "backward"
+        name, category = PASS_NAMES[kind], "forward" if kind == "F" else "backward"
         yield _Slice(thread=_PASSES, name=name, category=category, start=start, end=end, args=args)
         hides = float(passes.hidden[index])
         paired: dict[LineName, float] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+import sys
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.run import devices_in_use
@@ -135,9 +136,11 @@ def stage_range(stages: Sequence[int]) -> str:
     return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}..{stages[-1]}"
 
 
-def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any]) -> list[list[Any]]:
-    """Group consecutive items for which `alike` returns the same value."""
-    return [list(group) for _, group in groupby(items, alike)]
+def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any], most: int = sys.maxsize) -> list[list[Any]]:
+    """Group consecutive items for which `alike` returns the same value, and neighbours so that there are `most`."""
+    groups = [list(group) for _, group in groupby(items, alike)]
+    size = -(-len(groups) // most)
+    return [list(chain(*groups[first : first + size])) for first in range(0, len(groups), size or 1)]
 
 
 def work_words(training: TrainingSpec) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +32,11 @@ class Document(BaseModel):
     """A frozen document; it refuses unknown keys and coerces nothing silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
+
+    @classmethod
+    def of(cls, source: object, **fields: Any) -> Self:
+        """The document with `fields`; attributes of `source` with the same names are the others."""
+        return cls(**{name: getattr(source, name) for name in cls.model_fields if name not in fields}, **fields)
 
 
 _LARGEST: Final = 1e24

@@ -33,7 +33,7 @@ class _Explained(InputDocument):
 class EngineDefaults(_Explained):
     """Settings that apply if the user sets nothing: the engine's defaults, or the settings of its published recipes.
 
-    These settings fill the gaps of a `--layout` (planner/search/questions/given.py), together with rules that follow
+    These settings fill the gaps of a `--layout` (planner/search/given.py), together with rules that follow
     from the engine's abilities.
 
     etp: `tp`: tp also cuts the experts; `1`: experts are not cut by tp.

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.answers.peak import memory_band_of
 from planner.cost.memory_band import MemoryDistribution, memory_distribution
-from planner.explain.memory_band import memory_band_of
 from planner.layout import parse_layout
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.calibration import MemorySpread, Spread
 
 

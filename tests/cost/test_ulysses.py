@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from planner.answers.operations import operations_of_step
 from planner.cost.activations import activation_terms
 from planner.cost.collectives import all_to_all_seconds, group
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import context_bytes, context_transfers
-from planner.explain.operations import operations_of_step
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED

@@ -27,7 +27,7 @@ from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFits
 from planner.layout import parse_layout
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 
 HOSTILE = ("a b.txt", "$(touch owned)", "`touch owned`", "a\nb; touch owned", "'; touch owned; '", "--data")

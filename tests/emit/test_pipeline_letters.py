@@ -12,7 +12,7 @@ from planner.emit.read.all import READERS
 from planner.emit.target import How, facts_of
 from planner.errors import InputError
 from planner.layout import parse_layout
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 from planner.specs.pipeline_letters import letters_of, pieces_of_letters
 

@@ -17,7 +17,7 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.target import How
 from planner.errors import ExitCode, InputError
 from planner.layout import Layout, even_split
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules
 from planner.search.space.space import Space

@@ -17,7 +17,7 @@ from planner.emit.starters import STARTERS
 from planner.emit.target import How
 from planner.layout import parse_layout
 from planner.run_arguments import RunArguments
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 
 LAYOUTS = {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from project_tools import load_tool
 
+from planner.answers.plan_inputs import job_of
 from planner.api import estimate_layout
 from planner.evidence.fit import (
     FACTORS,
@@ -21,7 +22,6 @@ from planner.evidence.fit import (
     slopes_of,
 )
 from planner.evidence.rows.observation import Observation
-from planner.explain.plan_inputs import job_of
 from planner.made_by import with_corrections
 from planner.reading import corrected
 from planner.show.calibrate import calibrated

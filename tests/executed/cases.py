@@ -13,7 +13,7 @@ import yaml
 
 import planner
 from planner.layout import parse_layout
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import InputError
-from planner.search.questions.given import plan_for_text
+from planner.search.given import plan_for_text
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job

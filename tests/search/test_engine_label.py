@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.search.questions.given import plan_for_text
-from planner.search.search import LABEL
+from planner.search.given import LABEL, plan_for_text
 from planner.show.rows import BAND, rows_of
 from planner.show.screen import Screen, to_text
 from planner.specs.by_name import shipped_calibration

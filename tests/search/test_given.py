@@ -8,7 +8,7 @@ from planner.api import estimate_layout
 from planner.errors import InputError
 from planner.layout import Assumed, parse_layout
 from planner.plan import Plan, plan_from_json
-from planner.search.questions.given import RULES, split_with_ends
+from planner.search.given import RULES, split_with_ends
 from planner.show.words import short_layout
 
 DEEPSEEK = {"model": "deepseek-v3", "cluster": "gb200-nvl72", "engine": "megatron-bridge", "nodes": 64, "seq_len": 4096}

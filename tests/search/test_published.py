@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 from published_runs import published_runs
 
+from planner.answers.layout_remedies import layout_remedies
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.evidence.rows.jobs import job_of
 from planner.layout import parse_layout
-from planner.search.questions.given import plan_for_text
-from planner.search.questions.layout_remedies import layout_remedies
+from planner.search.given import plan_for_text
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job

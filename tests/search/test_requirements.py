@@ -12,12 +12,12 @@ import pytest
 from test_objectives import FREE, KEYS, SEEDS, priced
 
 import planner
+from planner.answers.deadline import is_kept
 from planner.cli import main
 from planner.cost.run import WholeRun
 from planner.errors import InputError
 from planner.plan import plan_from_json
 from planner.search.objectives import objective_of
-from planner.search.questions.deadline import is_kept
 from planner.search.search import search
 from planner.show.comparison_rows import Row, marks
 from planner.specs import library

@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 from test_objectives import FREE, every_layout, small_job
 
+from planner.answers.deadline import search_in_time
 from planner.cost.band import axes_of, time_distribution
 from planner.cost.estimate import estimate
 from planner.cost.memory_band import MemoryDistribution
 from planner.cost.run import longest_step_seconds
 from planner.plan import Plan
 from planner.search.footprint import NothingFits
-from planner.search.questions.deadline import search_in_time
 from planner.search.search import search
 from planner.specs.calibration import MemorySpread, Spread
 

@@ -29,6 +29,7 @@ from enumeration import (
     step_seconds,
 )
 
+from planner.answers.remedies import remedies
 from planner.cost.chance import chance_of_fitting, memory_limit_bytes
 from planner.cost.estimate import estimate
 from planner.cost.memory_band import memory_distribution
@@ -49,14 +50,14 @@ from planner.search.bounds.of_steps import (
     least_seconds_of_any_policy,
     lower_bound_seconds,
 )
+from planner.search.given import plan_for_layout
 from planner.search.least_memory import least_peak
 from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.executed_schedules import busy_seconds, executed_candidates
 from planner.search.optimum.pricing import layout_at, price_candidates
-from planner.search.questions.remedies import remedies
 from planner.search.reporter import Reporter
-from planner.search.search import NothingFits, fastest_layout, fits, plan_for_layout, search
+from planner.search.search import NothingFits, fastest_layout, fits, search
 from planner.search.space.arrays import TIE
 from planner.search.space.configurations import with_ones
 from planner.search.space.constraints import Constraints

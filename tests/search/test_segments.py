@@ -10,8 +10,9 @@ import pytest
 from planner.api import estimate_layout
 from planner.errors import InputError
 from planner.plan import layout_from_dict, layout_to_dict, plan_from_json
+from planner.search.given import plan_for_layout
 from planner.search.reporter import Reporter
-from planner.search.search import plan_for_layout, search
+from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.search.space.segments import segments_to_try
 from planner.show.words import segment_words, short_layout

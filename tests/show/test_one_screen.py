@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import planner
+from planner.answers.report import Sections
 from planner.cli import main
 from planner.errors import ExitCode
-from planner.explain.report import Sections
 from planner.layout import Assumed, Layout
 from planner.search.near_ties import differences
 from planner.show.explain import SECTIONS, explanation, overview

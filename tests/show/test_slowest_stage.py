@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import planner
+from planner.answers.plan_inputs import job_of
+from planner.answers.report import explain
 from planner.cli import main
 from planner.cost.estimate import timeline
-from planner.explain.plan_inputs import job_of
-from planner.explain.report import explain
 from planner.plan import plan_from_json
 from planner.show.explain import explanation
 from planner.show.screen import Screen, to_text

@@ -7,27 +7,26 @@ from types import SimpleNamespace
 import pytest
 
 import planner
+from planner.answers.batch import Batch, EstimatedBatch, GlobalBatch, MicrobatchSize
+from planner.answers.collectives import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
+from planner.answers.difference import difference_of, difference_view, figures_of
+from planner.answers.outcome import Outcome, Shortfall
+from planner.answers.peak import ActivationPart, Alternative, StagePeak
+from planner.answers.remedies import LiftedPin, Remedy
+from planner.answers.report import Explanation, Sections
+from planner.answers.scaling import Scaling, SizedPlan
+from planner.answers.schedules import ScheduleRow, Schedules, sketch
+from planner.answers.sweep import Point, Sweep
+from planner.answers.waterfall import Rate, TimePart, Waterfall
+from planner.answers.what_if import Gain, Sensitivity, WhatIf
+from planner.answers.why_not import WhyNot
 from planner.cost.band import Band
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.evidence.compare.measured import Deviation
-from planner.explain.batch import Batch, EstimatedBatch, GlobalBatch, MicrobatchSize
-from planner.explain.communication import Algorithm, Asynchronous, Collectives, GroupReport, GroupUse
-from planner.explain.difference import difference_of, figures_of
-from planner.explain.outcome import Outcome, Shortfall
-from planner.explain.peak import ActivationPart, Alternative, StagePeak
-from planner.explain.report import Explanation, Sections
-from planner.explain.scaling import Scaling, SizedPlan
-from planner.explain.schedules import ScheduleRow, Schedules, sketch
-from planner.explain.waterfall import Rate, TimePart, Waterfall
-from planner.explain.what_if import Gain, Sensitivity, WhatIf
-from planner.explain.why_not import WhyNot
 from planner.layout import Layout, parse_layout
+from planner.search.given import plan_for_layout
 from planner.search.least_memory import LeastPeak
-from planner.search.questions.remedies import LiftedPin, Remedy
-from planner.search.questions.sweep import Point, Sweep
-from planner.search.search import plan_for_layout
 from planner.search.space.constraints import Constraints
-from planner.show.difference import difference_view
 from planner.show.explain import answers, explanation
 from planner.show.library import cluster_table
 from planner.show.measured import comparison

@@ -11,12 +11,12 @@ from html import unescape
 
 import pytest
 
+from planner.answers.layout_remedies import layout_remedies
 from planner.api import estimate_layout, explain_layout, plan_job
 from planner.cli import main
 from planner.emit.programs import PROGRAMS
 from planner.errors import ExitCode, InputError
 from planner.plan import write_plan
-from planner.search.questions.layout_remedies import layout_remedies
 from planner.search.space.constraints import Constraints
 from planner.search.space.space import Space
 from planner.shipped import engine_profiles

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from planner.errors import InputError
-from planner.search.questions.given import plan_for_text
+from planner.search.given import plan_for_text
 from planner.show.rows import BAND
 from planner.specs import library
 from planner.specs.by_name import load_device

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from planner.answers.plan_inputs import job_of
 from planner.cli import main
 from planner.errors import InputError
-from planner.explain.plan_inputs import job_of
 from planner.layout import format_layout, parse_layout
 from planner.plan import plan_from_json, plan_to_dict, plan_to_json
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 from planner.specs.change import change_job
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.load import load_job

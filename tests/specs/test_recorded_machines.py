@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.search.questions.given import plan_for_text
+from planner.search.given import plan_for_text
 from planner.specs import gpus
 from planner.specs.cluster import ClusterSpec
 from planner.specs.cluster_documents import load_cluster

@@ -11,7 +11,7 @@ from planner.cost.memory import CACHED_SHARE
 from planner.errors import InputError
 from planner.evidence.rows.jobs import Setup, Unsupported, job_of
 from planner.made_by import with_corrections
-from planner.search.search import plan_for_layout
+from planner.search.given import plan_for_layout
 
 if TYPE_CHECKING:
     from planner.evidence.rows.runs import Run

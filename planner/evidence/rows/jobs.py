@@ -1,6 +1,6 @@
 """Turn a row of a table into input for `planner explain`: documents, options, and an incomplete layout.
 
-The rules of planner/search/questions/given.py fill the layout's missing keys, as for `--layout`. This module chooses
+The rules of planner/search/given.py fill the layout's missing keys, as for `--layout`. This module chooses
 all other missing values, and lists each choice.
 """
 
@@ -18,7 +18,7 @@ from planner.evidence.rows.knowledge import UnpricedRun, first_match, knowledge,
 from planner.evidence.rows.machines import cluster_of
 from planner.evidence.rows.models import model_of
 from planner.layout import Assumed
-from planner.search.questions.given import given_layout, split_with_ends
+from planner.search.given import given_layout, split_with_ends
 from planner.specs.by_name import load_engine
 from planner.specs.load import load_job
 from planner.specs.pipeline_letters import Pieces, pieces_of_letters

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from planner.answers.waterfall import placed_parts
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
 from planner.units import UNITS, format_bytes, format_count, format_seconds, format_usd
@@ -13,13 +13,12 @@ from planner.units import UNITS, format_bytes, format_count, format_seconds, for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from planner.answers.peak import Alternative, StagePeak
+    from planner.answers.scaling import ReplicaCount, Scaling
+    from planner.answers.side_by_side import Choice, SideBySide
+    from planner.answers.waterfall import Waterfall
     from planner.cost.ledger import StageMemory
-    from planner.explain.peak import Alternative, StagePeak
-    from planner.explain.replicas import ReplicaCount
-    from planner.explain.scaling import Scaling
-    from planner.explain.waterfall import Waterfall
     from planner.plan import Plan
-    from planner.search.questions.side_by_side import Choice, SideBySide
 
 _WIDTH: Final = 400.0
 _HEIGHT: Final = 250.0
@@ -37,9 +36,9 @@ _NAMED_FROM: Final = 0.13
 def memory_rows(plan: Plan, peaks: Sequence[StagePeak]) -> dict[str, Any]:
     """Return a stacked bar of each stage's memory against its limit; similar stages share the fullest stage's row."""
     full = max(max(stage.total_bytes, stage.limit_bytes) for stage in plan.memory)
-    groups = fold_runs(plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines])
-    size = -(-len(groups) // _MOST_ROWS)
-    groups = [list(chain(*groups[first : first + size])) for first in range(0, len(groups), size)]
+    groups = fold_runs(
+        plan.memory, lambda stage: [format_bytes(float(line.num_bytes)) for line in stage.lines], _MOST_ROWS
+    )
     moments = {peak.stage: peak.moment for peak in peaks}
     return {
         "names": [(line.name.value, line_label(line.name)) for line in plan.memory[0].lines],
@@ -78,22 +77,16 @@ def _share(value: float) -> str:
 
 def waterfall_rows(waterfall: Waterfall) -> list[dict[str, Any]]:
     """Return a bar for each part, starting at the end of the previous part; a part that saves time points backwards."""
-    full, at = waterfall.step_seconds, 0.0
-    highest = full
-    for part in waterfall.parts:
-        at += part.seconds
-        highest = max(highest, at)
-    rows, at = [], 0.0
-    for part in waterfall.parts:
-        start = at + min(part.seconds, 0.0)
-        rows.append(
-            {
-                "name": line_label(part.name), "x": _share(max(0.0, start) / highest),
-                "width": _share(abs(part.seconds) / highest), "back": part.seconds < 0,
-                "seconds": format_seconds(part.seconds), "share": percent(part.seconds / full), "bound": part.bound,
-            }
-        )  # fmt: skip
-        at += part.seconds
+    full, placed = waterfall.step_seconds, list(placed_parts(waterfall))
+    highest = max(full, *(start + max(part.seconds, 0.0) for part, start in placed))
+    rows = [
+        {
+            "name": line_label(part.name), "x": _share(max(0.0, start) / highest),
+            "width": _share(abs(part.seconds) / highest), "back": part.seconds < 0,
+            "seconds": format_seconds(part.seconds), "share": percent(part.seconds / full), "bound": part.bound,
+        }
+        for part, start in placed
+    ]  # fmt: skip
     total = {"name": "step", "x": "0%", "width": _share(full / highest), "back": False, "share": "100%", "bound": ""}
     return [*rows, total | {"seconds": format_seconds(full)}]
 

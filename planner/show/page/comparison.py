@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from planner.answers.side_by_side import (
+    MEASURES,
+    SideBySide,
+    best_at,
+    explanation,
+    first_plan,
+    job_words,
+    price_notes,
+    rows_of,
+)
 from planner.show.comparison_rows import Row, all_figures, requirements_missed
 from planner.show.page.charts import choices_chart
 from planner.show.page.render import template
-from planner.show.side_by_side import MEASURES, best_at, explanation, first_plan, job_words, price_notes, rows_of
 from planner.show.words import short_layout
 from planner.version import VERSION
-
-if TYPE_CHECKING:
-    from planner.search.questions.side_by_side import SideBySide
 
 
 def comparison_page(found: SideBySide) -> str:

@@ -5,37 +5,24 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.plannable import not_run
 from planner.plan import plan_to_dict
 from planner.show.goodput import checkpoint_words, goodput_rows
+from planner.show.rows import FACTS
 from planner.show.words import (
     certificate_sentence,
     cluster_words,
     fold_runs,
-    layers_words,
-    layout_words,
-    length_words,
-    limit_words,
-    line_label,
     minimum_words,
-    recompute_words,
-    run_words,
     saved_words,
-    schedule_words,
-    segment_words,
-    short_layout,
     stage_range,
-    work_words,
 )
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
-from planner.verdict import chance_words, fit_words
+from planner.verdict import chance_words
 
 if TYPE_CHECKING:
-    from planner.cost.ledger import MemoryLine, TimeLine
-    from planner.explain.executed import ExecutedStep
-    from planner.explain.waterfall import TimePart, Waterfall
-    from planner.explain.what_if import LayoutGain, Sensitivity
+    from planner.answers.executed import ExecutedStep
+    from planner.answers.what_if import Sensitivity
     from planner.plan import Plan
 
 _INPUTS: Final = ("model", "cluster", "training", "engine", "calibration", "options", "layout", "certificate")
@@ -66,27 +53,9 @@ def headline(plan: Plan) -> dict[str, Any]:
 
 def facts_of(plan: Plan) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe layout and workload in words."""
-    training, layout = plan.training, plan.layout
-    layers = [layout.layers_of_stage(stage) for stage in range(layout.pp)]
-    rows = [
-        ("layout", layout_words(layout)),
-        ("as an option", short_layout(layout)),
-        ("schedule", schedule_words(plan)),
-        ("layers", layers_words(layers)),
-        ("recompute", recompute_words(layout)),
-        ("racks", segment_words(plan.cluster.pools[0], layout) if layout.segment else ""),
-        ("not run", not_run(plan)),
-        ("work", "; ".join(filter(None, (work_words(training), length_words(plan))))),
-        ("precision, engine", f"{training.precision}, {plan.engine.name}"),
-        ("memory", f"{plan.verdict}: {fit_words(plan)}; {limit_words(plan)}"),
-        ("MFU counts", plan.flops_convention),
-        ("whole run", run_words(plan)),
-        *goodput_rows(plan),
-        ("checkpoint", checkpoint_words(plan)),
-        ("minimum", minimum_words(plan)),
-        ("proof", certificate_sentence(plan)),
-    ]
-    return [(name, words) for name, words in rows if words]
+    said = {name: of(plan) for name, of in FACTS.items()} | dict(goodput_rows(plan))
+    said |= {"checkpoint": checkpoint_words(plan), "minimum": minimum_words(plan), "proof": certificate_sentence(plan)}
+    return [(name, str(words)) for name, words in said.items() if words]
 
 
 def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
@@ -110,63 +79,22 @@ def stage_rows(plan: Plan, step: ExecutedStep) -> list[tuple[str, ...]]:
     return [(stage_range([stage for stage, _ in each]), *map(str, each[0][1])) for each in groups]
 
 
-def sensitivity_rows(planned: Sensitivity | None, gains: tuple[LayoutGain, ...]) -> dict[str, Any]:
-    """Return bars of the gain from 10 % more of each resource, after planning again if `planned` is given."""
-    rows = [(each.resource, each.before, each.after, each.gain) for each in (planned.gains if planned else gains)]
-    largest = max((abs(gain) for *_, gain in rows), default=0.0) or 1.0
+def sensitivity_rows(found: Sensitivity, *, planned: bool) -> dict[str, Any]:
+    """Return bars of the gain from 10 % more of each resource.
+
+    planned: whether each was planned again; otherwise further hosts would stay idle, and have no bar.
+    """
+    gains = [each for each in found.gains if planned or not each.resource.endswith("hosts")]
+    largest = max((abs(each.gain) for each in gains), default=0.0) or 1.0
     return {
-        "planned": planned is not None,
-        "saved": saved_words(planned.objective, planned.step_seconds) if planned else "share of the step that is saved",
-        "rows": [
-            {
-                "resource": name,
-                "change": f"{before} to {after}",
-                "gain": f"{gain:+.2%}",
-                "width": _percent(gain / largest),
-            }
-            for name, before, after, gain in rows
-        ],
+        "planned": planned,
+        "saved": saved_words(found.objective, found.step_seconds) if planned else "share of the step that is saved",
+        "rows": [(each, f"{each.gain:+.2%}", _percent(each.gain / largest)) for each in gains],
     }
 
 
 def _percent(share: float) -> str:
     return f"{max(0.0, share):.2%}"
-
-
-def ledger_rows(plan: Plan, waterfall: Waterfall) -> list[dict[str, str]]:
-    """Return every line of time and memory with its formula, the formula with numbers, and its source."""
-    numbers = {part.name: part.numbers for part in waterfall.parts}
-    rows = [
-        _row(line, of="time", where=f"stage {line.stage}", value=format_seconds(float(line.exposed_seconds)))
-        | {"numbers": numbers.get(line.name, ""), "more": _hidden_words(line), "bound": line.bound}
-        for line in plan.time
-    ]
-    lines = {line.name.value for line in plan.time}
-    rows += [
-        _row(part, of="waterfall", where="mean stage", value=format_seconds(part.seconds))
-        | {"numbers": part.numbers, "bound": part.bound}
-        for part in waterfall.parts
-        if part.name not in lines
-    ]
-    kinds: dict[tuple[str, str, str], list[tuple[int, MemoryLine]]] = {}
-    for stage in plan.memory:
-        for each in stage.lines:
-            kinds.setdefault((each.name, each.formula, each.source), []).append((stage.stage, each))
-    for found in kinds.values():
-        sizes = [float(each.num_bytes) for _, each in found]
-        value = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
-        where = stage_range([stage for stage, _ in found])
-        rows.append(_row(found[0][1], of="memory", where=where, value=" to ".join(value)))
-    return rows
-
-
-def _row(line: TimeLine | MemoryLine | TimePart, **cells: str) -> dict[str, str]:
-    same = {"name": line_label(line.name), "formula": line.formula, "source": line.source}
-    return {"numbers": "", "more": "", "bound": ""} | same | cells
-
-
-def _hidden_words(line: TimeLine) -> str:
-    return f"{format_seconds(float(line.hidden_seconds))} hidden" if line.hidden_seconds else ""
 
 
 def inputs_of(plan: Plan) -> list[tuple[str, str]]:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from planner.answers.formulas import ledger_rows
 from planner.show.explain import answers_by_question
 from planner.show.page.charts import front_chart, memory_rows, scaling_chart, waterfall_rows
-from planner.show.page.facts import facts_of, headline, inputs_of, ledger_rows, sensitivity_rows, stage_rows
-from planner.show.page.timeline import timeline_data
-from planner.show.page.topology import topology_data
+from planner.show.page.drawings import timeline_data, topology_data
+from planner.show.page.facts import facts_of, headline, inputs_of, sensitivity_rows, stage_rows
 from planner.show.screen import Screen, clean, to_text
 from planner.show.words import slowest_words
 from planner.specs.glossary import entries, entry_for
 from planner.version import VERSION
 
 if TYPE_CHECKING:
-    from planner.explain.executed import ExecutedStep
-    from planner.explain.replicas import ReplicaCount
-    from planner.explain.report import Explanation
-    from planner.explain.what_if import LayoutGain
+    from planner.answers.executed import ExecutedStep
+    from planner.answers.report import Explanation
+    from planner.answers.scaling import ReplicaCount
+    from planner.answers.what_if import Sensitivity
     from planner.specs.glossary import Entry
 
 _PAPER: Final = Screen(width=100)
@@ -40,14 +40,12 @@ A word of 10,000 characters in every cell keeps Chromium busy for minutes; a lis
 """
 
 
-def page_text(
-    found: Explanation, step: ExecutedStep, *, replicas: tuple[ReplicaCount, ...], gains: tuple[LayoutGain, ...]
-) -> str:
+def page_text(found: Explanation, step: ExecutedStep, *, replicas: tuple[ReplicaCount, ...], gains: Sensitivity) -> str:
     """Return the HTML page of one plan.
 
     step: the executed step of the plan.
     replicas: step times of the layout with more replicas; shown only without `scaling` in the explanation.
-    gains: step times of the layout with more of each resource; shown only without `sensitivity` in the explanation.
+    gains: the gain from more of each resource: `sensitivity` of the explanation, or prices of the layout.
     """
     plan, sections = found.plan, found.sections
     timeline = timeline_data(step)
@@ -63,7 +61,7 @@ def page_text(
         timeline=timeline,
         front=front_chart(plan, sections.alternatives),
         scaling=scaling_chart(plan, sections.scaling, replicas),
-        sensitivity=sensitivity_rows(sections.sensitivity, gains),
+        sensitivity=sensitivity_rows(gains, planned=sections.sensitivity is not None),
         ledger=ledger_rows(plan, sections.waterfall),
         inputs=inputs_of(plan),
         glossary=[
