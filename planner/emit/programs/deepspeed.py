@@ -6,9 +6,10 @@ import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from planner.emit.names import refusals
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Setting, Target, only, refused
+from planner.emit.target import Setting, Target, refused
 from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 
 if TYPE_CHECKING:
@@ -97,9 +98,7 @@ TARGET: Final = Target(
     refuse=(
         *shared.REFUSALS,
         *refused(shared.NAMES["refused"]["deepspeed"]),
-        only("layout.ep", 1, why="DeepSpeed keeps all experts of transformers on each rank"),
-        only("layout.hsdp", 1, why="DeepSpeed shards gradients and states over all ranks"),
-        only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
+        *refusals(shared.NAMES["refuses_of"]["deepspeed"]),
     ),
     render=_render,
     command=_command,

@@ -24,9 +24,9 @@ from planner.emit.target import (
     known,
     not_carried,
     number,
-    only,
     pair,
     refuse,
+    refused,
     whole,
 )
 from planner.errors import InputError
@@ -96,10 +96,8 @@ def _read_zero(given: Given) -> Mapping[str, Any]:
     replicas = given.whole("num_distributed_optimizer_instances", 1) or 1
     if given.flag("use_megatron_fsdp") or given.flag("use_custom_fsdp"):
         back = {name: stage for stage, name in _SHARDING.items()}
-        strategy = given.text("data_parallel_sharding_strategy", "optim_grads_params")
-        if strategy not in back:
-            raise InputError(f"{strategy[:80]!r} is no strategy", where="data_parallel_sharding_strategy")
-        return {"layout.zero": back[strategy], "layout.hsdp": replicas}
+        zero = given.choice("data_parallel_sharding_strategy", back, "optim_grads_params")
+        return {"layout.zero": zero, "layout.hsdp": replicas}
     return {"layout.zero": int(sharded or gather), "layout.hsdp": replicas if sharded else 1}
 
 
@@ -238,13 +236,9 @@ def _read_recipe(given: Given) -> Mapping[str, Any]:
     return {"training.memory_recipe": "megatron-18" if sums_in_32 else "zero-16"}
 
 
-def _in_16_bits(plan: Plan) -> bool:
-    return plan.training.precision != "fp32"
-
-
 def _keeps_recipe(plan: Plan) -> bool:
     """Whether a memory recipe has options: training in 16 bits without Megatron-FSDP."""
-    return _in_16_bits(plan) and not _is_fsdp(plan)
+    return plan.training.precision != "fp32" and not _is_fsdp(plan)
 
 
 _OPTIMIZERS: Final = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
@@ -284,7 +278,6 @@ def _read_dropout(given: Given) -> Mapping[str, Any]:
     return {"training.dropout": max(hidden, attention)}
 
 
-_RECIPE: Final = "training.memory_recipe"
 _STYLES: Final[dict[str, str]] = _NAMES["schedules"]
 """Schedule -> --lr-decay-style."""
 
@@ -420,19 +413,7 @@ REFUSALS: Final = (
         "layout.recompute is {plan.layout.recompute[0]}, which Megatron-Core does not have",
         "plan with --pin recompute=full",
     ),
-    only(_RECIPE, "engine", why="Megatron-FSDP keeps its own", when=lambda plan: _in_16_bits(plan) and _is_fsdp(plan)),
-    only(_RECIPE, "engine", *_RECIPES, why="Megatron-LM does not keep it", when=_keeps_recipe),
-    only(
-        *(_RECIPE, "engine", "megatron-18", "zero-16"),
-        why="Megatron-LM does not keep it without ZeRO",
-        pin="--pin zero=1, or --set training.memory_recipe=engine",
-        when=lambda plan: _keeps_recipe(plan) and not plan.layout.zero,
-    ),
-    refuse(
-        lambda plan: plan.model.moe and plan.layout.tp > 1 and not plan.layout.sp,
-        "experts with tp > 1 and sp=0, which the layer of experts refuses",
-        "plan again with --pin sp=1",
-    ),
+    *refused(_NAMES["refused"]),
     Refusal(says=(), fault=uneven_hosts),
 )
 
@@ -449,9 +430,8 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
 
 
 LOSS: Final = Setting(says=("training.loss",), write=lambda plan: {}, read=_read_loss)  # noqa: ARG005 - as the others
-WHOLE_LOSS: Final = only(
-    "training.loss", "engine", "whole", why="Megatron-LM computes it whole, in operators of its own"
-)
+PRETRAIN: Final = refusals(_NAMES["refuses_pretrain"])
+"""Refusals of pretrain_gpt.py alone."""
 NO_CHUNKS: Final = follows("training.loss_chunks")  # for the chunked loss, which is refused
 FAMILY: Final = (*MODEL, *LAYOUT, *TRAINING, NO_CHUNKS)
 
