@@ -132,7 +132,8 @@ def differences(
         wrong += [  # norms of gradients, because Adam's updates hide a wrong scale
             f"rank {rank}: {kind} {seen[kind]}, alone {reference[kind]}"
             for kind, count in told.items()
-            if seen.get(kind) and not plan.training.dropout  # which draws other numbers on each layout
+            if seen.get(kind)
+            and not plan.training.dropout  # which draws other numbers on each layout
             and seen[kind][:count] != pytest.approx(reference[kind][:count], rel=within * LOOSER[kind])
         ]
         held, planned = seen["bytes"], planned_bytes(case, plan, stage)

@@ -265,13 +265,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
     return found
 
 
-_STRATEGIES: Final = {
-    "full_shard": (3, False),
-    "shard_grad_op": (2, False),
-    "no_shard": (0, False),
-    "hybrid_shard": (3, True),
-    "hybrid_shard_zero2": (2, True),
-}
+_STRATEGIES: Final[dict[str, tuple[int, bool]]] = NAMES["strategies"]
 """Strategy of FSDP -> its ZeRO stage, and whether each host shards by itself. Accelerate numbers them from 1 to 5.
 
 Source: torch, distributed/fsdp/api.py, ShardingStrategy; accelerate, utils/constants.py, FSDP_SHARDING_STRATEGY.

@@ -210,17 +210,6 @@ def _trainer_file(text: str) -> Values:
 _SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt|rlhf)\b")
 
 
-_STAGE: Final = "deepspeed.zero_optimization.stage"
-_ON_HOST: Final = {"deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
-_WEIGHTS_TOO: Final = {**_ON_HOST, "deepspeed.zero_optimization.offload_param.device": "cpu"}
-_PRESETS: Final[Mapping[str, Values]] = {
-    **{f"{start}zero{stage}": {_STAGE: stage} for stage in range(4) for start in ("", "default-")},
-    **{f"zero2{mark}offload": {_STAGE: 2, **_ON_HOST} for mark in "_-"},
-    **{f"zero3{mark}offload": {_STAGE: 3, **_WEIGHTS_TOO} for mark in "_-"},
-}
-"""Names that are ms-swift's own files. Source: ms-swift, swift/config/*.json; 2.x: swift/llm/ds_config/*.json."""
-
-
 def _swift_options(text: str) -> Values:
     """Keys and values of an ms-swift command, with ms-swift's defaults for adapters, recomputation and precision.
 
@@ -248,7 +237,7 @@ def _swift_options(text: str) -> Values:
         found["dtype"] = dtype
     elif dtype in ("bfloat16", "float16"):
         found["bf16" if dtype == "bfloat16" else "fp16"] = True
-    if preset := _PRESETS.get(str(found.get("deepspeed"))):
+    if preset := _NAMES["ms_swift_presets"].get(str(found.get("deepspeed"))):
         found |= {"deepspeed": None, **preset}
     return _with_weights(_of_trainer(found))
 
@@ -271,7 +260,7 @@ def _openrlhf_options(text: str) -> Values:
         raise InputError(f"{kind[:40]!r} has no price here", where="param_dtype", hint="known: bf16, fp16, fp32")
     own |= {} if kind == "fp32" else {kind: True}
     if own.pop("adam_offload", False):
-        own |= _ON_HOST
+        own["deepspeed.zero_optimization.offload_optimizer.device"] = "cpu"
     if own.pop("flash_attn", False):
         own.setdefault("attn_implementation", "flash_attention_2")
     if str(own.get("lora_rank", 0)) == "0":
@@ -357,7 +346,8 @@ def _factory_values(text: str) -> Values:
     found |= {_FACTORY.get(key, key): value for key, value in flat(data).items()}
     if kind == "lora":
         found.setdefault("lora_r", 8)
-        modules = tuple(str(target).split(",")) if target != "all" else "all-linear"
+        names = target.split(",") if isinstance(target, str) else target
+        modules = tuple(names) if target != "all" else "all-linear"
         found |= {"use_peft": True, "lora_target_modules": modules, "load_in_4bit": bits == 4}
         if bits not in (None, 4):
             raise InputError(f"{bits} bits have no price here", where="quantization_bit", hint="known: 4")
@@ -434,6 +424,7 @@ READERS: Final = (
         *("an Axolotl file", _axolotl_values, "base_model"),
         either=("micro_batch_size", "sequence_len"),
         lacks=("pp",),  # utils/schemas/config.py
+        writes="axolotl",
     ),
     _reader(
         "a LLaMA-Factory file",
@@ -442,6 +433,7 @@ READERS: Final = (
         either=("cutoff_len", "finetuning_type", "stage", "template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
         lacks=("tp", "pp", "cp"),  # src/llamafactory/hparams of 00577a85
+        writes="llama-factory",
     ),
     _reader(
         "a LLaMA-Factory file of v1",

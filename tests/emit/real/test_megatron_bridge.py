@@ -42,9 +42,15 @@ def test_a_recipe_takes_every_override_and_the_configuration_is_the_plans():
     for case, plan in zip(cases, plans, strict=True):
         values = values_of(PROGRAMS["megatron-bridge"], plan)
         words = [f"{path}={_shown(value)}" for path, value in overrides_for(values, plan).items()]
-        config = {key: value for key, value in config_of(plan.model).items() if key not in ("rope_theta", "rope_scaling")}
+        config = {
+            key: value for key, value in config_of(plan.model).items() if key not in ("rope_theta", "rope_scaling")
+        }
         jobs.append(
-            [plan.layout.world_size, config, ["--recipe", RECIPES[case[0]], "--mode", "pretrain", "--dataset", "mock", *words]]
+            [
+                plan.layout.world_size,
+                config,
+                ["--recipe", RECIPES[case[0]], "--mode", "pretrain", "--dataset", "mock", *words],
+            ]
         )
     done = subprocess.run(
         [os.environ.get("REAL_PYTHON", sys.executable), Path(__file__).with_name("megatron_bridge.py"), *CHECKOUTS],
