@@ -216,10 +216,12 @@ def _write_recipe(plan: Plan) -> Values:
 def _read_recipe(given: Given) -> Mapping[str, Any]:
     """The name of the memory recipe, even if it is the engine's default.
 
-    A file for DeepSpeed gets no name, because DeepSpeed has its own recipes.
+    A file for DeepSpeed gets no name, because DeepSpeed has its own recipes; Megatron-DeepSpeed computes otherwise than
+    the models of transformers, for which the profile stands.
     """
     if given.flag("deepspeed"):
-        return {}
+        found: dict[str, Any] = _NAMES["megatron_deepspeed"]
+        return found
     aware, moment = given.flag(_AWARE), given.text("exp_avg_dtype", "fp32").rpartition(".")[2]
     main, second = given.text("main_grads_dtype", "fp32"), given.text("exp_avg_sq_dtype", "fp32").rpartition(".")[2]
     in_16, in_32 = given.flag("grad_reduce_in_bf16"), given.flag("accumulate_allreduce_grads_in_fp32")
