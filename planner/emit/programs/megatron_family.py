@@ -284,7 +284,7 @@ _STYLES: Final[dict[str, str]] = _NAMES["schedules"]
 """Schedule -> --lr-decay-style."""
 
 
-_RATES: Final = ("learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps")
+_RATES: Final = "learning_rate schedule min_learning_rate_ratio warmup_steps warmup_ratio steps"
 
 
 def _write_rates(plan: Plan) -> Values:
@@ -391,11 +391,7 @@ TRAINING: Final = (
         lambda plan: {"attention_dropout": plan.training.dropout, "hidden_dropout": plan.training.dropout},
         _read_dropout,
     ),
-    Setting(
-        says=tuple(f"training.{name}" for name in _RATES),
-        write=_write_rates,
-        read=_read_rates,
-    ),
+    Setting(says=tuple(f"training.{name}" for name in _RATES.split()), write=_write_rates, read=_read_rates),
     number("training.weight_decay", "weight_decay"),
     number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
     number("training.adam_beta1", "adam_beta1"),

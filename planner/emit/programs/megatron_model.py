@@ -280,11 +280,7 @@ MODEL: Final = (
     Setting(says=("model.num_heads", "model.num_kv_heads", "model.head_size"), write=_write_heads, read=_read_heads),
     same("model.vocab_size", "vocab_size"),
     *_described(
-        Setting(
-            says=tuple(f"model.{name}" for name in _POSITIONS),
-            write=_write_positions,
-            read=_read_positions,
-        ),
+        Setting(says=tuple(f"model.{name}" for name in _POSITIONS), write=_write_positions, read=_read_positions),
         choice("model.norm", "normalization", _NORMS, "layernorm"),
     ),
     same("model.norm_epsilon", "norm_epsilon"),

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from planner.emit.hosts import head_lines
-from planner.emit.names import listed, names_beside, refusals
+from planner.emit.names import names_beside, refusals
 from planner.emit.programs import accelerate, deepspeed
-from planner.emit.programs.hugging_face import nested, takes, yours
-from planner.emit.target import matches, refused
+from planner.emit.programs.hugging_face import nested, takes, translated, yours
+from planner.emit.target import refused
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 def own_keys(form: Mapping[str, Any], values: Values) -> dict[str, Any]:
     """The keys of the program's own file, nested, for keys and values of Accelerate's or DeepSpeed's table."""
-    found = dict(form["adds"])
-    for given, value in values.items():
-        key = "warmup_ratio" if given == "warmup_steps" and isinstance(value, float) and value < 1 else given
-        if key in form["said"]:
-            found |= form["said"][key].get(value, {})
-        elif key in form["renamed"] or not matches(key, listed(form["drops"])):
-            found[form["renamed"].get(key, key)] = value
-    return nested(found)
+    ratio = values.get("warmup_steps")
+    if isinstance(ratio, float) and ratio < 1:
+        values = {**{key: value for key, value in values.items() if key != "warmup_steps"}, "warmup_ratio": ratio}
+    return nested({**form["adds"], **translated(values, form)})
 
 
 def _render(form: Mapping[str, Any], base: Target, values: Values, plan: Plan, how: How) -> dict[str, str]:
