@@ -40,7 +40,7 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 _NAMES: Final = names_beside(__file__)
-_NAMED: Final = Refusal(says=(), fault=_model_fault)
+_HUGGING_FACE: Final = (*refusals(_NAMES["transformers"]), Refusal(says=(), fault=_model_fault))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +83,13 @@ _PROGRAMS: Final = {
         module="rehearse_accelerate",
         target=ACCELERATE,
         packages=("transformers", "accelerate", "datasets"),
-        refuse=(*refusals(_NAMES["accelerate"]), _NAMED),
+        refuse=(*refusals(_NAMES["accelerate"]), *_HUGGING_FACE),
     ),
     "deepspeed": _Program(
         module="rehearse_deepspeed",
         target=DEEPSPEED,
         packages=("deepspeed", "transformers", "accelerate", "datasets"),
-        refuse=(*refusals(_NAMES["deepspeed"]), _NAMED),
+        refuse=(*refusals(_NAMES["deepspeed"]), *_HUGGING_FACE),
     ),
     "torchtitan-0.3": _Program(
         module="rehearse_torchtitan",

@@ -90,7 +90,7 @@ def translated(values: Values, rows: Mapping[str, Any]) -> dict[str, Value]:
         elif key in rows.get("strict", ()):
             hint = f"known: {', '.join(known)}"
             raise InputError(f"{str(value)[:40]!r} has no price here", where=key, hint=hint)
-        elif value is not None and (key in rows["renamed"] or not matches(key, listed(rows.get("drops", ())))):
+        elif key in rows["renamed"] or not matches(key, listed(rows.get("drops", ()))):
             found[rows["renamed"].get(key, key)] = value
     return found
 
@@ -263,28 +263,27 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         found["layout.hsdp"] = _num_hosts(given) if is_hybrid else replicas
     elif any(key.startswith("deepspeed.") for key in given.values):
         found["layout.zero"] = given.whole("deepspeed.zero_optimization.stage")
-        offload, params = (
-            given.text(f"deepspeed.zero_optimization.{each}.device") in ("cpu", "nvme")
-            for each in ("offload_optimizer", "offload_param")
-        )
-        for each in ("offload_optimizer", "offload_param"):
-            if given.text(f"deepspeed.zero_optimization.{each}.device") == "nvme":
-                why = "no rate of a disk is known"
-                given.doubt(f"deepspeed.zero_optimization.{each}.device", why, "layout.offload")
+        offload, params = (given.text(key) in ("cpu", "nvme") for key in _DEVICES)
+        for key in _DEVICES:
+            if given.text(key) == "nvme":
+                given.doubt(key, "no rate of a disk is known", "layout.offload")
         if params and not (offload and found["layout.zero"] == 3):
             why = "weights in the host's memory without ZeRO-3's states have no price"
-            given.doubt("deepspeed.zero_optimization.offload_param.device", why, "layout.offload")
+            given.doubt(_DEVICES[1], why, "layout.offload")
             params = False
     elif is_plain:
         found["layout.zero"] = 0
     activations = given.flag("deepspeed.activation_checkpointing.cpu_checkpointing")
     on_host = {"params": params, "states": offload, "activations": activations}
     found["layout.offload"] = offload_of(name for name, is_on in on_host.items() if is_on) or "none"
-    recompute = given.flag("gradient_checkpointing") or given.flag(
-        "accelerate.fsdp_config.fsdp_activation_checkpointing"
-    )
-    found["layout.recompute"] = "full" if recompute else given.text("recompute") or "none"
+    is_full = [given.flag(key) for key in ("gradient_checkpointing", f"{_FSDP}activation_checkpointing")]
+    found["layout.recompute"] = "full" if any(is_full) else given.text("recompute") or "none"
     return found
+
+
+_FSDP: Final = "accelerate.fsdp_config.fsdp_"
+_DEVICES: Final = tuple(f"deepspeed.zero_optimization.offload_{each}.device" for each in ("optimizer", "param"))
+"""Keys of where DeepSpeed keeps the optimizer's states, and the weights."""
 
 
 _STRATEGIES: Final[dict[str, tuple[int, bool]]] = NAMES["strategies"]

@@ -108,11 +108,9 @@ def _write_recompute(plan: Plan) -> Values:
         return {}
     if policy == "selective":
         return {"recompute_granularity": "selective"}
-    if kind == "full" and number:
-        method: Values = {"recompute_method": "block", "recompute_num_layers": int(number)}
-        return {"recompute_granularity": "full", **method}
     if kind == "full":
-        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        method = "block" if number else "uniform"
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": int(number or 1)}
     return {"recompute_granularity": "selective", "recompute_modules": tuple(policy.split("+"))}
 
 

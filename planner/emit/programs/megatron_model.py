@@ -191,9 +191,6 @@ def _read_experts(given: Given) -> Mapping[str, Any]:
         "layer_frequency": frequency,
         **{name: value for name, value in parts_from(given, _GROUPS).items() if value},
     }
-    found["ffn_hidden_size"] = (
-        found["ffn_hidden_size"] or given.whole("ffn_hidden_size") or 4 * given.whole("hidden_size")
-    )
     gate = {"shared_gate": True} if given.flag("moe_shared_expert_gate") else {}
     biases = {} if given.flag("disable_bias_linear") else {"expert_bias": True, "router_bias": True}
     return {"model.moe": found | gate | biases}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from planner.emit.target import How, Place, Target, Values
     from planner.plan import Plan
+
+
+_NAMES: Final = names_beside(__file__)
 
 
 def own_keys(form: Mapping[str, Any], values: Values) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
         base,
         name=f"{name}-{base.name}",
         program=f"{form['module'].partition('.')[0]}, with {base.program}",
-        refuse=(*base.refuse, *refusals(form["refuses"]), *refused(form["refused"])),
+        refuse=(*base.refuse, *refusals(_NAMES["refuses"] | form["layouts"]), *refused(_NAMES["refused"])),
         render=partial(_render, form, base),
         command=partial(_command, form, base),
         yours=partial(_yours, form),
@@ -68,7 +71,7 @@ def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
 
 
 LLAMA_FACTORY, LLAMA_FACTORY_DEEPSPEED, AXOLOTL, AXOLOTL_DEEPSPEED = (
-    _target(name, form, base)
-    for name, form in names_beside(__file__).items()
+    _target(name, _NAMES[name], base)
+    for name in ("llama-factory", "axolotl")
     for base in (accelerate.TARGET, deepspeed.TARGET)
 )

@@ -392,9 +392,7 @@ def _write_betas(plan: Plan) -> Values:
 
 def _read_betas(given: Given) -> Mapping[str, Any]:
     """The optimizer's betas, given as one pair or as two keys; any optimizer but Adam and AdamW is refused."""
-    name = given.text("optimizer.name", "AdamW")
-    if name.lower() not in ("adamw", "adam"):
-        raise InputError(f"{name[:60]!r} has no price here", where="optimizer.name", hint="known: AdamW")
+    given.choice("optimizer.name", dict.fromkeys(("AdamW", "Adam", "adamw", "adam")), "AdamW")
     pair = given.get("optimizer.betas")
     if pair is None:
         pair = (given.number("optimizer.beta1", 0.9), given.number("optimizer.beta2", 0.95))

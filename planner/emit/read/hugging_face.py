@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 _FSDP: Final = "accelerate.fsdp_config.fsdp_"
 _NAMES: Final = names_beside(__file__)
-_SWIFT: Final[dict[str, str]] = _NAMES["ms_swift"]
-_AXOLOTL, _FACTORY, _FACTORY_V1 = (_NAMES[program] for program in ("axolotl", "llama_factory", "llama_factory_v1"))
+_SWIFT, _AXOLOTL, _FACTORY, _FACTORY_V1 = (
+    _NAMES[program] for program in ("ms_swift", "axolotl", "llama_factory", "llama_factory_v1")
+)
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
 
@@ -214,30 +215,22 @@ def _swift_options(text: str) -> Values:
     Weights are loaded in 16 bits; DeepSpeed keeps its own copy of them in 32 bits. Source: ms-swift, docs/source_en/
     Instruction/Command-line-parameters.md.
     """
-    found = {_SWIFT.get(key, key): value for key, value in options_of(option_words(text)).items()}
+    own: dict[str, Value] = {
+        "train_type": "lora",
+        "torch_dtype": "bfloat16",
+        "gradient_checkpointing": True,
+        PLAIN: True,
+    }
+    own |= options_of(option_words(text))
+    own["train_type"] = own.pop("tuner_type", own["train_type"])
     for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
         if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
-            found[key] = match[1]
-    found[PLAIN] = True
-    found.setdefault("gradient_checkpointing", True)
+            own[key] = match[1]
     if re.search(r"\bswift rlhf\b", text):
-        found.setdefault("rlhf_type", "dpo")
-    kind = found.pop("tuner_type", found.pop("train_type", "lora"))
-    if kind == "lora":
-        found |= {"use_peft": True, "lora_r": found.get("lora_r", 8)}
-        found.setdefault("lora_target_modules", "all-linear")
-    elif kind != "full":
-        raise InputError(f"{str(kind)[:40]!r} has no price here", where="train_type", hint="known: full, lora")
-    if "attn_impl" in found:
-        found["attn_implementation"] = found.pop("attn_impl")
-    dtype = str(found.pop("torch_dtype", "bfloat16"))
-    if kind == "full" and "deepspeed" not in found and dtype == "bfloat16":
-        found["dtype"] = dtype
-    elif dtype in ("bfloat16", "float16"):
-        found["bf16" if dtype == "bfloat16" else "fp16"] = True
-    if preset := _NAMES["ms_swift_presets"].get(str(found.get("deepspeed"))):
-        found |= {"deepspeed": None, **preset}
-    return _with_weights(_of_trainer(found))
+        own.setdefault("rlhf_type", "dpo")
+    if own["train_type"] == "full" and "deepspeed" not in own and own["torch_dtype"] == "bfloat16":
+        own["dtype"] = own.pop("torch_dtype")
+    return _with_weights(_of_trainer(translated(own, _SWIFT)))
 
 
 # --- OpenRLHF ---------------------------------------------------------------------------------------------------

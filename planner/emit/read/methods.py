@@ -30,9 +30,7 @@ _ONLINE: Final = r"(vlm_)?(grpo|gspo|dapo|rloo|ppo|online_dpo|nash_md|xpo|reinfo
 GENERATION: Final = Doubt("what generates answers on the same devices has no price")
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
-_SCRIPT: Final = re.compile(
-    rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE
-)  # fmt: skip
+_SCRIPT: Final = re.compile(rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE)
 _SIGNS: Final = [(key, name) for name, keys in _NAMES["signs"].items() for key in listed(keys)]
 """Key that only files of some methods have -> one of these methods."""
 _PROMPTS: Final = ("max_prompt_length", "max_prompt_len")

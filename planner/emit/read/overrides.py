@@ -35,15 +35,8 @@ def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
     recipe, model = own.pop("recipe", None), own.pop("model", None)
     for key in ("mode", "dataset", "dry_run"):
         own.pop(key, None)
-    found = dict(bridge.family_keys(own))
-    found = {**bridge.family_keys({"mixed_precision": mixed}), **found}
-    for short, key in _NAMES["short"].items():
-        if short in found:
-            found.setdefault(key, found.pop(short))
-    found.setdefault("use_distributed_optimizer", True)  # training/config.py, DistributedDataParallelConfig of recipes
-    found.setdefault("grad_reduce_in_bf16", True)
-    found.setdefault("hidden_dropout", "0")
-    found.setdefault("attention_dropout", "0")
+    said = translated(bridge.family_keys(own), {"renamed": _NAMES["short"]})
+    found = {**_NAMES["defaults"], **bridge.family_keys({"mixed_precision": mixed}), **said}
     name = str(model or recipe or "")
     stem = re.sub(r"_(pretrain|sft|peft|lora|dora).*$", "", name).replace("_", "-")
     return found | ({MODEL: stem} if stem else {})
@@ -62,7 +55,8 @@ BRIDGE: Final = Reader(
 
 def _swift_values(text: str) -> Values:
     """Keys and values of an ms-swift command, with ms-swift's defaults and the number of ranks from its environment."""
-    own = {key: value for key, value in options_of(option_words(text)).items() if value != "none"}
+    own = options_of(option_words(text))
+    own = {key: value for key, value in own.items() if value != "none" or key == "recompute_granularity"}
     found = translated({**swift.DEFAULTS, **own}, _NAMES["ms_swift"])
     sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{NPROC_PER_NODE:-}}")[-1])
     found |= {key: sizes[key] for key in (HOSTS, RANKS) if sizes.get(key)}
