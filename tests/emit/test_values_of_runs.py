@@ -73,7 +73,7 @@ def made(plan, how: How | None = None, to: str | None = None):
 
 
 def settings_of(plan, how: How | None = None) -> dict[str, Any]:
-    """The settings in the file of the Trainer, or in that of LLaMA-Factory, whose parser has the same names for them."""
+    """The settings in the file of the Trainer, or in that of LLaMA-Factory, which has the same names for them."""
     texts = made(plan, how).texts
     return yaml.safe_load(texts.get("training.yaml") or texts["llama_factory.yaml"])
 

@@ -169,6 +169,24 @@ def count_calls(seen: Seen) -> None:
     torch.nn.modules.module.register_module_forward_pre_hook(count)
 
 
+def note_host(seen: Seen) -> None:
+    """Note the bytes that forward passes move to the host's memory."""
+    plain, seen["on_host"] = torch.autograd.graph.save_on_cpu, 0
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        hooks = plain(*arguments, **options)
+        pack = hooks.pack_hook
+
+        def packed(tensor: torch.Tensor) -> Any:
+            seen["on_host"] += tensor.nbytes
+            return pack(tensor)
+
+        hooks.pack_hook = packed
+        return hooks
+
+    torch.autograd.graph.save_on_cpu = noted
+
+
 def mark_blocks(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         module.counts_calls = name.rpartition(".")[2] == "mlp"
@@ -179,6 +197,7 @@ def observe(job: dict[str, Any]) -> Seen:
         return reference(job)
     seen: Seen = {"losses": [], "norms": [], "rows": []}
     note_dropout(seen)
+    note_host(seen)
     watch, real, step = Watch(seen), Trainer.__init__, Trainer.training_step
     watch_deepspeed(seen)
     watch_pipeline(seen)

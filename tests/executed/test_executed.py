@@ -147,6 +147,9 @@ def differences(
         wanted = [plan.training.dropout] if plan.training.dropout else []
         if seen.get("dropout", []) != wanted:
             wrong.append(f"rank {rank}: dropout of {seen['dropout']}, planned {wanted}")
+        on_host = STEPS * m * host_bytes(plan, stage, LineName.ACTIVATIONS)
+        if seen.get("on_host", 0) != on_host:
+            wrong.append(f"rank {rank}: {seen['on_host']} bytes went to the host, planned {on_host:.0f}")
         calls = STEPS * m * blocks(plan, stage)
         if seen["calls"] != calls:
             wrong.append(f"rank {rank}: blocks ran {seen['calls']} times, planned {calls}")
@@ -179,10 +182,9 @@ def planned_bytes(case: Case, plan: Plan, stage: int) -> dict[str, float]:
     ledger = {line.name: float(line.num_bytes) for line in plan.memory[stage].lines}
     params, states = ledger[LineName.PARAMS], ledger[LineName.OPTIMIZER_STATE]
     found = {"grads": ledger[LineName.GRADS]}
-    if host := plan.memory[stage].host:  # of a CPU, both are one memory; gradients of the update are among the states
-        there = {line.name: float(line.num_bytes) for line in host.lines}
-        params += there.get(LineName.PARAMS, 0.0)
-        return {"held": params + found["grads"] + states + there.get(LineName.OPTIMIZER_STATE, 0.0)}
+    if plan.memory[stage].host:  # of a CPU, both are one memory; gradients of the update are among the states
+        there = [host_bytes(plan, stage, name) for name in (LineName.PARAMS, LineName.OPTIMIZER_STATE)]
+        return {"held": params + found["grads"] + states + sum(there)}
     if case.program == "accelerate":
         return found | {"shards": states + (params if plan.layout.zero == 3 else 0.0)}
     layout = plan.layout
@@ -197,6 +199,12 @@ def planned_bytes(case: Case, plan: Plan, stage: int) -> dict[str, float]:
     if case.program == "torch" and plan.layout.zero == 3:  # gathered units are transients
         return found | {"states": states}
     return found | {"params": params, "states": states}
+
+
+def host_bytes(plan: Plan, stage: int, name: LineName) -> float:
+    """A line of the ledger of the host, of all microbatches in flight; 0 without offload."""
+    host = plan.memory[stage].host
+    return sum(float(line.num_bytes) for line in host.lines if line.name == name) if host else 0.0
 
 
 def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:

@@ -53,14 +53,16 @@ def _write_layout(plan: Plan) -> Values:
         }
     if offloads_params(layout):
         found |= {"zero_optimization.offload_param.device": "cpu", "zero_optimization.offload_param.pin_memory": True}
-    if offloads_activations(layout):
-        found["activation_checkpointing.cpu_checkpointing"] = True
     if layout.tp > 1:
         found["tensor_parallel.autotp_size"] = layout.tp
     if layout.cp > 1:
         found["sequence_parallel_size"] = layout.cp
     checkpoints = layout.recompute[0] == "full"
     beside: dict[str, Value] = {"gradient_checkpointing": checkpoints, **shared.write_some_layers(layout)}
+    if offloads_activations(
+        layout
+    ):  # the key of DeepSpeed's file concerns its own checkpoints, which the Trainer has not
+        beside["offload_activations"] = True
     if layout.cp > 1:
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
         beside |= {"parallelism_config.dp_shard_size": layout.dp}

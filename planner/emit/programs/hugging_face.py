@@ -273,7 +273,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
             params = False
     elif is_plain:
         found["layout.zero"] = 0
-    activations = given.flag("deepspeed.activation_checkpointing.cpu_checkpointing")
+    activations = given.flag("offload_activations")
     on_host = {"params": params, "states": offload, "activations": activations}
     found["layout.offload"] = offload_of(name for name, is_on in on_host.items() if is_on) or "none"
     is_full = [given.flag(key) for key in ("gradient_checkpointing", f"{_FSDP}activation_checkpointing")]
@@ -567,9 +567,8 @@ TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text
 """Source text of the program that Accelerate and DeepSpeed start; only this program imports torch."""
 
 
-def takes() -> tuple[str, ...]:
-    """Names of the run options that fill placeholders."""
-    return ("data", "tokenizer", "weights")
+TAKES: Final = ("data", "tokenizer", "weights")
+"""Names of the run options that fill placeholders."""
 
 
 def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
@@ -577,5 +576,5 @@ def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
     return Setting(says=says, write=write, read=read_layout)
 
 
-OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": takes(), "ignores": IGNORED, "decides": DECISIVE}
+OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": TAKES, "ignores": IGNORED, "decides": DECISIVE}
 """What the files of Accelerate and DeepSpeed, which the Trainer runs, have in common."""

@@ -14,7 +14,7 @@ import yaml
 from planner.emit.hosts import head_lines
 from planner.emit.names import names_beside, refusals
 from planner.emit.programs import accelerate, deepspeed
-from planner.emit.programs.hugging_face import nested, takes, translated, yours
+from planner.emit.programs.hugging_face import nested, translated, yours
 from planner.emit.target import refused
 from planner.errors import InputError
 
@@ -65,7 +65,7 @@ def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
         render=partial(_render, form, base),
         command=partial(_command, form, base),
         yours=partial(_yours, form),
-        takes=takes()[-1:],
+        takes=("weights",),
         install=f"pip install {name}, and {base.install.removeprefix('pip install ')}",
     )
 
