@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.ledger import LineName, worst_stage
+from planner.emit.names import names_beside, refusals
 from planner.emit.programs.accelerate import TARGET as ACCELERATE
 from planner.emit.programs.deepspeed import TARGET as DEEPSPEED
 from planner.emit.programs.hugging_face import is_named
 from planner.emit.programs.torchtitan import RELEASE as TORCHTITAN
-from planner.emit.target import How, Refusal, Target, only, values_of
+from planner.emit.target import How, Refusal, Target, values_of
 from planner.errors import ExitCode, InputError, PlannerError
 from planner.own_program import answer_of
 from planner.plan import write_plan
@@ -38,15 +39,8 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
     return f"{plan.model.name} is loaded by a name, which the plan does not know", "its run alone can tell"
 
 
-_NO_OFFLOAD: Final = only("layout.offload", "none", why="fake tensors do not tell the host's memory from the device's")
-_HUGGING_FACE: Final = (
-    _NO_OFFLOAD,
-    only("training.optimizer", "adamw", "sgd", why="others have kernels that a CPU lacks, or look at values"),
-    only("training.loss", "engine", "whole", why="Liger-Kernel runs on GPUs alone"),
-    only("training.frozen_weights", "16-bit", why="bitsandbytes makes 4 bits of values, which fake tensors have not"),
-    Refusal(says=(), fault=_model_fault),
-)
-"""Refusals of plans for transformers whose steps cannot run on a CPU."""
+_NAMES: Final = names_beside(__file__)
+_HUGGING_FACE: Final = (*refusals(_NAMES["transformers"]), Refusal(says=(), fault=_model_fault))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,31 +83,20 @@ _PROGRAMS: Final = {
         module="rehearse_accelerate",
         target=ACCELERATE,
         packages=("transformers", "accelerate", "datasets"),
-        refuse=(
-            only("layout.cp", 1, why="Accelerate cuts sequences inside the kernels of a GPU"),
-            *_HUGGING_FACE,
-        ),
+        refuse=(*refusals(_NAMES["accelerate"]), *_HUGGING_FACE),
     ),
     "deepspeed": _Program(
         module="rehearse_deepspeed",
         target=DEEPSPEED,
         packages=("deepspeed", "transformers", "accelerate", "datasets"),
-        refuse=(
-            only("layout.pp", 1, why="the stages of DeepSpeed's pipelines tell each other shapes as values"),
-            *_HUGGING_FACE,
-        ),
+        refuse=(*refusals(_NAMES["deepspeed"]), *_HUGGING_FACE),
     ),
     "torchtitan-0.3": _Program(
         module="rehearse_torchtitan",
         target=TORCHTITAN,
         packages=("torchtitan", "triton"),
         mock_data=False,
-        refuse=(
-            only("layout.pp", 1, why="torchtitan 0.3.0 hands microbatches to pipelines as torch takes them since 2.14"),
-            only("layout.ep", 1, why="torchtitan sends tokens to experts by counts, which fake tensors have not"),
-            only("training.precision", "bf16", "fp32", why="torchao's products in 8 bits need a GPU"),
-            _NO_OFFLOAD,
-        ),
+        refuse=refusals(_NAMES["torchtitan-0.3"]),
     ),
 }
 """Programs whose steps can be counted, under their names in engine profiles (`emits`)."""

@@ -126,9 +126,12 @@ def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes on the host for the shards of one device of a stage; experts use their own shard group.
 
-    Source: `host_state_bytes_per_param`, and further state of the optimizer.
+    Source: `host_state_bytes_per_param`, and further state of the optimizer. DeepSpeed, runtime/zero/stage3.py
+    (grad_partitions_flat_buffer): ZeRO-3 sums the gradients there, too; tests/executed counts both.
     """
     held, each = trained_params(job, layout, stage), host_state_bytes_per_param(job)
+    if job.engine.offload.optimizer_takes == "gradients":
+        each = each + np.greater_equal(layout.zero, 3) * job.state_bytes.grads
     more, more_routed = extra_moment_bytes(job, layout, stage)
     common = (each * held.common + more) / shard_degree(layout)
     routed = (each * held.experts + more_routed) / expert_shard_divisor(job, layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,9 +44,15 @@ def decisive(rows: Sequence[Mapping[str, str]]) -> dict[str, Doubt]:
 
 
 def refusals(rows: Mapping[str, Mapping[str, Any]]) -> tuple[Refusal, ...]:
-    """Refusals from field -> the values that the program has (`only`), the reason, and the option that helps."""
+    """Refusals from field -> the values that the program has (`only`), the reason, and the option that helps.
 
-    def values(row: Mapping[str, Any]) -> list[Any]:
-        return [tuple(each) if isinstance(each, list) else each for each in row["only"]]
+    A row may name further fields that have a meaning only with other values (`says`).
+    """
 
-    return tuple(only(path, *values(row), why=row["why"], pin=row.get("pin", "")) for path, row in rows.items())
+    def refusal(path: str, row: Mapping[str, Any]) -> Refusal:
+        values = (tuple(each) if isinstance(each, list) else each for each in row["only"])
+        found = only(path, *values, why=row["why"], pin=row.get("pin", ""))
+        document = path.partition(".")[0]
+        return replace(found, says=(path, *(f"{document}.{each}" for each in listed(row.get("says", ())))))
+
+    return tuple(refusal(path, row) for path, row in rows.items())

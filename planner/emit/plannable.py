@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside
 from planner.emit.programs import PROGRAMS
 from planner.emit.target import refusals
 from planner.errors import InputError, Mistake
@@ -40,22 +41,7 @@ def check_plannable(job: Job) -> None:
         raise InputError(*(Mistake(message=text, where=where, hint=f"{way}; {hint}") for text, way in faults[0]))
 
 
-_PROBES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
-    "pp>=2": ({"pp": 2},),
-    "cp>=2": ({"cp": 2}, {"cp": 2, "zero": 3}),
-    "ep>=2": ({"ep": 2, "dp": 2},),
-    "tp>=2": ({"tp": 2, "sp": 0}, {"tp": 2, "sp": 1}),
-    "tp>=2,sp=0": ({"tp": 2, "sp": 0},),
-    "tp>=2,sp=1": ({"tp": 2, "sp": 1},),
-    "tp>=2,cp>=2": ({"tp": 2, "cp": 2, "sp": 0}, {"tp": 2, "cp": 2, "sp": 1}),
-    "cp>=2,zero<=2": tuple({"cp": 2, "zero": zero} for zero in range(3)),
-    "ep>=2,tp>=2": ({"ep": 2, "tp": 2, "dp": 2, "sp": 0}, {"ep": 2, "tp": 2, "dp": 2, "sp": 1}),
-    "ep>=2,cp>=2": ({"ep": 2, "cp": 2, "dp": 2},),
-    "ep>=2,hsdp>=2": ({"ep": 2, "hsdp": 2, "dp": 4},),
-    "cp>=2,hsdp>=2": ({"cp": 2, "hsdp": 2, "dp": 2},),
-    "pp>=2,zero=0": ({"pp": 2, "zero": 0},),
-    "pp>=2,offload=activations": ({"pp": 2, "offload": "activations"},),
-}
+_PROBES: Final[dict[str, list[dict[str, Any]]]] = names_beside(__file__)
 """Text of `--forbid` -> test layouts; the text is forbidden if all programs refuse all of its test layouts."""
 _SPLITS: Final = {"tp", "pp", "cp", "ep", "hsdp"}
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from planner.errors import InputError, Mistake
@@ -392,10 +393,10 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 
 
 def field_of(plan: Plan, path: str) -> Any:
-    """The value that a plan has for a field such as `layout.tp`."""
+    """The value that a plan has for a field such as `layout.tp`; None for a field of a part that the plan has not."""
     found: Any = plan
     for name in path.split("."):
-        found = getattr(found, name)
+        found = None if found is None else getattr(found, name)
     return found
 
 
@@ -553,19 +554,21 @@ def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
 
 
 def refused(rows: Sequence[Mapping[str, Any]]) -> tuple[Refusal, ...]:
-    """The refusals of a document: plans for which all conditions `when` of a row hold, `why`, and the option to use."""
+    """The refusals of a document: plans for which all conditions `when` of a row hold, `why`, and the option to use.
 
-    def fault_of(row: Mapping[str, Any]) -> Callable[[Plan], tuple[str, str] | None]:
-        def fault(plan: Plan) -> tuple[str, str] | None:
-            found = {path: field_of(plan, path) for path in row["when"]}
-            if not all(_SIGNS[sign](found[path], value) for path, (sign, value) in row["when"].items()):
-                return None
-            shown = ", ".join(f"{path} is {value}" for path, value in found.items() if path.startswith(_SHOWN))
-            return f"{shown}, and {row['why']}", f"plan again with {row['way']}"
+    A condition is a field with a sign and a value; fields of a part that the plan has not are null.
+    """
 
-        return fault
+    def refusal(row: Mapping[str, Any]) -> Refusal:
+        shown = ", ".join(f"{path} is {{plan.{path}}}" for path in row["when"] if path.startswith(_SHOWN))
+        why = f"{shown}, and {row['why']}" if shown else row["why"]
+        return refuse(partial(_holds, row["when"]), why, f"plan again with {row['way']}", *row.get("says", ()))
 
-    return tuple(Refusal(says=(), fault=fault_of(row)) for row in rows)
+    return tuple(map(refusal, rows))
+
+
+def _holds(conditions: Mapping[str, Sequence[Any]], plan: Plan) -> bool:
+    return all(_SIGNS[sign](field_of(plan, path), value) for path, (sign, value) in conditions.items())
 
 
 _SIGNS: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -573,8 +576,10 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
     "is": operator.eq,
     "not": operator.ne,
+    "%": lambda found, value: found % value,
+    "in": lambda found, values: found in values,
+    "not in": lambda found, values: found not in values,
 }
-_SIGNS["in"] = lambda found, values: found in values
 _SHOWN: Final = ("layout.", "training.")
 
 

@@ -85,7 +85,8 @@ def test_weights_on_the_host_are_those_of_deepspeeds_own_estimator(make_job, dp)
     priced = estimate(job, layout_of(job, f"dp={dp},zero=3,offload=states+params"))
     (stage,) = priced.memory
     shard = num_params(job.model) / dp
-    on_host = {LineName.OPTIMIZER_STATE: 16 * shard, LineName.PARAMS: 2 * shard}
+    sums = 2 * shard  # of gradients, counted in runs of tests/executed; the estimator has a factor of 1.5 for buffers
+    on_host = {LineName.OPTIMIZER_STATE: 16 * shard + sums, LineName.PARAMS: 2 * shard}
     assert lines_of(stage.host) == pytest.approx(on_host, rel=1e-3)
     assert lines_of(stage)[LineName.PARAMS] == 0
 

@@ -11,9 +11,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from foreign_corpus import CORPUS
 from megatron_plans import plan_of
 
+import planner
 from planner.api import estimate_file, plan_file
 from planner.cli import main
 from planner.emit.bundle import write_bundle
@@ -596,3 +598,14 @@ def test_a_definition_that_the_script_replaces_is_refused(line, is_refused, writ
             read_foreign(path, define=("TP=4",), num_devices=8)
     else:
         read_foreign(path, define=("TP=4",), num_devices=8)
+
+
+def test_megatron_deepspeed_is_priced_as_its_published_runs_are(written):
+    """Its models cut embeddings and logits, and its norms and losses are its own, as in tables of runs."""
+    script = next(each.text for each in CORPUS if each.source.endswith("pretrain_llama2_distributed.sh"))
+    found = read_foreign(written(script), settings=("model.vocab_size=32000",))
+    tables = Path(planner.__file__).parent / "evidence" / "rows" / "aliases.yaml"
+    rows = yaml.safe_load(tables.read_text(encoding="utf-8"))["frameworks"]
+    wanted = next(row["settings"] for row in rows if row["match"] == "*megatron-deepspeed*")
+    assert {*found.settings} >= {f"{key}={value}" for key, value in wanted.items()}
+    assert found.engine == "deepspeed"

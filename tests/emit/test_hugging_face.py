@@ -176,7 +176,7 @@ def test_the_emitted_program_finds_the_layers_of_other_models(config, tmp_path, 
     program: dict[str, Any] = {"__name__": "train"}
     exec(TRAIN.replace("from datasets import", "# from datasets import"), program)
     found = []
-    program["recompute_some"] = lambda layers, policy: found.append((layers, policy))
+    program["recompute_some"] = lambda layers, policy, _: found.append((layers, policy))
     model, _ = program["model_of"]({"dtype": "float32", "attn_implementation": "eager", "recompute": "full:2"})
     ((layers, policy),) = found
     assert (len(layers), policy) == (config["num_hidden_layers"], "full:2")

@@ -74,7 +74,9 @@ def made(plan, how: How | None = None, to: str | None = None):
 
 
 def settings_of(plan, how: How | None = None) -> dict[str, Any]:
-    return yaml.safe_load(made(plan, how).texts["training.yaml"])
+    """The settings in the file of the Trainer, or in that of LLaMA-Factory, which has the same names for them."""
+    texts = made(plan, how).texts
+    return yaml.safe_load(texts.get("training.yaml") or texts["llama_factory.yaml"])
 
 
 def understood(settings: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def test_the_trainer_is_told_what_its_file_says(text, stated, planned):
     """Every value of the run, stated or left out, is what the Trainer would read from the file itself."""
     settings = settings_of(planned(text + yaml.safe_dump(stated)))
     assert understood(settings) == understood(stated)
-    assert settings["weights"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert settings["model_name_or_path" if text == FACTORY else "weights"] == "Qwen/Qwen2.5-7B-Instruct"
 
 
 def test_a_file_that_states_nothing_runs_with_the_trainers_defaults(planned):
@@ -254,8 +256,10 @@ def test_a_plan_of_our_own_is_told_whole(planned):
     """Values of the planner's defaults are written for every program, so that nothing has to be named."""
     plan = planned(TRAINER)
     plain = replace(plan, training=type(plan.training)(sequence_length=4096, global_batch_size=8))
+    tuned = replace(plain, training=plain.training.model_copy(update={"weights": "a/model"}))
     for name, target in PROGRAMS.items():
-        assert not_carried(target, plain, How()) == (), name
+        own = tuned if name.startswith(("llama-factory", "axolotl")) else plain  # they start from weights
+        assert not_carried(target, own, How()) == (), name
     assert values_of(PROGRAMS["deepspeed"], plain)["lr_scheduler_type"] == "cosine_with_min_lr"
 
 

@@ -27,6 +27,7 @@ SHAPE: dict[str, Any] = {
 MODELS: dict[str, dict[str, Any]] = {
     "llama": SHAPE,
     "tied": SHAPE | {"tied_embeddings": True},
+    "gpt": SHAPE | {"architecture": "gpt", "num_kv_heads": 4, "tied_embeddings": True},
     "moe": SHAPE | {"ffn_hidden_size": 96, "moe": {"num_experts": 4, "experts_per_token": 2, "ffn_hidden_size": 96}},
 }
 RUN = ("steps=4", "schedule=constant", "warmup_steps=0", "learning_rate=0.01", "precision=fp32", "dropout=0")

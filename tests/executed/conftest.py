@@ -62,7 +62,7 @@ def ask() -> Iterator[Callable[..., list[dict[str, Any]]]]:
         assert each.process.stdin
         assert each.process.stdout
         each.process.stdin.close()
-        each.process.wait(timeout=30)
+        each.process.wait(timeout=120)
         each.process.stdout.close()
 
 

@@ -64,6 +64,26 @@ def states_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     ]
 
 
+def note_dropout(seen: Seen) -> None:
+    """Note the probabilities with which a rank drops values in training; all programs call torch's two functions."""
+    functions, kinds = torch.nn.functional, {"dropout": ("p", 1), "scaled_dot_product_attention": ("dropout_p", 4)}
+    seen["dropout"] = []
+
+    def noted(name: str) -> Any:
+        plain, (key, place) = getattr(functions, name), kinds[name]
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            share = options.get(key, arguments[place] if len(arguments) > place else 0.0)
+            is_on = share and (name != "dropout" or options.get("training", (*arguments, True, True, True)[2]))
+            seen["dropout"] = sorted({*seen["dropout"], *([share] if is_on else [])})
+            return plain(*arguments, **options)
+
+        return call
+
+    for name in kinds:
+        setattr(functions, name, noted(name))
+
+
 def run_program(words: list[str]) -> None:
     """Run a program as torchrun does."""
     sys.argv = words

@@ -1,9 +1,10 @@
 """Runs what is emitted for Accelerate and DeepSpeed, on a CPU; see ranks.py.
 
-Four stand-ins: Accelerate takes gloo for a backend of GPUs, the Trainer takes the CPU for a device with bf16,
-DeepSpeed does not compile its kernel for processes of one host, and a gather's gradients are summed at once, because
-torch's way without NCCL takes the ranks of a group for ranks of the job. Everything else is the programs' own. With
-`rows` a job is the reference: one process, which trains the model of the same folder on these rows in a plain loop.
+Five stand-ins: Accelerate takes gloo for a backend of GPUs, the Trainer takes the CPU for a device with bf16,
+DeepSpeed does not compile its kernel for processes of one host, memory for offload is not pinned, and a gather's
+gradients are summed at once, because torch's way without NCCL takes the ranks of a group for ranks of the job.
+Everything else is the programs' own. With `rows` a job is the reference: one process, which trains the model of the
+same folder on these rows in a plain loop.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from ranks import Bytes, Seen, run_program, serve, states_of
+from ranks import Bytes, Seen, note_dropout, run_program, serve, states_of
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, set_seed
 
 assert peft, LlamaForCausalLM  # imported once, for all ranks
 datasets.disable_progress_bars()
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+torch.Tensor.pin_memory = lambda self, *_, **__: self
 transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 dist.nn.functional._AllGather.backward = staticmethod(lambda ctx, *grads: (None, summed(ctx.group, *grads)))
 PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
@@ -101,6 +103,8 @@ def watch_deepspeed(seen: Seen) -> None:
         found.add("params", (getattr(each, "ds_tensor", each).data for each in model))
         found.add("grads", (each.grad for each in model))
         found.add("grads", [each for name in SUMS for each in tensors_in(getattr(self.optimizer, name, None))])
+        masters = [each for name in MASTERS for each in tensors_in(getattr(self.optimizer, name, None))]
+        found.add("grads", (each.grad for each in masters))  # where offload keeps them
         seen["grads"] = max(seen.get("grads", 0), found.of.get("grads", 0))
         return found
 
@@ -165,6 +169,24 @@ def count_calls(seen: Seen) -> None:
     torch.nn.modules.module.register_module_forward_pre_hook(count)
 
 
+def note_host(seen: Seen) -> None:
+    """Note the bytes that forward passes move to the host's memory."""
+    plain, seen["on_host"] = torch.autograd.graph.save_on_cpu, 0
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        hooks = plain(*arguments, **options)
+        pack = hooks.pack_hook
+
+        def packed(tensor: torch.Tensor) -> Any:
+            seen["on_host"] += tensor.nbytes
+            return pack(tensor)
+
+        hooks.pack_hook = packed
+        return hooks
+
+    torch.autograd.graph.save_on_cpu = noted
+
+
 def mark_blocks(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         module.counts_calls = name.rpartition(".")[2] == "mlp"
@@ -174,6 +196,8 @@ def observe(job: dict[str, Any]) -> Seen:
     if "rows" in job:
         return reference(job)
     seen: Seen = {"losses": [], "norms": [], "rows": []}
+    note_dropout(seen)
+    note_host(seen)
     watch, real, step = Watch(seen), Trainer.__init__, Trainer.training_step
     watch_deepspeed(seen)
     watch_pipeline(seen)

@@ -21,7 +21,7 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 import numpy as np
 import torch
 from cuda_stand_ins import stand_in
-from ranks import Bytes, Seen, run_program, serve, states_of
+from ranks import Bytes, Seen, note_dropout, run_program, serve, states_of
 
 CHECKOUT = os.environ["MEGATRON_LM"]
 sys.path.insert(0, CHECKOUT)
@@ -113,6 +113,7 @@ def value_of(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 def observe(job: dict[str, Any]) -> Seen:
     seen: Seen = {"losses": [], "rows": [], "calls": 0}
+    note_dropout(seen)
     make, step, batch = (
         DistributedDataParallel.__init__,
         training.train_step,

@@ -133,15 +133,23 @@ def differences(
             f"rank {rank}: {kind} {seen[kind]}, alone {reference[kind]}"
             for kind, count in told.items()
             if seen.get(kind)
+            and not plan.training.dropout  # which draws other numbers on each layout
             and seen[kind][:count] != pytest.approx(reference[kind][:count], rel=within * LOOSER[kind])
         ]
         held, planned = seen["bytes"], planned_bytes(case, plan, stage)
         held["shards"] = held.get("params", 0) + held.get("states", 0)
+        held["held"] = sum(held.get(kind, 0) for kind in ("params", "grads", "states"))
         wrong += [
             f"rank {rank}: {kind} {held.get(kind, 0)} bytes, planned {planned[kind]:.0f}"
             for kind in planned
             if abs(held.get(kind, 0) - planned[kind]) > SLACK_BYTES
         ]
+        wanted = [plan.training.dropout] if plan.training.dropout else []
+        if seen.get("dropout", []) != wanted:
+            wrong.append(f"rank {rank}: dropout of {seen['dropout']}, planned {wanted}")
+        on_host = STEPS * m * host_bytes(plan, stage, LineName.ACTIVATIONS)
+        if seen.get("on_host", 0) != on_host:
+            wrong.append(f"rank {rank}: {seen['on_host']} bytes went to the host, planned {on_host:.0f}")
         calls = STEPS * m * blocks(plan, stage)
         if seen["calls"] != calls:
             wrong.append(f"rank {rank}: blocks ran {seen['calls']} times, planned {calls}")
@@ -174,6 +182,9 @@ def planned_bytes(case: Case, plan: Plan, stage: int) -> dict[str, float]:
     ledger = {line.name: float(line.num_bytes) for line in plan.memory[stage].lines}
     params, states = ledger[LineName.PARAMS], ledger[LineName.OPTIMIZER_STATE]
     found = {"grads": ledger[LineName.GRADS]}
+    if plan.memory[stage].host:  # of a CPU, both are one memory; gradients of the update are among the states
+        there = [host_bytes(plan, stage, name) for name in (LineName.PARAMS, LineName.OPTIMIZER_STATE)]
+        return {"held": params + found["grads"] + states + sum(there)}
     if case.program == "accelerate":
         return found | {"shards": states + (params if plan.layout.zero == 3 else 0.0)}
     layout = plan.layout
@@ -188,6 +199,12 @@ def planned_bytes(case: Case, plan: Plan, stage: int) -> dict[str, float]:
     if case.program == "torch" and plan.layout.zero == 3:  # gathered units are transients
         return found | {"states": states}
     return found | {"params": params, "states": states}
+
+
+def host_bytes(plan: Plan, stage: int, name: LineName) -> float:
+    """A line of the ledger of the host, of all microbatches in flight; 0 without offload."""
+    host = plan.memory[stage].host
+    return sum(float(line.num_bytes) for line in host.lines if line.name == name) if host else 0.0
 
 
 def place(case: Case, plan: Plan, rank: int, seen: dict[str, Any]) -> list[str]:

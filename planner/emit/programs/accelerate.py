@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from planner.emit.hosts import head_lines, num_hosts, uneven_hosts
+from planner.emit.names import refusals
 from planner.emit.programs import hugging_face as shared
 from planner.emit.programs.hugging_face_model import config_of, layer_class
-from planner.emit.target import Refusal, Target, follows, only, refused
+from planner.emit.target import Refusal, Target, follows, refused
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
@@ -126,14 +127,9 @@ TARGET: Final = Target(
     ),
     refuse=(
         *shared.REFUSALS,
-        only("layout.pp", 1, why="Accelerate has no pipelines for training"),
-        only("layout.zero", 3, 2, why="FSDP shards at least gradients and states"),
-        only("layout.offload", "none", "optimizer", why="Accelerate offloads no activations"),
-        only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
-        only("training.mlp_tiles", 1, why="the Trainer computes feed-forward blocks at once"),
+        *refusals(shared.NAMES["refuses_of"]["accelerate"]),
         Refusal(says=(), fault=_replicas_fault),
-        *refused(shared.NAMES["refused"]["tp"]),
-        *refused(shared.NAMES["refused"]["ep"]),
+        *refused(shared.NAMES["refused"]["accelerate"]),
         Refusal(says=(), fault=uneven_hosts),
     ),
     render=_render,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.cost.adapters import matrices_of
 from planner.emit.adapters import EXPERTS, MEGATRON, adapters_of
 from planner.emit.names import listed, names_beside, refusals
+from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.programs.megatron import shown
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
@@ -82,7 +83,25 @@ def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
     found["optimizer.use_distributed_optimizer"] = found["ddp.use_distributed_optimizer"]  # either one switches it on
     found["model.activation_func"] = "silu" if values.get("swiglu") else "gelu"
     found["model.cpu_offloading"] = bool(values.get("cpu_offloading_num_layers"))
-    return found
+    return {_nested(path): value for path, value in found.items()} if _is_llama(plan) else found
+
+
+def _is_llama(plan: Plan) -> bool:
+    """Whether the model is built as Llama, whose recipes hold most keys of the model in a part of their own.
+
+    Source: src/megatron/bridge/recipes/llama (get_model_config), models/gpt/model_config.py; other recipes have
+    providers (to_megatron_provider), which hold all keys.
+    """
+    return (config_of(plan.model) or {}).get("model_type") == "llama"
+
+
+def _nested(path: str) -> str:
+    section, _, name = path.partition(".")
+    return f"{_PART}{name}" if section == "model" and name not in _OUTER else path
+
+
+_PART: Final = "model.transformer."
+_OUTER: Final = listed(_NAMES["outer"])
 
 
 def family_keys(overrides: Values) -> dict[str, Value]:
@@ -90,7 +109,8 @@ def family_keys(overrides: Values) -> dict[str, Value]:
     back = {path: key for key, path in RENAMED.items()}
     turned = {path: key for key, path in INVERTED.items()}
     found: dict[str, Value] = {}
-    for path, value in overrides.items():
+    for given, value in overrides.items():
+        path = given.replace(_PART, "model.")
         section, _, name = path.partition(".")
         if path in turned:
             found[turned[path]] = not _is_on(value)
@@ -182,7 +202,8 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
 
 def _yours(plan: Plan, how: How) -> dict[str, str]:
     found = {f"${CHECKOUT}": "a checkout of Megatron-Bridge of August 2026 or later, set before the script is started"}
-    found[f"${RECIPE}"] = f"the recipe that the overrides change, of a model like {plan.model.name}"
+    kind = "Llama, whose keys these are" if _is_llama(plan) else f"a model like {plan.model.name}, but not of Llama"
+    found[f"${RECIPE}"] = f"the recipe that the overrides change, of {kind}"
     if not how.smoke:
         found[f"${DATA}"] = "the name of a data set of run_recipe.py, or mock"
     return found

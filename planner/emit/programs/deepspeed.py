@@ -6,9 +6,10 @@ import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from planner.emit.names import refusals
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Setting, Target, only, refused
+from planner.emit.target import Setting, Target, refused
 from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 
 if TYPE_CHECKING:
@@ -52,14 +53,16 @@ def _write_layout(plan: Plan) -> Values:
         }
     if offloads_params(layout):
         found |= {"zero_optimization.offload_param.device": "cpu", "zero_optimization.offload_param.pin_memory": True}
-    if offloads_activations(layout):
-        found["activation_checkpointing.cpu_checkpointing"] = True
     if layout.tp > 1:
         found["tensor_parallel.autotp_size"] = layout.tp
     if layout.cp > 1:
         found["sequence_parallel_size"] = layout.cp
     checkpoints = layout.recompute[0] == "full"
     beside: dict[str, Value] = {"gradient_checkpointing": checkpoints, **shared.write_some_layers(layout)}
+    if offloads_activations(
+        layout
+    ):  # the key of DeepSpeed's file concerns its own checkpoints, which the Trainer has not
+        beside["offload_activations"] = True
     if layout.cp > 1:
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
         beside |= {"parallelism_config.dp_shard_size": layout.dp}
@@ -97,9 +100,7 @@ TARGET: Final = Target(
     refuse=(
         *shared.REFUSALS,
         *refused(shared.NAMES["refused"]["deepspeed"]),
-        only("layout.ep", 1, why="DeepSpeed keeps all experts of transformers on each rank"),
-        only("layout.hsdp", 1, why="DeepSpeed shards gradients and states over all ranks"),
-        only("training.mean_sample_tokens", 0, why="emitted files keep no borders between packed samples"),
+        *refusals(shared.NAMES["refuses_of"]["deepspeed"]),
     ),
     render=_render,
     command=_command,

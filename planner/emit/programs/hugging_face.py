@@ -18,7 +18,7 @@ import yaml
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, choice, follows, known, number, pair, whole
+from planner.emit.target import Refusal, Setting, choice, follows, known, matches, number, pair, whole
 from planner.errors import InputError
 from planner.layout import offload_of
 from planner.specs.model import ModelSpec
@@ -70,6 +70,28 @@ def nested(values: Values, prefix: str = "") -> dict[str, Any]:
         for parent in parents:
             inner = inner.setdefault(parent, {})
         inner[last] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def translated(values: Values, rows: Mapping[str, Any]) -> dict[str, Value]:
+    """Keys and values of one program in the keys of another, by the rows of a document.
+
+    said: key -> value -> keys of the other program; renamed: key -> its name there; drops: patterns of keys that the
+    other program has no use for. strict: keys of `said` that have no other values. Other keys keep their names.
+
+    Raises:
+        InputError: a key of `strict` has another value.
+    """
+    found: dict[str, Value] = {}
+    for key, value in values.items():
+        known = {str(each): keys for each, keys in rows.get("said", {}).get(key, {}).items()}
+        if str(value) in known:
+            found |= known[str(value)]
+        elif key in rows.get("strict", ()):
+            hint = f"known: {', '.join(known)}"
+            raise InputError(f"{str(value)[:40]!r} has no price here", where=key, hint=hint)
+        elif key in rows["renamed"] or not matches(key, listed(rows.get("drops", ()))):
+            found[rows["renamed"].get(key, key)] = value
     return found
 
 
@@ -241,37 +263,30 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         found["layout.hsdp"] = _num_hosts(given) if is_hybrid else replicas
     elif any(key.startswith("deepspeed.") for key in given.values):
         found["layout.zero"] = given.whole("deepspeed.zero_optimization.stage")
-        offload, params = (
-            given.text(f"deepspeed.zero_optimization.{each}.device") in ("cpu", "nvme")
-            for each in ("offload_optimizer", "offload_param")
-        )
-        for each in ("offload_optimizer", "offload_param"):
-            if given.text(f"deepspeed.zero_optimization.{each}.device") == "nvme":
-                why = "no rate of a disk is known"
-                given.doubt(f"deepspeed.zero_optimization.{each}.device", why, "layout.offload")
+        offload, params = (given.text(key) in ("cpu", "nvme") for key in _DEVICES)
+        for key in _DEVICES:
+            if given.text(key) == "nvme":
+                given.doubt(key, "no rate of a disk is known", "layout.offload")
         if params and not (offload and found["layout.zero"] == 3):
             why = "weights in the host's memory without ZeRO-3's states have no price"
-            given.doubt("deepspeed.zero_optimization.offload_param.device", why, "layout.offload")
+            given.doubt(_DEVICES[1], why, "layout.offload")
             params = False
     elif is_plain:
         found["layout.zero"] = 0
-    activations = given.flag("deepspeed.activation_checkpointing.cpu_checkpointing")
+    activations = given.flag("offload_activations")
     on_host = {"params": params, "states": offload, "activations": activations}
     found["layout.offload"] = offload_of(name for name, is_on in on_host.items() if is_on) or "none"
-    recompute = given.flag("gradient_checkpointing") or given.flag(
-        "accelerate.fsdp_config.fsdp_activation_checkpointing"
-    )
-    found["layout.recompute"] = "full" if recompute else given.text("recompute") or "none"
+    is_full = [given.flag(key) for key in ("gradient_checkpointing", f"{_FSDP}activation_checkpointing")]
+    found["layout.recompute"] = "full" if any(is_full) else given.text("recompute") or "none"
     return found
 
 
-_STRATEGIES: Final = {
-    "full_shard": (3, False),
-    "shard_grad_op": (2, False),
-    "no_shard": (0, False),
-    "hybrid_shard": (3, True),
-    "hybrid_shard_zero2": (2, True),
-}
+_FSDP: Final = "accelerate.fsdp_config.fsdp_"
+_DEVICES: Final = tuple(f"deepspeed.zero_optimization.offload_{each}.device" for each in ("optimizer", "param"))
+"""Keys of where DeepSpeed keeps the optimizer's states, and the weights."""
+
+
+_STRATEGIES: Final[dict[str, tuple[int, bool]]] = NAMES["strategies"]
 """Strategy of FSDP -> its ZeRO stage, and whether each host shards by itself. Accelerate numbers them from 1 to 5.
 
 Source: torch, distributed/fsdp/api.py, ShardingStrategy; accelerate, utils/constants.py, FSDP_SHARDING_STRATEGY.
@@ -460,6 +475,8 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     return found
 
 
+_OF_ADAPTERS: Final = ("lora_rank", "lora_targets", "lora_dropout", "frozen_weights")
+
 SHARED: Final = (
     Setting(says=("model", "training.dropout"), write=_write_model, read=_read_model),
     pair("layout.mbs training.global_batch_size training.sequence_length", _write_batch, _read_batch),
@@ -475,11 +492,7 @@ SHARED: Final = (
     whole("training.seed", "seed"),
     Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
     Setting(says=("training.attention", "training.loss"), write=_write_kernels, read=_read_kernels),
-    Setting(
-        says=tuple(f"training.{name}" for name in ("lora_rank", "lora_targets", "lora_dropout", "frozen_weights")),
-        write=_write_adapters,
-        read=_read_adapters,
-    ),
+    Setting(says=tuple(f"training.{name}" for name in _OF_ADAPTERS), write=_write_adapters, read=_read_adapters),
     follows("layout.dp", "layout.mtp", "layout.pools", "layout.segment", "training.loss_chunks"),
     known(*listed(NAMES["known"])),
 )
@@ -554,9 +567,8 @@ TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text
 """Source text of the program that Accelerate and DeepSpeed start; only this program imports torch."""
 
 
-def takes() -> tuple[str, ...]:
-    """Names of the run options that fill placeholders."""
-    return ("data", "tokenizer", "weights")
+TAKES: Final = ("data", "tokenizer", "weights")
+"""Names of the run options that fill placeholders."""
 
 
 def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
@@ -564,5 +576,5 @@ def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
     return Setting(says=says, write=write, read=read_layout)
 
 
-OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": takes(), "ignores": IGNORED, "decides": DECISIVE}
+OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": TAKES, "ignores": IGNORED, "decides": DECISIVE}
 """What the files of Accelerate and DeepSpeed, which the Trainer runs, have in common."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS, REFUSALS, WHOLE_LOSS, connections
+from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS, PRETRAIN, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Setting, Target, only
+from planner.emit.target import Setting, Target
 from planner.specs.training import OF_MEGATRON, UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:
@@ -94,11 +94,7 @@ TARGET: Final = Target(
     ),
     refuse=(
         *REFUSALS,
-        WHOLE_LOSS,
-        only("training.lora_rank", 0, why="pretrain_gpt.py has no adapters", pin="--engine megatron-bridge"),
-        only("training.lora_targets", ("query", "value"), why="pretrain_gpt.py has no adapters"),
-        only("training.lora_dropout", 0.0, why="pretrain_gpt.py has no adapters"),
-        only("training.frozen_weights", "16-bit", why="pretrain_gpt.py has no adapters"),
+        *PRETRAIN,
     ),
     command=_command,
     yours=_yours,

@@ -24,9 +24,9 @@ from planner.emit.target import (
     known,
     not_carried,
     number,
-    only,
     pair,
     refuse,
+    refused,
     whole,
 )
 from planner.errors import InputError
@@ -96,10 +96,8 @@ def _read_zero(given: Given) -> Mapping[str, Any]:
     replicas = given.whole("num_distributed_optimizer_instances", 1) or 1
     if given.flag("use_megatron_fsdp") or given.flag("use_custom_fsdp"):
         back = {name: stage for stage, name in _SHARDING.items()}
-        strategy = given.text("data_parallel_sharding_strategy", "optim_grads_params")
-        if strategy not in back:
-            raise InputError(f"{strategy[:80]!r} is no strategy", where="data_parallel_sharding_strategy")
-        return {"layout.zero": back[strategy], "layout.hsdp": replicas}
+        zero = given.choice("data_parallel_sharding_strategy", back, "optim_grads_params")
+        return {"layout.zero": zero, "layout.hsdp": replicas}
     return {"layout.zero": int(sharded or gather), "layout.hsdp": replicas if sharded else 1}
 
 
@@ -110,11 +108,9 @@ def _write_recompute(plan: Plan) -> Values:
         return {}
     if policy == "selective":
         return {"recompute_granularity": "selective"}
-    if kind == "full" and number:
-        method: Values = {"recompute_method": "block", "recompute_num_layers": int(number)}
-        return {"recompute_granularity": "full", **method}
     if kind == "full":
-        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        method = "block" if number else "uniform"
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": int(number or 1)}
     return {"recompute_granularity": "selective", "recompute_modules": tuple(policy.split("+"))}
 
 
@@ -218,10 +214,12 @@ def _write_recipe(plan: Plan) -> Values:
 def _read_recipe(given: Given) -> Mapping[str, Any]:
     """The name of the memory recipe, even if it is the engine's default.
 
-    A file for DeepSpeed gets no name, because DeepSpeed has its own recipes.
+    A file for DeepSpeed gets no name, because DeepSpeed has its own recipes; Megatron-DeepSpeed computes otherwise than
+    the models of transformers, for which the profile stands.
     """
     if given.flag("deepspeed"):
-        return {}
+        found: dict[str, Any] = _NAMES["megatron_deepspeed"]
+        return found
     aware, moment = given.flag(_AWARE), given.text("exp_avg_dtype", "fp32").rpartition(".")[2]
     main, second = given.text("main_grads_dtype", "fp32"), given.text("exp_avg_sq_dtype", "fp32").rpartition(".")[2]
     in_16, in_32 = given.flag("grad_reduce_in_bf16"), given.flag("accumulate_allreduce_grads_in_fp32")
@@ -238,13 +236,9 @@ def _read_recipe(given: Given) -> Mapping[str, Any]:
     return {"training.memory_recipe": "megatron-18" if sums_in_32 else "zero-16"}
 
 
-def _in_16_bits(plan: Plan) -> bool:
-    return plan.training.precision != "fp32"
-
-
 def _keeps_recipe(plan: Plan) -> bool:
     """Whether a memory recipe has options: training in 16 bits without Megatron-FSDP."""
-    return _in_16_bits(plan) and not _is_fsdp(plan)
+    return plan.training.precision != "fp32" and not _is_fsdp(plan)
 
 
 _OPTIMIZERS: Final = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
@@ -284,12 +278,11 @@ def _read_dropout(given: Given) -> Mapping[str, Any]:
     return {"training.dropout": max(hidden, attention)}
 
 
-_RECIPE: Final = "training.memory_recipe"
 _STYLES: Final[dict[str, str]] = _NAMES["schedules"]
 """Schedule -> --lr-decay-style."""
 
 
-_RATES: Final = ("learning_rate", "schedule", "min_learning_rate_ratio", "warmup_steps", "warmup_ratio", "steps")
+_RATES: Final = "learning_rate schedule min_learning_rate_ratio warmup_steps warmup_ratio steps"
 
 
 def _write_rates(plan: Plan) -> Values:
@@ -396,11 +389,7 @@ TRAINING: Final = (
         lambda plan: {"attention_dropout": plan.training.dropout, "hidden_dropout": plan.training.dropout},
         _read_dropout,
     ),
-    Setting(
-        says=tuple(f"training.{name}" for name in _RATES),
-        write=_write_rates,
-        read=_read_rates,
-    ),
+    Setting(says=tuple(f"training.{name}" for name in _RATES.split()), write=_write_rates, read=_read_rates),
     number("training.weight_decay", "weight_decay"),
     number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
     number("training.adam_beta1", "adam_beta1"),
@@ -420,19 +409,7 @@ REFUSALS: Final = (
         "layout.recompute is {plan.layout.recompute[0]}, which Megatron-Core does not have",
         "plan with --pin recompute=full",
     ),
-    only(_RECIPE, "engine", why="Megatron-FSDP keeps its own", when=lambda plan: _in_16_bits(plan) and _is_fsdp(plan)),
-    only(_RECIPE, "engine", *_RECIPES, why="Megatron-LM does not keep it", when=_keeps_recipe),
-    only(
-        *(_RECIPE, "engine", "megatron-18", "zero-16"),
-        why="Megatron-LM does not keep it without ZeRO",
-        pin="--pin zero=1, or --set training.memory_recipe=engine",
-        when=lambda plan: _keeps_recipe(plan) and not plan.layout.zero,
-    ),
-    refuse(
-        lambda plan: plan.model.moe and plan.layout.tp > 1 and not plan.layout.sp,
-        "experts with tp > 1 and sp=0, which the layer of experts refuses",
-        "plan again with --pin sp=1",
-    ),
+    *refused(_NAMES["refused"]),
     Refusal(says=(), fault=uneven_hosts),
 )
 
@@ -449,9 +426,8 @@ def _read_loss(given: Given) -> Mapping[str, Any]:
 
 
 LOSS: Final = Setting(says=("training.loss",), write=lambda plan: {}, read=_read_loss)  # noqa: ARG005 - as the others
-WHOLE_LOSS: Final = only(
-    "training.loss", "engine", "whole", why="Megatron-LM computes it whole, in operators of its own"
-)
+PRETRAIN: Final = refusals(_NAMES["refuses_pretrain"])
+"""Refusals of pretrain_gpt.py alone."""
 NO_CHUNKS: Final = follows("training.loss_chunks")  # for the chunked loss, which is refused
 FAMILY: Final = (*MODEL, *LAYOUT, *TRAINING, NO_CHUNKS)
 

@@ -66,7 +66,7 @@ _FIRST: Final = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipel
 _LAST: Final = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
 
 
-def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...] | None, tuple[int, ...]]:
     layers, mtp = pieces_of_letters(given.text(LETTERS_KEY))
     interleave, rest = divmod(len(layers), stages)
     if rest:
@@ -74,19 +74,8 @@ def _of_letters(given: Given, stages: int) -> tuple[int, tuple[int, ...], tuple[
     ends = {0, len(layers) - 1, *mtp}
     if any(not count and chunk not in ends for chunk, count in enumerate(layers)):
         given.doubt(LETTERS_KEY, "a chunk with neither a layer nor an end has no price", "layout.layers_per_stage")
-        layers = _filled(layers, ends)
+        return interleave, None, mtp
     return interleave, layers, mtp
-
-
-def _filled(layers: tuple[int, ...], ends: set[int]) -> tuple[int, ...]:
-    """The layers of each chunk: one without a layer or an end takes a layer from the last chunk that has several."""
-    counts = list(layers)
-    for chunk, count in enumerate(layers):
-        givers = [other for other, has in enumerate(counts) if has > 1]
-        if not count and chunk not in ends and givers:
-            counts[max(givers)] -= 1
-            counts[chunk] = 1
-    return tuple(counts)
 
 
 _ENDS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")

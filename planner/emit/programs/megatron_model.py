@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import listed, names_beside, refusals
 from planner.emit.target import (
-    Refusal,
     Setting,
     absent_unless,
     choice,
@@ -19,6 +18,7 @@ from planner.emit.target import (
     parts_from,
     parts_of,
     refuse,
+    refused,
     same,
     whole,
 )
@@ -191,9 +191,6 @@ def _read_experts(given: Given) -> Mapping[str, Any]:
         "layer_frequency": frequency,
         **{name: value for name, value in parts_from(given, _GROUPS).items() if value},
     }
-    found["ffn_hidden_size"] = (
-        found["ffn_hidden_size"] or given.whole("ffn_hidden_size") or 4 * given.whole("hidden_size")
-    )
     gate = {"shared_gate": True} if given.flag("moe_shared_expert_gate") else {}
     biases = {} if given.flag("disable_bias_linear") else {"expert_bias": True, "router_bias": True}
     return {"model.moe": found | gate | biases}
@@ -280,11 +277,7 @@ MODEL: Final = (
     Setting(says=("model.num_heads", "model.num_kv_heads", "model.head_size"), write=_write_heads, read=_read_heads),
     same("model.vocab_size", "vocab_size"),
     *_described(
-        Setting(
-            says=tuple(f"model.{name}" for name in _POSITIONS),
-            write=_write_positions,
-            read=_read_positions,
-        ),
+        Setting(says=tuple(f"model.{name}" for name in _POSITIONS), write=_write_positions, read=_read_positions),
         choice("model.norm", "normalization", _NORMS, "layernorm"),
     ),
     same("model.norm_epsilon", "norm_epsilon"),
@@ -319,53 +312,19 @@ MODEL: Final = (
 """Source: Megatron-LM, megatron/training/arguments.py and megatron/core/transformer/transformer_config.py."""
 
 
-_NO_BLOCKS: Final = listed(_NAMES["no_blocks"])
+_NO_BLOCKS: Final[dict[str, dict[str, Any]]] = {
+    f"model.{name}": {"only": [ModelSpec.model_fields[name].default], **_NAMES["no_block"]}
+    for name in listed(_NAMES["no_blocks"])
+}
 """Fields of blocks that pretrain_gpt.py cannot build, or builds only with experimental options not in this table.
 
 Source: Megatron-LM, core/models/gpt/gpt_layer_specs.py; Mamba layers are trained by another program, pretrain_mamba.py.
 """
 
-
-def _blocks_fault(plan: Plan) -> tuple[str, str] | None:
-    model = plan.model
-    found = [
-        f"model.{name}"
-        for name in _NO_BLOCKS
-        if getattr(model, name) != ModelSpec.model_fields[name].default
-        and (name != "norm_bias" or model.norm == "layernorm")  # only LayerNorm has a bias
-    ]
-    if model.norm not in _NORMS:
-        found.append(f"model.norm={model.norm}")
-    if model.moe:
-        found += [
-            f"model.moe.{name}" for name in ("vector_params", "idle_params", "latent_size") if getattr(model.moe, name)
-        ]
-    if not found:
-        return None
-    return f"pretrain_gpt.py has no options that are written for {', '.join(found)}", _OTHER_ENGINES
-
-
-_OTHER_ENGINES: Final = "plan with --engine fsdp or deepspeed, which train modules of transformers"
-
-
 MODEL_REFUSALS: Final = (
-    refuse(
-        lambda plan: plan.model.kind != "decoder",
-        "model.kind is {plan.model.kind}, and pretrain_gpt.py trains decoders",
-        "its own examples train BERT and T5; the plan can be explained",
-        *(f"model.{name}" for name in listed(_NAMES["of_other_kinds"])),
-    ),
-    Refusal(says=tuple(f"model.{name}" for name in _NO_BLOCKS), fault=_blocks_fault),
-    refuse(
-        lambda plan: plan.model.position not in ("learned", "rope"),
-        "model.position is {plan.model.position}, for which Megatron-Core has no option",
-        "plan with another --engine, as torch",
-    ),
-    refuse(
-        lambda plan: plan.model.position == "rope" and plan.model.rope_theta % 1,
-        "model.rope_theta is {plan.model.rope_theta}, and --rotary-base is a whole number",
-        "round it",
-    ),
+    *refusals(_NO_BLOCKS),
+    *refusals(_NAMES["refuses"]),
+    *refused(_NAMES["refused"]),
     refuse(
         lambda plan: (
             (scaling := plan.model.rope_scaling)
@@ -380,5 +339,4 @@ MODEL_REFUSALS: Final = (
         "model.attention_bias, model.mlp_bias and those of experts differ, and Megatron-Core has all or none",
         "set them alike in the model document",
     ),
-    *refusals(_NAMES["refuses"]),
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.adapters import MEGATRON as MODULES
 from planner.emit.names import listed, names_beside, refusals
+from planner.emit.programs.hugging_face import translated
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 
 HUB_MODEL: Final = "MODEL"
 DATA: Final = "DATASET"
-_OF_THE_HUB: Final = ("attention_dropout", "hidden_dropout")
-"""Options that ms-swift does not have, because it reads their values from the model's configuration."""
-_NOT_THERE: Final = ("overlap_cpu_optimizer_d2h_h2d",)
-RENAMED: Final = {
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-    "seq_length": "max_length",
-}
 _NAMES: Final = names_beside(__file__)
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Defaults of ms-swift's options that differ from Megatron-LM's defaults."""
@@ -44,8 +38,7 @@ def _keys(plan: Plan) -> set[str]:
 def options_for(values: Values, plan: Plan) -> dict[str, Value]:
     """Options of `megatron sft` for keys and values of the table, including defaults that the plan overrides."""
     model = _keys(plan)
-    kept = {key: value for key, value in values.items() if key not in (*model, *_OF_THE_HUB, *_NOT_THERE)}
-    found: dict[str, Value] = {RENAMED.get(key, key): value for key, value in kept.items()}
+    found = translated({key: value for key, value in values.items() if key not in model}, _NAMES["options"])
     if plan.model.mtp_layers:
         found["mtp_num_layers"] = plan.model.mtp_layers
     if "recompute_granularity" not in found:

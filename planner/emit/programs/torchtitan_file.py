@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import head_lines
+from planner.emit.names import names_beside
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,14 +24,7 @@ DATA: Final = "DATASET"
 TOKENIZER: Final = "TOKENIZER_PATH"
 V_0_3: Final = "torchtitan-0.3"
 
-_SECTIONS: Final = {
-    "parallelism": "ParallelismConfig",
-    "training": "TrainingConfig",
-    "optimizer": "default_adamw",
-    "lr_scheduler": "LRSchedulersContainer.Config",
-    "debug": "DebugConfig",
-    "compile": "CompileConfig",
-}
+_SECTIONS: Final[dict[str, str]] = names_beside(__file__)
 _KINDS: Final = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _OLD_NAMES: Final = {"max_context_length": "max_seq_len"}
 """Field of rotary positions -> name of this field in release 0.3.0."""

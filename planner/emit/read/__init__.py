@@ -45,6 +45,7 @@ class Reader:
     answer: the default number of tokens of a generated answer; 0 if the program has none.
     complete: function that adds the values that the program takes by default, when all files of the run are read.
     lacks: degrees of a layout that the program's own files have no key for; no plan from them has these degrees.
+    writes: the program whose own files `planner emit` writes for plans from such files; empty for the usual one.
     """
 
     name: str
@@ -58,3 +59,4 @@ class Reader:
     answer: int = 0
     complete: Callable[[Values], Values] = lambda values: values
     lacks: tuple[str, ...] = ()
+    writes: str = ""

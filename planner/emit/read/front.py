@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from planner.emit.names import has_lines, names_beside
+from planner.emit.programs import PROGRAMS
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS, THE_FILE
 from planner.emit.read.all import READERS
 from planner.emit.read.methods import GENERATION, check_method, length_of, online_key, with_method
@@ -155,6 +156,9 @@ def read_foreign(
     if not is_sized and _count(hosts) > 1 and _count(ranks) not in (0, per_host) and per_host:
         rule = f"hosts are used whole; the file starts {_count(ranks)} ranks on each of {_count(hosts)}"
         assumed.append(Assumed(key="hosts", value=str(-(-told_devices // per_host)), rule=rule))
+    own = next((name for each in profile.emits if (name := f"{reader.writes}-{each}") in PROGRAMS), None)
+    # by default, plans are written as the files that were read, whose programs recompute all layers or none
+    written = {"emits": (own, *profile.emits), "can.recompute_some": ()} if own else {}
     return Foreign(
         program=reader.name,
         engine=profile.name,
@@ -162,7 +166,7 @@ def read_foreign(
         layout=layout,
         settings=(
             *(f"training.{key}={_setting(value)}" for key, value in training.items()),
-            *(f"engine.{key}={_setting(value)}" for key, value in facts.of("engine").items()),
+            *(f"engine.{key}={_setting(value)}" for key, value in (facts.of("engine") | written).items()),
         ),
         num_hosts=_count(hosts),
         num_devices=told_devices,
@@ -459,18 +463,13 @@ def _name_of(shown: str) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """The value of a model's field, with numbers for texts that are one."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
-    return _number(value) if isinstance(value, str) else value
+    return parse_value(value, "the file").plain if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
-def _number(text: str) -> Any:
-    if re.fullmatch(r"[0-9]{1,15}", text):
-        return int(text)
-    try:
-        return float(text) if re.match(r"[0-9.]", text) else text
-    except ValueError:
-        return text
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def shipped_model(name: str) -> str | None:
@@ -567,7 +566,7 @@ def _of_another_model(reader: Reader, values: Values, spec: ModelSpec) -> list[A
         said = facts_of(reader.target, values, of_model=True).of("model")
     except InputError:
         return []
-    sizes = {key: _number(str(said[key])) for key in _SHAPE if key in said}
+    sizes = {key: _plain(str(said[key])) for key in _SHAPE if key in said}
     other = ", ".join(f"{key} {size}" for key, size in sizes.items() if size != getattr(spec, key))
     return [Assumed(key="model", value=spec.name, rule=f"--model; not the file's {other}")] if other else []
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import listed, names_beside
 from planner.emit.programs import accelerate
-from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
+from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat, translated
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.methods import NAMES
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import UNSET, option_words
-from planner.emit.target import matches
 from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
 from planner.specs.yaml import parse_yaml
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 _FSDP: Final = "accelerate.fsdp_config.fsdp_"
 _NAMES: Final = names_beside(__file__)
-_SWIFT: Final[dict[str, str]] = _NAMES["ms_swift"]
-_AXOLOTL: Final[dict[str, str]] = _NAMES["axolotl"]
-_FACTORY: Final[dict[str, str]] = _NAMES["llama_factory"]
+_SWIFT, _AXOLOTL, _FACTORY, _FACTORY_V1 = (
+    _NAMES[program] for program in ("ms_swift", "axolotl", "llama_factory", "llama_factory_v1")
+)
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
 
@@ -210,47 +209,28 @@ def _trainer_file(text: str) -> Values:
 _SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt|rlhf)\b")
 
 
-_STAGE: Final = "deepspeed.zero_optimization.stage"
-_ON_HOST: Final = {"deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
-_WEIGHTS_TOO: Final = {**_ON_HOST, "deepspeed.zero_optimization.offload_param.device": "cpu"}
-_PRESETS: Final[Mapping[str, Values]] = {
-    **{f"{start}zero{stage}": {_STAGE: stage} for stage in range(4) for start in ("", "default-")},
-    **{f"zero2{mark}offload": {_STAGE: 2, **_ON_HOST} for mark in "_-"},
-    **{f"zero3{mark}offload": {_STAGE: 3, **_WEIGHTS_TOO} for mark in "_-"},
-}
-"""Names that are ms-swift's own files. Source: ms-swift, swift/config/*.json; 2.x: swift/llm/ds_config/*.json."""
-
-
 def _swift_options(text: str) -> Values:
     """Keys and values of an ms-swift command, with ms-swift's defaults for adapters, recomputation and precision.
 
     Weights are loaded in 16 bits; DeepSpeed keeps its own copy of them in 32 bits. Source: ms-swift, docs/source_en/
     Instruction/Command-line-parameters.md.
     """
-    found = {_SWIFT.get(key, key): value for key, value in options_of(option_words(text)).items()}
+    own: dict[str, Value] = {
+        "train_type": "lora",
+        "torch_dtype": "bfloat16",
+        "gradient_checkpointing": True,
+        PLAIN: True,
+    }
+    own |= options_of(option_words(text))
+    own["train_type"] = own.pop("tuner_type", own["train_type"])
     for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
         if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
-            found[key] = match[1]
-    found[PLAIN] = True
-    found.setdefault("gradient_checkpointing", True)
+            own[key] = match[1]
     if re.search(r"\bswift rlhf\b", text):
-        found.setdefault("rlhf_type", "dpo")
-    kind = found.pop("tuner_type", found.pop("train_type", "lora"))
-    if kind == "lora":
-        found |= {"use_peft": True, "lora_r": found.get("lora_r", 8)}
-        found.setdefault("lora_target_modules", "all-linear")
-    elif kind != "full":
-        raise InputError(f"{str(kind)[:40]!r} has no price here", where="train_type", hint="known: full, lora")
-    if "attn_impl" in found:
-        found["attn_implementation"] = found.pop("attn_impl")
-    dtype = str(found.pop("torch_dtype", "bfloat16"))
-    if kind == "full" and "deepspeed" not in found and dtype == "bfloat16":
-        found["dtype"] = dtype
-    elif dtype in ("bfloat16", "float16"):
-        found["bf16" if dtype == "bfloat16" else "fp16"] = True
-    if preset := _PRESETS.get(str(found.get("deepspeed"))):
-        found |= {"deepspeed": None, **preset}
-    return _with_weights(_of_trainer(found))
+        own.setdefault("rlhf_type", "dpo")
+    if own["train_type"] == "full" and "deepspeed" not in own and own["torch_dtype"] == "bfloat16":
+        own["dtype"] = own.pop("torch_dtype")
+    return _with_weights(_of_trainer(translated(own, _SWIFT)))
 
 
 # --- OpenRLHF ---------------------------------------------------------------------------------------------------
@@ -266,142 +246,56 @@ def _openrlhf_options(text: str) -> Values:
     method = _OPENRLHF.search(text)
     if method and method[1] != "sft":
         own[METHOD] = method[1]
-    kind = str(own.pop("param_dtype", "bf16"))
-    if kind not in ("bf16", "fp16", "fp32"):
-        raise InputError(f"{kind[:40]!r} has no price here", where="param_dtype", hint="known: bf16, fp16, fp32")
-    own |= {} if kind == "fp32" else {kind: True}
-    if own.pop("adam_offload", False):
-        own |= _ON_HOST
-    if own.pop("flash_attn", False):
-        own.setdefault("attn_implementation", "flash_attention_2")
     if str(own.get("lora_rank", 0)) == "0":
         own = {key: value for key, value in own.items() if key not in ("lora_rank", "lora_alpha", "target_modules")}
     else:
         own = {"target_modules": "all-linear", "use_peft": True, **own}
-    found: dict[str, Value] = {_NAMES["openrlhf"].get(key, key): value for key, value in own.items()}
+    found = translated({"param_dtype": "bf16", **own}, _NAMES["openrlhf"])
     return _with_weights({**DEFAULTS, **_NAMES["openrlhf_defaults"], **found})
 
 
 # --- Axolotl -----------------------------------------------------------------------------------------------------
 
-_AXOLOTL_PLAIN: Final = ("model_type", "pad_to_sequence_len", "train_on_inputs", "group_by_length", "val_set_size")
-"""Keys of Axolotl that do not change the cost of a step."""
-_LIGER_PLUGIN: Final = ("axolotl.integrations.liger.LigerPlugin",)
 _PRECISIONS: Final = ("bf16", "fp16", "bfloat16", "float16", "float32")
-
-
-def _axolotl_fsdp(data: dict[str, Any], found: dict[str, Value]) -> None:
-    fsdp = data.pop("fsdp", None) or data.get("fsdp_config")
-    for key, value in _part(data, "fsdp_config").items():
-        found[f"accelerate.fsdp_config.{key if key.startswith('fsdp_') else f'fsdp_{key}'}"] = value
-    data.pop("fsdp_config", None)
-    if fsdp:
-        found["accelerate.distributed_type"] = "FSDP"
-
-
-def _axolotl_kernels(data: dict[str, Any], found: dict[str, Value]) -> None:
-    """Attention kernel and precision; only matrix products run in 8 bits (axolotl, utils/schemas/config.py)."""
-    switches = ("flash_attention", "sdp_attention", "xformers_attention", "flex_attention")
-    named = data.pop("attention", None)
-    on = [each for each in switches if data.pop(each, None)]  # remove all switches
-    if on or named:
-        found["attn_implementation"] = named or ("flash_attention_2" if on[0] == "flash_attention" else "sdpa")
-    if data.get("plugins") == _LIGER_PLUGIN:
-        del data["plugins"]
-    for key in _AXOLOTL_PLAIN:
-        data.pop(key, None)
-    if all(data.get(each) is None for each in _PRECISIONS):
-        data["bf16"] = "auto"
+_OF_FSDP: Final = re.compile(r"fsdp_config\.(fsdp_)?")
+_OF_ADAPTERS: Final = ("lora_", "peft_", "load_in_")
 
 
 def _axolotl_values(text: str) -> Values:
+    """Values of a file of Axolotl, of whose matrix products alone some run in 8 bits (utils/schemas/config.py)."""
     data = _document(text, THE_FILE)
-    found: dict[str, Value] = {PLAIN: True}
-    _axolotl_fsdp(data, found)
-    adapter = data.pop("adapter", None)
-    linear = data.pop("lora_target_linear", None)
-    _axolotl_kernels(data, found)
-    for key, value in flat(data).items():
-        if not key.startswith(("lora_", "peft_", "load_in_")) or adapter:
-            found[_AXOLOTL.get(key, key)] = value
+    _part(data, "fsdp_config")
+    own = {_OF_FSDP.sub(_FSDP, key): value for key, value in flat(data).items() if value is not None}
+    if own.pop("fsdp", None) or any(key.startswith(_FSDP) for key in own):
+        own["accelerate.distributed_type"] = "FSDP"
+    if not own.get("adapter"):
+        own = {key: value for key, value in own.items() if not key.startswith(_OF_ADAPTERS)}
+    if own.keys().isdisjoint(_PRECISIONS):
+        own["bf16"] = True
+    found = translated(own, _AXOLOTL)
     if any(key.startswith("liger_kernel_config.") and found[key] for key in found):
-        found["use_liger_kernel"] = True
-        found.setdefault("liger_kernel_config.fused_linear_cross_entropy", False)
-    if adapter:
-        found["use_peft"] = True
-        found["load_in_4bit"] = adapter == "qlora" or found.get("load_in_4bit") is True
-        if linear:
-            found["lora_target_modules"] = "all-linear"
-    if str(found.get("bf16")) in ("auto", "full"):
-        found["bf16"] = True
-    return _with_weights(_without_auto(found))
+        found = {"liger_kernel_config.fused_linear_cross_entropy": False, **found, "use_liger_kernel": True}
+    return _with_weights(_without_auto({PLAIN: True, **found}))
 
 
 # --- LLaMA-Factory -----------------------------------------------------------------------------------------------
 
 
 def _factory_values(text: str) -> Values:
-    data = _document(text, THE_FILE)
-    found: dict[str, Value] = {PLAIN: True}
-    kind = data.pop("finetuning_type", "lora")
-    if kind not in ("full", "lora"):
-        raise InputError(f"{str(kind)[:40]!r} has no price here", where="finetuning_type", hint="known: full, lora")
-    target, bits = data.pop("lora_target", "all"), data.pop("quantization_bit", None)
-    attention = data.pop("flash_attn", "auto")
-    found["attn_implementation"] = {"disabled": "eager", "fa2": "flash_attention_2"}.get(str(attention), "sdpa")
-    found["gradient_checkpointing"] = not data.pop("disable_gradient_checkpointing", False)
-    if data.pop("pure_bf16", False):
-        found["dtype"] = "bfloat16"
-    if data.pop("use_muon", False):
-        found["optim"] = "muon"
-    found |= {_FACTORY.get(key, key): value for key, value in flat(data).items()}
-    if kind == "lora":
-        found.setdefault("lora_r", 8)
-        modules = tuple(str(target).split(",")) if target != "all" else "all-linear"
-        found |= {"use_peft": True, "lora_target_modules": modules, "load_in_4bit": bits == 4}
-        if bits not in (None, 4):
-            raise InputError(f"{bits} bits have no price here", where="quantization_bit", hint="known: 4")
-    else:
-        found = {key: value for key, value in found.items() if not key.startswith("lora_")}
-    return _complete(_without_auto(found), is_trl=False)
-
-
-_V1: Final[dict[str, str]] = _NAMES["llama_factory_v1"]
-_V1_PLAIN: Final = listed(_NAMES["llama_factory_v1_plain"])
-
-
-def _plugin(data: dict[str, Any], key: str, *known: str) -> str:
-    """The name of a plugin of LLaMA-Factory v1; empty without one."""
-    name = str(_part(data, key).get("name") or "")
-    if name and name not in known:
-        raise InputError(f"{name[:40]!r} has no price here", where=f"{key}.name", hint=f"known: {', '.join(known)}")
-    return name
+    own = {**_FACTORY["defaults"], **flat(_document(text, THE_FILE))}
+    if own["finetuning_type"] == "full":
+        own = {key: value for key, value in own.items() if not key.startswith("lora_")}
+    return _complete(_without_auto({PLAIN: True, **translated(own, _FACTORY)}), is_trl=False)
 
 
 def _factory_v1_values(text: str) -> Values:
     """Values of LLaMA-Factory v1, whose plugins name the sharding, the adapters and the bits of the weights."""
-    data = {**_NAMES["llama_factory_v1_defaults"], **_document(text, THE_FILE)}
-    said = {key: value for key, value in flat(data).items() if not matches(key, _V1_PLAIN) and value is not None}
-    found: dict[str, Value] = {_V1.get(key, key): value for key, value in said.items()}
-    sharding = _plugin(data, "dist_config", "fsdp2", "deepspeed")
-    if sharding == "fsdp2":
-        found |= {"accelerate.distributed_type": "FSDP", "accelerate.fsdp_config.fsdp_version": 2}
-    elif sharding:
-        found["deepspeed"] = _part(data, "dist_config").get("config_file")
-    else:
-        found[PLAIN] = True
-    if _plugin(data, "peft_config", "lora"):
-        modules = found.get("lora_target_modules", "all")
-        found |= {"use_peft": True, "lora_target_modules": "all-linear" if modules == "all" else modules}
-    if _plugin(data, "quant_config", "auto", "bnb"):
-        bits = _part(data, "quant_config").get("quantization_bit", 4)
-        if bits != 4:
-            raise InputError(f"{bits} bits have no price here", where="quant_config.quantization_bit", hint="known: 4")
-        found["load_in_4bit"] = True
-    return _complete(_without_auto(found), is_trl=False)
+    own = {**_FACTORY_V1["defaults"], **flat(_document(text, THE_FILE))}
+    plain = {} if own.get("dist_config.name") else {PLAIN: True}
+    return _complete(_without_auto({**plain, **translated(own, _FACTORY_V1)}), is_trl=False)
 
 
-_OF_FILES: Final = {**_AXOLOTL, **_FACTORY}
+_OF_FILES: Final = {**_AXOLOTL["renamed"], **_FACTORY["renamed"]}
 """Keys of the files of Axolotl and LLaMA-Factory, which their command lines change."""
 _NAMED: Final = {
     "config_file": _accelerate_values,
@@ -434,6 +328,7 @@ READERS: Final = (
         *("an Axolotl file", _axolotl_values, "base_model"),
         either=("micro_batch_size", "sequence_len"),
         lacks=("pp",),  # utils/schemas/config.py
+        writes="axolotl",
     ),
     _reader(
         "a LLaMA-Factory file",
@@ -442,6 +337,7 @@ READERS: Final = (
         either=("cutoff_len", "finetuning_type", "stage", "template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
         lacks=("tp", "pp", "cp"),  # src/llamafactory/hparams of 00577a85
+        writes="llama-factory",
     ),
     _reader(
         "a LLaMA-Factory file of v1",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import names_beside
 from planner.emit.programs import megatron
+from planner.emit.programs.hugging_face import translated
 from planner.emit.read import Reader
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import UNSET, option_words
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 _VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 """Vocabulary sizes of tokenizers that have only one vocabulary. Source: the vocabularies of GPT-2 and Llama 2."""
 
-DEFAULTS: Final[dict[str, Value]] = names_beside(__file__)["defaults"]
+_NAMES: Final = names_beside(__file__)
+DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Values of options that a command leaves out. Source: Megatron-LM d98e8a64, megatron/training/arguments.py."""
 
 _OWN_OPTION: Final = re.compile(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b")
@@ -34,43 +36,33 @@ def _values(text: str) -> Values:
     if "model_parallel_size" in found:  # its name until 2021
         found.setdefault("tensor_model_parallel_size", found.pop("model_parallel_size"))
     if found.get("deepspeed"):
-        _of_deepspeed(found)
+        found = _of_deepspeed(found)
     for key in ("load", "pretrained_checkpoint"):
         if UNSET.search(str(found.get(key))):
             found[key] = UNKNOWN_WEIGHTS
     return {**DEFAULTS, **found}
 
 
-_STRATEGIES: Final = {"2": "optim_grads", "3": "optim_grads_params"}
-_NORMS: Final = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
-
-
-def _of_deepspeed(found: dict[str, Value]) -> None:
+def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
     """Convert options of Megatron-DeepSpeed to options of Megatron-LM.
 
     In bf16 without ZeRO, DeepSpeed still shards the optimizer states (deepspeed, runtime/bf16_optimizer.py). Layers are
     split evenly, with or without embedding and logits counted as layers. Source: Megatron-DeepSpeed,
     megatron/arguments.py.
     """
-    stage = str(found.pop("zero_stage", 0))
-    stage = "1" if stage == "0" and found.get("bf16") else stage
-    if stage in _STRATEGIES:
-        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _STRATEGIES[stage]}
-    elif stage == "1":
-        found["use_distributed_optimizer"] = True
-    found["normalization"] = _NORMS.get(str(found.get("normalization")), found.get("normalization"))
-    if groups := found.pop("num_key_value_heads", None):
-        found |= {"group_query_attention": True, "num_query_groups": groups}
-    if ranks := found.pop("ds_sequence_parallel_size", None):
-        found["context_parallel_size"] = ranks
-    if padded := found.pop("pad_vocab_size_to", None):
-        found.setdefault("vocab_size", padded)
+    own["zero_stage"] = "1" if str(own.get("zero_stage", 0)) == "0" and own.get("bf16") else own.get("zero_stage")
+    if groups := own.pop("num_key_value_heads", None):
+        own |= {"group_query_attention": True, "num_query_groups": groups}
+    if padded := own.pop("pad_vocab_size_to", None):
+        own.setdefault("vocab_size", padded)
+    found = translated(own, _NAMES["deepspeed"])
     method = str(found.get("pp_partition_method", "type:transformer"))
     ends = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
     if method == "type:transformer|embedding" and _divides(found):
         found |= ends
     if method == "type:transformer" or ends.items() <= found.items():
         found.pop("pp_partition_method", None)
+    return found
 
 
 def _divides(found: Values) -> bool:

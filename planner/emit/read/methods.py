@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.names import names_beside
+from planner.emit.names import listed, names_beside
 from planner.emit.read import METHOD
 from planner.emit.target import Doubt, matches
 from planner.errors import InputError, Mistake
@@ -20,24 +20,18 @@ if TYPE_CHECKING:
 
     from planner.emit.target import Value, Values
 
+_NAMES: Final = names_beside(__file__)
 _SAYS: Final = rf"stage|rl|rlhf_type|{METHOD}"
 _ON: Final = r"(?!(0(\.0*)?|false|none|null|no|off|\(\))$).*"
-REFUSED: Final = tuple(
-    (row.get("key", _SAYS), row.get("value", _ON), row["needs"]) for row in names_beside(__file__)["refused"]
-)
+REFUSED: Final = tuple((row.get("key", _SAYS), row.get("value", _ON), row["needs"]) for row in _NAMES["refused"])
 """Pattern of a key, pattern of its value in lower case, and what would have to be priced."""
 
 _ONLINE: Final = r"(vlm_)?(grpo|gspo|dapo|rloo|ppo|online_dpo|nash_md|xpo|reinforce)\w*"
 GENERATION: Final = Doubt("what generates answers on the same devices has no price")
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
-_SCRIPT: Final = re.compile(
-    rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE
-)  # fmt: skip
-_SIGNS: Final = (
-    *((key, "grpo") for key in ("num_generations", "use_vllm", "reward_funcs", "max_completion_length")),
-    *((key, "dpo") for key in ("desirable_weight", "max_prompt_length", "beta")),
-)
+_SCRIPT: Final = re.compile(rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE)
+_SIGNS: Final = [(key, name) for name, keys in _NAMES["signs"].items() for key in listed(keys)]
 """Key that only files of some methods have -> one of these methods."""
 _PROMPTS: Final = ("max_prompt_length", "max_prompt_len")
 _ANSWERS: Final = ("max_completion_length", "trl.max_completion_length", "max_new_tokens", "response_length")

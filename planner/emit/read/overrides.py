@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from planner.emit.names import names_beside
 from planner.emit.programs import bridge, swift
+from planner.emit.programs.hugging_face import translated
 from planner.emit.read import HOSTS, MODEL, OF_RECIPE, RANKS, Reader
 from planner.emit.read.options import options_of, overrides_of
 from planner.emit.read.shell import commands_of, option_words
 
 if TYPE_CHECKING:
-    from planner.emit.target import Value, Values
+    from planner.emit.target import Values
 
 _OF_BRIDGE: Final = re.compile(r"(^|\s)['\"]?\+{0,2}(model|train|ddp|dataset|optimizer)\.[a-z_]+=")
-_SHORT: Final = {
-    "max_steps": "train_iters",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "warmup_iters": "lr_warmup_iters",
-}
+_NAMES: Final = names_beside(__file__)
 _MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
 
 
@@ -37,28 +35,12 @@ def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
     recipe, model = own.pop("recipe", None), own.pop("model", None)
     for key in ("mode", "dataset", "dry_run"):
         own.pop(key, None)
-    found = dict(bridge.family_keys(own))
-    found = {**bridge.family_keys({"mixed_precision": mixed}), **found}
-    for short, key in _SHORT.items():
-        if short in found:
-            found.setdefault(key, found.pop(short))
-    found.setdefault("use_distributed_optimizer", True)  # training/config.py, DistributedDataParallelConfig of recipes
-    found.setdefault("grad_reduce_in_bf16", True)
-    found.setdefault("hidden_dropout", "0")
-    found.setdefault("attention_dropout", "0")
+    said = translated(bridge.family_keys(own), {"renamed": _NAMES["short"]})
+    found = {**_NAMES["defaults"], **bridge.family_keys({"mixed_precision": mixed}), **said}
     name = str(model or recipe or "")
     stem = re.sub(r"_(pretrain|sft|peft|lora|dora).*$", "", name).replace("_", "-")
     return found | ({MODEL: stem} if stem else {})
 
-
-_DEGREES: Final = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "recompute": "recompute_granularity",
-}
-"""Keys of a layout that a recipe sets, and their options."""
 
 BRIDGE: Final = Reader(
     name="overrides of a Megatron-Bridge recipe",
@@ -66,7 +48,7 @@ BRIDGE: Final = Reader(
     values=_bridge_command,
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
-    assumed=lambda values: {key: OF_RECIPE for key, name in _DEGREES.items() if name not in values},
+    assumed=lambda values: {key: OF_RECIPE for key, name in _NAMES["degrees"].items() if name not in values},
     is_shell=True,
 )
 
@@ -74,15 +56,8 @@ BRIDGE: Final = Reader(
 def _swift_values(text: str) -> Values:
     """Keys and values of an ms-swift command, with ms-swift's defaults and the number of ranks from its environment."""
     own = options_of(option_words(text))
-    found: dict[str, Value] = {**swift.DEFAULTS, **{key: value for key, value in own.items() if value != "none"}}
-    if own.get("recompute_granularity") == "none":
-        found["recompute_granularity"] = None
-    if "max_length" in found:
-        found["seq_length"] = found.pop("max_length")
-    if found.get("torch_dtype") in ("float16", "float32"):
-        found.pop("bf16")
-        found |= {"fp16": True} if found.get("torch_dtype") == "float16" else {}
-    found.pop("torch_dtype", None)
+    own = {key: value for key, value in own.items() if value != "none" or key == "recompute_granularity"}
+    found = translated({**swift.DEFAULTS, **own}, _NAMES["ms_swift"])
     sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{NPROC_PER_NODE:-}}")[-1])
     found |= {key: sizes[key] for key in (HOSTS, RANKS) if sizes.get(key)}
     model = found.pop("model", None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import decisive, has_lines, listed, names_beside
 from planner.emit.programs import megatron
-from planner.emit.programs.hugging_face import flat
+from planner.emit.programs.hugging_face import flat, translated
 from planner.emit.read import MODEL, THE_FILE, Reader
 from planner.emit.read.megatron import DEFAULTS, engine_of
 from planner.emit.read.overrides import BRIDGE, bridge_values
@@ -21,7 +21,7 @@ from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
-    from planner.emit.target import Value, Values
+    from planner.emit.target import Values
 
 _NAMES: Final = names_beside(__file__)
 _VARIABLE: Final = re.compile(r"\$\{\w+:([^{}]*)\}")
@@ -47,12 +47,8 @@ def _primus_values(text: str) -> Values:
     runs = [each for each in modules.values() if isinstance(each, dict)] if isinstance(modules, dict) else []
     if len(runs) != 1 or not isinstance(own := runs[0].get("overrides", {}), dict):
         raise InputError("expected one module with its overrides", where="modules")
-    said: dict[str, Value] = {key: value for key, value in flat(own).items() if value is not None}
-    found = {
-        **DEFAULTS,
-        **_NAMES["defaults"],
-        **{_NAMES["renamed"].get(key, key): value for key, value in said.items()},
-    }
+    said = {key: value for key, value in flat(own).items() if value is not None}
+    found = {**DEFAULTS, **_NAMES["defaults"], **translated(said, _NAMES)}
     if found.get("moe_enable_deepep"):
         found["moe_token_dispatcher_type"] = "flex"  # noqa: S105 # Primus' own dispatcher takes DeepEP's place in it
     if found.pop("use_torch_fsdp2", False):

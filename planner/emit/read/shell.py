@@ -330,8 +330,7 @@ class _Script:
     def _until(self, mark: str) -> str:
         end = self.text.find(mark, self.place)
         if end < 0:
-            line = self.text.count("\n", 0, self.place) + 1
-            raise InputError(f"a {mark} of line {line} has no end", hint="is the script whole?")
+            self._endless(f"a {mark}", self.place)
         found, self.place = self.text[self.place : end], end + 1
         return found
 
@@ -351,8 +350,7 @@ class _Script:
                 part = _joined(done, part, self._expansion(here))
             else:
                 part += here
-        line = self.text.count("\n", 0, start) + 1
-        raise InputError(f'a " of line {line} has no end', hint="is the script whole?")
+        return self._endless('a "', start)
 
     def _expansion(self, mark: str) -> list[str]:
         """The value of the expansion after a `$` or a backquote; an unknown expansion stays unchanged."""
@@ -386,8 +384,7 @@ class _Script:
                 depth -= 1
             place += 1
         if depth:
-            line = self.text.count("\n", 0, self.place) + 1
-            raise InputError(f"a bracket of line {line} has no end", hint="is the script whole?")
+            self._endless("a bracket", self.place)
         self.place = place
         return self.text[start : place - len(closing)]
 
@@ -445,6 +442,10 @@ class _Script:
             return ""
         found = self._sum_of(rest.replace("\\*", "*"))
         return "" if found.startswith("$") else found
+
+    def _endless(self, what: str, place: int) -> NoReturn:
+        line = self.text.count("\n", 0, place) + 1
+        raise InputError(f"{what} of line {line} has no end", hint="is the script whole?")
 
     def _too_deep(self, what: str, most: int) -> NoReturn:
         line = self.text.count("\n", 0, self.place) + 1

@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside
 from planner.emit.programs import torchtitan
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader
@@ -24,14 +25,9 @@ if TYPE_CHECKING:
 
 _TOML: Final = re.compile(r"^\s*\[(parallelism|training|activation_checkpoint)\]\s*(#.*)?$", re.MULTILINE)
 _SAVED: Final = '"data_parallel_shard_degree"'
-_RENAMED: Final = {
-    "model.name": "model_spec.name",
-    "model.flavor": "model_spec.flavor",
-    "model.converters": "model_spec.converters",
-}
+_RENAMED: Final = {f"model.{key}": f"model_spec.{key}" for key in ("name", "flavor", "converters")}
 _GONE: Final = ("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion")
-_OF_LAYERS: Final = {"rope": ("attention", "rope"), "norm": ("attention_norm",)}
-"""Key of the table -> path of the same configuration inside a saved layer."""
+_NAMES: Final = names_beside(__file__)
 
 
 def _document(found: Any) -> dict[str, Any]:
@@ -92,46 +88,31 @@ def _recompute(saved: Any) -> str:
 
 
 def _of_first_layer(spec: dict[str, Any]) -> None:
+    """Replace a saved model by the table's keys; all its layers are assumed to equal the first layer."""
     model = spec.pop("model", None)
     layers = model.get("layers") if isinstance(model, dict) else None
     if not isinstance(layers, list) or not layers:
         return
-    for part, path in _OF_LAYERS.items():
-        inner: Any = layers[0]
-        for name in path:
-            inner = inner.get(name) if isinstance(inner, dict) else None
-        if isinstance(inner, dict):
+    for part in ("rope", "norm"):
+        if isinstance(inner := _at(layers[0], _NAMES[part]), dict):
             old = inner.get("max_seq_len")
             spec[part] = inner | ({"max_context_length": old} if old else {})
     if spec.get("name") in ("llama3", "qwen3"):
-        spec["shape"] = {key: value for key, value in _shape_of(model, layers).items() if value is not None}
+        shape = {key: _at(layers[0], path) for key, path in _NAMES["shape"].items()}
+        shape |= {"qk_norm": shape["qk_norm"] is not None, "num_layers": len(layers)}
+        shape |= {key: model.get(name) for key, name in _NAMES["whole"].items()}
+        spec["shape"] = {key: value for key, value in shape.items() if value is not None}
 
 
-def _shape_of(model: Any, layers: list[Any]) -> dict[str, Any]:
-    """Sizes of a saved model; all its layers are assumed to equal the first layer."""
-
-    def at(*path: str) -> Any:
-        inner: Any = layers[0]
-        for name in path:
+def _at(found: Any, paths: str) -> Any:
+    """The value at the first of the dotted paths, with blanks between them, that has one other than 0 and false."""
+    for path in paths.split():
+        inner = found
+        for name in path.split("."):
             inner = inner.get(name) if isinstance(inner, dict) else None
-        return inner
-
-    width = at("moe", "routed_experts", "inner_experts", "hidden_dim")
-    return {
-        "num_layers": len(layers),
-        "hidden_size": model.get("dim"),
-        "vocab_size": model.get("vocab_size"),
-        "tied_embeddings": bool(model.get("enable_weight_tying")),
-        "num_heads": at("attention", "n_heads"),
-        "num_kv_heads": at("attention", "n_kv_heads") or at("attention", "n_heads"),
-        "head_size": at("attention", "qkv_linear", "head_dim"),
-        "qkv_bias": bool(at("attention", "qkv_linear", "wqkv", "bias")),
-        "qk_norm": at("attention", "qk_norm") is not None,
-        "ffn_hidden_size": at("feed_forward", "w1", "out_features") or width,
-        "num_experts": at("moe", "num_experts") or 0,
-        "experts_per_token": at("moe", "router", "top_k") or 0,
-        "expert_ffn_hidden_size": width or 0,
-    }
+        if inner:
+            return inner
+    return None
 
 
 def _of_group(groups: list[Any]) -> dict[str, Any]:

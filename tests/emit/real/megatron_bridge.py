@@ -99,11 +99,13 @@ def understood(run_recipe: Any, world: int, config: dict[str, Any], words: list[
     recipe = run_recipe.sync_model_dataset_sequence_length(run_recipe.sync_offline_packing_alignment(recipe))
     recipe.validate()
     kinds = (str, int, float, bool, type(None))
+    parts = {part: getattr(recipe, part) for part in ("model", "train", "optimizer", "ddp")}
+    nested = getattr(recipe.model, "transformer", None)
     return {
         f"{part}.{field.name}": value
-        for part in ("model", "train", "optimizer", "ddp")
-        for field in dataclasses.fields(getattr(recipe, part))
-        if isinstance(value := getattr(getattr(recipe, part), field.name, None), kinds)
+        for part, holder in (*parts.items(), *([("model", nested)] if nested else []))
+        for field in dataclasses.fields(holder)
+        if isinstance(value := getattr(holder, field.name, None), kinds)
     }
 
 

@@ -159,8 +159,6 @@ def test_deepspeed_reads_the_plan(case, tmp_path, monkeypatch):
         assert (offload.device, offload.pin_memory) == ("cpu", True)
         assert read.zero_force_ds_cpu_optimizer is False
     assert read.zero_config.offload_param is None
-    on_host = read.activation_checkpointing_config.cpu_checkpointing
-    assert on_host == (layout.offload in ("activations", "both"))
     assert read.tensor_parallel_config.autotp_size in ((0, 1) if layout.tp == 1 else (layout.tp,))
     assert document.get("sequence_parallel_size", 1) == layout.cp
     assert read.bfloat16_config.enabled == (training.precision == "bf16")

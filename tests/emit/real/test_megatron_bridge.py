@@ -2,7 +2,7 @@
 
 MEGATRON_BRIDGE and MEGATRON_LM name checkouts (067f987d and d98e8a64 of 2026-08-22 were read), REAL_PYTHON an
 interpreter that has transformers, omegaconf, hydra and triton; `python tools/real_parsers.py megatron-bridge` builds
-one. Recipes of Llama nest the keys of the model in `model.transformer`, so that recipes of Qwen3 stand for all others.
+one. Recipes of Llama nest the keys of the model in `model.transformer`; recipes of Qwen3 stand for all others.
 """
 
 from __future__ import annotations
@@ -27,22 +27,31 @@ pytestmark = [
     pytest.mark.skipif(None in CHECKOUTS, reason="MEGATRON_BRIDGE and MEGATRON_LM do not both name checkouts"),
 ]
 RECIPES = {
-    "llama3-8b": ("qwen3_8b_pretrain_4gpu_h100_bf16_config", {"model_type": "qwen3", "head_dim": 128}),
-    "qwen3-30b-a3b": ("qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config", {}),
+    "llama3-8b": "llama3_8b_pretrain_2gpu_h100_bf16_config",
+    "qwen3-8b": "qwen3_8b_pretrain_4gpu_h100_bf16_config",
+    "qwen3-30b-a3b": "qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config",
 }
+OF_LLAMA = [case for case in LAYOUTS if case[0] == "llama3-8b"]
+EVEN = [case for case in OF_LLAMA if "layers" not in case[2]]
+CASES = [*OF_LLAMA, *(("qwen3-8b", *rest) for _, *rest in EVEN[2:7]), *(c for c in LAYOUTS if "qwen3" in c[0])]
 
 
 @pytest.mark.timeout(600)
 def test_a_recipe_takes_every_override_and_the_configuration_is_the_plans():
-    cases = [case for case in LAYOUTS if case[0] in RECIPES]
+    cases = [case for case in CASES if case[0] in RECIPES]
     plans, jobs = [plan_of(case, "megatron-bridge") for case in cases], []
     for case, plan in zip(cases, plans, strict=True):
-        recipe, more = RECIPES[case[0]]
         values = values_of(PROGRAMS["megatron-bridge"], plan)
         words = [f"{path}={_shown(value)}" for path, value in overrides_for(values, plan).items()]
-        config = {key: value for key, value in (config_of(plan.model) | more).items() if key != "rope_theta"}
+        config = {
+            key: value for key, value in config_of(plan.model).items() if key not in ("rope_theta", "rope_scaling")
+        }
         jobs.append(
-            [plan.layout.world_size, config, ["--recipe", recipe, "--mode", "pretrain", "--dataset", "mock", *words]]
+            [
+                plan.layout.world_size,
+                config,
+                ["--recipe", RECIPES[case[0]], "--mode", "pretrain", "--dataset", "mock", *words],
+            ]
         )
     done = subprocess.run(
         [os.environ.get("REAL_PYTHON", sys.executable), Path(__file__).with_name("megatron_bridge.py"), *CHECKOUTS],
