@@ -29,9 +29,14 @@ _EXAMPLES: Final = {
 
 
 class Document(BaseModel):
-    """A frozen document; it refuses unknown keys and coerces nothing silently."""
+    """A frozen document; it refuses unknown keys and coerces nothing silently.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
+    Its validator is built when the first document is read: a command builds only those that it uses.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null", defer_build=True
+    )
 
 
 _LARGEST: Final = 1e24

@@ -27,7 +27,6 @@ class _Explained(InputDocument):
         pieces = re.split(rf"^ +({'|'.join(cls.model_fields)}): ", cls.__doc__ or "", flags=re.MULTILINE)
         for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
             cls.model_fields[name].description = " ".join(text.split()).removesuffix(".")
-        cls.model_rebuild(force=True)
 
 
 class EngineDefaults(_Explained):
