@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import json
 import re
 import shlex
@@ -575,6 +577,14 @@ def small_plan(tmp_path_factory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def explained(small_plan) -> dict[str, Any]:
+    """The answer of `planner explain` without a question."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["explain", small_plan, "--json"]) == 0
+    return json.loads(out.getvalue())
+
+
 @pytest.mark.parametrize(
     ("argv", "key"),
     [
@@ -587,13 +597,11 @@ def small_plan(tmp_path_factory) -> str:
         (["--scaling", "1..4"], "scaling"),
     ],
 )
-def test_each_question_adds_one_key_and_one_section(argv: list[str], key: str, small_plan, capsys) -> None:
-    assert main(["explain", small_plan, "--json"]) == 0
-    without = json.loads(capsys.readouterr().out)
+def test_each_question_adds_one_key_and_one_section(argv, key, small_plan, explained, capsys) -> None:
     assert main(["explain", small_plan, *argv, "--json"]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
-    assert {name: value for name, value in document.items() if name != key} == without
+    assert {name: value for name, value in document.items() if name != key} == explained
     jsonschema.validate(document, answer_schemas()["explanation"], cls=jsonschema.Draft202012Validator)
     assert err == ""
     assert main(["explain", small_plan, *argv]) == 0
