@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from planner.search.objectives import Objective
     from planner.search.optimum.candidate import Candidate
     from planner.search.space.constraints import Constraints
-    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
+    from planner.specs.recipe import Offload, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

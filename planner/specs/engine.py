@@ -9,12 +9,9 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, InputDocument, Name, Seconds
-from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Offload, Optimizer, Schedule, StateBytes
 from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
-
-Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
-Offload = Literal["none", "optimizer", "activations", "both", "params+states", "params+states+activations"]
 
 
 class _Explained(InputDocument):

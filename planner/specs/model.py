@@ -567,10 +567,6 @@ _FURTHER: tuple[str, ...] = (
 _FURTHER += ("layer_vector_params", "table_params", "input_matrix_params", "output_matrix_params")
 
 
-VisionTower.model_rebuild()
-ModelSpec.model_rebuild()
-
-
 @lru_cache(maxsize=64)
 def _kinds(model: ModelSpec) -> tuple[tuple[int, ModelSpec], ...]:
     if not model.layers:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number, Rows
     from planner.search.space.constraints import Constraints
-    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
+    from planner.specs.recipe import Offload, Schedule
 
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 """Schedules that are considered without a pin.
