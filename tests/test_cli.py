@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import jsonschema
 import pytest
 import yaml
 
@@ -26,7 +25,6 @@ from planner.errors import EnvironmentProblem, ExitCode, PlannerError
 from planner.explain import outcome
 from planner.plan import PLAN_FORMAT
 from planner.show.glossary import glossary_view
-from planner.show.schema import answer_schemas
 from planner.show.screen import Screen, to_text
 from planner.specs.by_name import load_model
 from planner.specs.glossary import entries
@@ -597,12 +595,12 @@ def explained(small_plan) -> dict[str, Any]:
         (["--scaling", "1..4"], "scaling"),
     ],
 )
-def test_each_question_adds_one_key_and_one_section(argv, key, small_plan, explained, capsys) -> None:
+def test_each_question_adds_one_key_and_one_section(argv, key, small_plan, explained, validator_of, capsys) -> None:
     assert main(["explain", small_plan, *argv, "--json"]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert {name: value for name, value in document.items() if name != key} == explained
-    jsonschema.validate(document, answer_schemas()["explanation"], cls=jsonschema.Draft202012Validator)
+    validator_of("explanation").validate(document)
     assert err == ""
     assert main(["explain", small_plan, *argv]) == 0
     assert "tiny-gpt on 2 x" in capsys.readouterr().out
