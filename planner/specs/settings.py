@@ -15,6 +15,8 @@ from planner.specs.yaml import Node, parse_value
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from planner.specs.document import Document
+
 
 _ROOTS = ("model", "cluster", "device", "training", "engine")
 _ENDS = ("within_node", "between_nodes")
@@ -73,7 +75,9 @@ def _with_root(path: Sequence[str]) -> str:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-    documents = {"cluster": ClusterSpec, "device": DeviceSpec, "training": TrainingSpec, "model": ModelSpec}
+    documents: dict[str, type[Document]] = {
+        "cluster": ClusterSpec, "device": DeviceSpec, "training": TrainingSpec, "model": ModelSpec
+    }  # fmt: skip
     whole = [f"`{root}.{'.'.join(path)}`" for root, document in documents.items() if path[0] in document.model_fields]
     return printable(f"did you mean {any_of(whole)}?", 200) if whole else ""
 
