@@ -31,8 +31,6 @@ candidate at once.
 
 Seconds are divided by a unit, so that stage times are near 1e4 and the solver's absolute tolerances of 1e-7 are below
 1e-11 of a stage time.
-
-PuLP is imported where a program is built: its import takes a tenth of a small plan's time.
 """
 
 from __future__ import annotations
@@ -78,6 +76,7 @@ class Answer:
 
 def weighted_sum(terms: Terms) -> Any:
     """A sum of terms: PuLP 3 makes it with the class itself, PuLP 4 with a method of the class."""
+    # here, because an import of PuLP takes a tenth of a small plan's time, and a program without a choice needs none
     from pulp import LpAffineExpression
 
     return getattr(LpAffineExpression, "from_list", LpAffineExpression)(terms)
