@@ -28,15 +28,13 @@ _EXAMPLES: Final = {
 }
 
 
-class Document(BaseModel):
+class Document(BaseModel, defer_build=True):
     """A frozen document; it refuses unknown keys and coerces nothing silently.
 
     Its validator is built when the first document is read: a command builds only those that it uses.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null", defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
 
 
 _LARGEST: Final = 1e24

@@ -71,12 +71,11 @@ def _path(text: str, where: str) -> tuple[str, ...]:
 
 def _with_root(path: Sequence[str]) -> str:
     """A hint for a path without its document's name; empty if no document has the path's first key."""
-    from planner.specs.cluster import ClusterSpec, DeviceSpec
-    from planner.specs.model import ModelSpec
-    from planner.specs.training import TrainingSpec
+    from planner.specs import cluster, model, training
 
     documents: dict[str, type[Document]] = {
-        "cluster": ClusterSpec, "device": DeviceSpec, "training": TrainingSpec, "model": ModelSpec
+        "cluster": cluster.ClusterSpec, "device": cluster.DeviceSpec, "training": training.TrainingSpec,
+        "model": model.ModelSpec,
     }  # fmt: skip
     whole = [f"`{root}.{'.'.join(path)}`" for root, document in documents.items() if path[0] in document.model_fields]
     return printable(f"did you mean {any_of(whole)}?", 200) if whole else ""

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
 def printable(text: str, limit: int = 160) -> str:
     """`text` without control, escape and bidirectional characters, cut to `limit` characters."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
-    return cut if cut.isprintable() else "".join(map(_shown, cut))
-
-
-def _shown(c: str) -> str:
-    return c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1]
+    shown = (c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1] for c in cut)
+    return cut if cut.isprintable() else "".join(shown)
 
 
 def quoted(value: Any) -> str:

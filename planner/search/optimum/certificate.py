@@ -97,7 +97,8 @@ def solve(
         raise Disagreement(
             f"a greedy assignment takes {known.objective_seconds!r} s, and the integer program: {answer}"
         )
-    choice = _better(answer.choice, known)
+    found = [choice for choice in (answer.choice, known) if choice is not None]
+    choice = min(found, key=lambda choice: choice.objective_seconds, default=None)  # the solver's if they tie
     late = (f"{solver} reached its time limit; the answer is the dynamic program's",)
     return Solution(
         choice=choice,
@@ -112,12 +113,6 @@ def solve(
 
 def _is_within(answer: Answer, seconds: float) -> bool:
     return answer.choice is not None and answer.choice.objective_seconds <= seconds * (1 + AGREEMENT)
-
-
-def _better(first: Choice | None, second: Choice | None) -> Choice | None:
-    """The faster of two choices; the first if they tie."""
-    found = [choice for choice in (first, second) if choice is not None]
-    return min(found, key=lambda choice: choice.objective_seconds, default=None)
 
 
 def _gap(choice: Choice | None, bound: float) -> float:

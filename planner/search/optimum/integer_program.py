@@ -267,8 +267,8 @@ def solve_program(
     only = tuple(range(kept[0].num_stages))
     if bounded and num_columns == len(only) and len(kept) == 1 and kept[0].is_choice(only):
         seconds = kept[0].step_seconds(only)
-        forced = Choice(candidate=alive[0], columns=tuple(columns_of[alive[0]].tolist()), objective_seconds=seconds)
-        return Answer(choice=forced, status="optimal", bound_seconds=seconds, num_columns=num_columns, num_candidates=1)
+        best = Choice(candidate=alive[0], columns=tuple(columns_of[alive[0]].tolist()), objective_seconds=seconds)
+        return Answer(choice=best, status="optimal", bound_seconds=seconds, num_columns=num_columns, num_candidates=1)
     bounds = lower_bounds(kept)
     if not bounded:
         bounds = replace(bounds, bottleneck=0 * bounds.bottleneck, tail=0 * bounds.tail)
