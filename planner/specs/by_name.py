@@ -189,7 +189,7 @@ def config_path(name: str) -> Path | None:
     if name in model_names():
         return None
     path = Path(name)
-    return path if path.suffix == ".json" else path / CONFIG_NAME if _is_folder(path) else None
+    return path if path.suffix == ".json" else path / CONFIG_NAME if is_there(path) and path.is_dir() else None
 
 
 @cache
@@ -244,12 +244,5 @@ def is_there(path: Path) -> bool:
     """Whether a file or folder exists at a path that a user typed."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
     except (OSError, ValueError):  # a name that no file can have
         return False

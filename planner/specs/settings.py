@@ -73,10 +73,8 @@ def _with_root(path: Sequence[str]) -> str:
     """A hint for a path without its document's name; empty if no document has the path's first key."""
     from planner.specs import cluster, model, training
 
-    documents: dict[str, type[Document]] = {
-        "cluster": cluster.ClusterSpec, "device": cluster.DeviceSpec, "training": training.TrainingSpec,
-        "model": model.ModelSpec,
-    }  # fmt: skip
+    documents: dict[str, type[Document]] = {"cluster": cluster.ClusterSpec, "device": cluster.DeviceSpec}
+    documents |= {"training": training.TrainingSpec, "model": model.ModelSpec}
     whole = [f"`{root}.{'.'.join(path)}`" for root, document in documents.items() if path[0] in document.model_fields]
     return printable(f"did you mean {any_of(whole)}?", 200) if whole else ""
 

@@ -93,10 +93,9 @@ def cbc_path() -> str:
 
 def _cbc() -> str | None:
     at = importlib.util.find_spec("pulp")
-    if at and at.origin and (sys.platform, platform.machine()) == ("linux", "x86_64"):
-        usual = Path(at.origin).with_name("solverdir") / "cbc/linux/i64/cbc"
-        if usual.exists():
-            return str(usual)  # without an import of PuLP, which few small jobs need
+    usual = Path(at.origin).with_name("solverdir") / "cbc/linux/i64/cbc" if at and at.origin else Path("/no/pulp")
+    if (sys.platform, platform.machine()) == ("linux", "x86_64") and usual.exists():
+        return str(usual)  # without an import of PuLP, which few small jobs need
     import pulp
 
     bundled = getattr(pulp, "PULP_CBC_CMD", None)  # PuLP 4 has no such class, and looks for the extra itself
