@@ -377,8 +377,10 @@ def jobs_of_the_bench():
     tree = ast.parse(BENCH.read_text(encoding="utf-8"))
     value = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
     targets = next(node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "TARGETS")
-    code = compile(ast.Expression(targets), str(BENCH), "eval")
-    found = [each[0] for each in eval(code, {"BIG": ast.literal_eval(value["BIG"])})]
+    known = {}
+    for name, node in (*((name, value[name]) for name in ("BIG", "START", "ON_2048")), ("targets", targets)):
+        known[name] = eval(compile(ast.Expression(node), str(BENCH), "eval"), known)
+    found = [each[0] for each in known["targets"]]
     return [arguments for arguments in found if arguments.startswith("plan ")]
 
 
