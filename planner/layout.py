@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.errors import InputError, Mistake
 from planner.once import once
-from planner.specs.engine import Offload, Schedule
+from planner.specs.recipe import Offload, Schedule
 from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import quoted
 

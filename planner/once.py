@@ -26,7 +26,7 @@ def once(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def asked(*args: P.args, **kwargs: P.kwargs) -> T:
-        given = (*args, *kwargs, *kwargs.values())
+        given = (*args, *kwargs, *kwargs.values()) if kwargs else args
         for known, result in kept:
             if len(known) == len(given) and all(map(is_, known, given)):
                 return result  # type: ignore[no-any-return]

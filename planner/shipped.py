@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.parameters import num_active_params, num_params
-from planner.specs.banned import bans_of, runs_of
 from planner.specs.by_name import engine_names, load_engine, load_model, model_names, model_source
-from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
-from planner.specs.engine import EngineSpec
 from planner.specs.library import price_source
-from planner.specs.this_machine import detected_cluster
 
 if TYPE_CHECKING:
     from planner.specs.cluster import AnyCluster, ClusterSpec, LinkSpec
@@ -47,6 +43,8 @@ def one_model(name: str) -> dict[str, Any]:
 
 def clusters() -> list[dict[str, Any]]:
     """Every shipped cluster with its device and links, as `planner clusters --json` prints it."""
+    from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
+
     return [_cluster_entry(load_cluster(name), cluster_source(name)) for name in cluster_names()]
 
 
@@ -76,6 +74,8 @@ def _link_entry(link: LinkSpec) -> dict[str, Any]:
 
 def one_cluster(name: str) -> dict[str, Any]:
     """One cluster, by shipped name or file: the document as parsed."""
+    from planner.specs.cluster_documents import cluster_names, cluster_source, load_cluster
+
     source = {"source": cluster_source(name)} if name in cluster_names() else {}
     if listed := price_source(name):
         source["price_source"] = listed
@@ -84,6 +84,8 @@ def one_cluster(name: str) -> dict[str, Any]:
 
 def this_machine() -> dict[str, Any]:
     """The cluster document of this machine."""
+    from planner.specs.this_machine import detected_cluster
+
     return detected_cluster().model_dump(mode="json", exclude_none=True)
 
 
@@ -93,6 +95,8 @@ def engine_profiles() -> list[dict[str, Any]]:
 
 
 def _engine_entry(engine: EngineSpec) -> dict[str, Any]:
+    from planner.specs.banned import bans_of, runs_of
+
     return {
         "name": engine.name,
         "program": engine.program,

@@ -7,9 +7,11 @@ import json
 import os
 import signal
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema  # type: ignore[import-untyped] # it ships no types
 import pytest
 from hypothesis import settings
 
@@ -20,6 +22,7 @@ from planner.plan import Plan, RunnerUp, _checksum, plan_to_json
 from planner.plan_parts import Certificate, MadeBy, SearchOptions
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
+from planner.show.schema import answer_schemas
 from planner.specs.by_name import load_engine
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import ClusterSpec
@@ -54,6 +57,24 @@ def _with_engine(job: Any, **changes: dict[str, Any]) -> Any:
 def with_engine() -> Callable[..., Any]:
     """A job with another engine profile: `with_engine(job, memory={"logits_bytes": 0})`."""
     return _with_engine
+
+
+@pytest.fixture(scope="session")
+def schemas_of_answers() -> dict[str, dict[str, Any]]:
+    """The published schemas of all answers, which take a second to make."""
+    return answer_schemas()
+
+
+@pytest.fixture(scope="session")
+def validator_of(schemas_of_answers: dict[str, dict[str, Any]]) -> Callable[[str], jsonschema.Draft202012Validator]:
+    """`validator_of(name)` checks documents by the schema of an answer; the schema itself is checked once."""
+
+    @cache
+    def made(name: str) -> jsonschema.Draft202012Validator:
+        jsonschema.Draft202012Validator.check_schema(schemas_of_answers[name])
+        return jsonschema.Draft202012Validator(schemas_of_answers[name])
+
+    return made
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from planner.cost.schedule_comparison import ScheduleOutcome
     from planner.plan import Plan
-    from planner.specs.engine import Schedule
+    from planner.specs.recipe import Schedule
 
 
 _SKETCH_STAGES: Final = 4

@@ -10,7 +10,7 @@ from planner.cost.schedule import exists, round_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from planner.specs.engine import Schedule
+    from planner.specs.recipe import Schedule
 
 Kind = Literal["F", "B", "I", "W"]
 """Letters of torch: forward (F), whole backward (B), backward for the inputs (I), backward for the weights (W)."""

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from planner.cost.compute import PassSeconds
     from planner.numbers import Flag, Number
-    from planner.specs.engine import Schedule
+    from planner.specs.recipe import Schedule
 
 EXECUTED: Final = ("naive", "zb-h1", "zbv", "dualpipev")
 """Schedules that are priced by execution: `step_seconds` describes them only for equal stages, or not at all."""

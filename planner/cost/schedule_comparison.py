@@ -12,7 +12,7 @@ from planner.cost.ledger import LineName
 from planner.cost.prices import layout_prices
 from planner.cost.schedule import bubble_of, exists, staleness_steps, weight_versions
 from planner.layout import Layout, balanced_chunks, of_chunks
-from planner.specs.engine import Schedule
+from planner.specs.recipe import Schedule
 
 if TYPE_CHECKING:
     from planner.specs.job import Job

@@ -22,7 +22,7 @@ from planner.layout import stage_of_chunk
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from planner.specs.engine import Schedule
+    from planner.specs.recipe import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

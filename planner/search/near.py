@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.search.objectives import Objective
     from planner.search.optimum.candidate import Candidate
     from planner.search.space.space import Space
-    from planner.specs.engine import Offload, Schedule
+    from planner.specs.recipe import Offload, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

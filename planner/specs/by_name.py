@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from planner.errors import InputError
 from planner.specs import library
-from planner.specs.calibration import Calibration, CalibrationEntry, find_entry
-from planner.specs.cluster import DeviceSpec
-from planner.specs.engine import EngineSpec
 from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.model import ModelSpec
 from planner.specs.text import any_of, did_you_mean, printable, quoted
@@ -22,7 +19,9 @@ from planner.units import whole_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.specs.cluster import AnyCluster
+    from planner.specs.calibration import Calibration, CalibrationEntry
+    from planner.specs.cluster import AnyCluster, DeviceSpec
+    from planner.specs.engine import EngineSpec
     from planner.specs.library import Kind
     from planner.specs.training import TrainingSpec
 
@@ -88,6 +87,8 @@ def load_device(name: str) -> DeviceSpec:
     Raises:
         InputError: a document with mistakes.
     """
+    from planner.specs.cluster import DeviceSpec
+
     return validate(DeviceSpec, shipped_yaml(library.path_of("clusters/devices", name)))
 
 
@@ -97,6 +98,8 @@ def load_engine(name: str) -> EngineSpec:
     Raises:
         InputError: unknown name.
     """
+    from planner.specs.engine import EngineSpec
+
     return validate(EngineSpec, engine_tree(name))
 
 
@@ -107,6 +110,8 @@ def load_calibration(path: Path) -> Calibration:
         InputError: all mistakes of the document at once.
         EnvironmentProblem: the file cannot be read.
     """
+    from planner.specs.calibration import Calibration
+
     try:
         return validate(Calibration, read_yaml(path))
     except WrongKind as error:
@@ -131,6 +136,8 @@ def _shipped_engines() -> tuple[EngineSpec, ...]:
 @cache
 def shipped_calibration() -> Calibration:
     """Corrections fitted to published runs; `make calibrate` writes them."""
+    from planner.specs.calibration import Calibration
+
     return Calibration.model_validate_json(_SHIPPED_CALIBRATION.read_text(encoding="utf-8"))
 
 
@@ -138,6 +145,8 @@ def calibrations_of(
     cluster: AnyCluster, model: ModelSpec, training: TrainingSpec, engine: EngineSpec, corrections: Calibration
 ) -> tuple[CalibrationEntry, ...]:
     """The corrections for the devices of each pool; a uniform cluster is one pool."""
+    from planner.specs.calibration import find_entry
+
     return tuple(
         find_entry(
             corrections,
@@ -180,7 +189,7 @@ def config_path(name: str) -> Path | None:
     if name in model_names():
         return None
     path = Path(name)
-    return path if path.suffix == ".json" else path / CONFIG_NAME if _is_folder(path) else None
+    return path if path.suffix == ".json" else path / CONFIG_NAME if is_there(path) and path.is_dir() else None
 
 
 @cache
@@ -235,12 +244,5 @@ def is_there(path: Path) -> bool:
     """Whether a file or folder exists at a path that a user typed."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
     except (OSError, ValueError):  # a name that no file can have
         return False

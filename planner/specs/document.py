@@ -28,8 +28,11 @@ _EXAMPLES: Final = {
 }
 
 
-class Document(BaseModel):
-    """A frozen document; it refuses unknown keys and coerces nothing silently."""
+class Document(BaseModel, defer_build=True):
+    """A frozen document; it refuses unknown keys and coerces nothing silently.
+
+    Its validator is built when the first document is read: a command builds only those that it uses.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
 

@@ -9,12 +9,9 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, InputDocument, Name, Seconds
-from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, StateBytes
+from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Offload, Optimizer, Schedule, StateBytes
 from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
-
-Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
-Offload = Literal["none", "optimizer", "activations", "both", "params+states", "params+states+activations"]
 
 
 class _Explained(InputDocument):
@@ -27,7 +24,6 @@ class _Explained(InputDocument):
         pieces = re.split(rf"^ +({'|'.join(cls.model_fields)}): ", cls.__doc__ or "", flags=re.MULTILINE)
         for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
             cls.model_fields[name].description = " ".join(text.split()).removesuffix(".")
-        cls.model_rebuild(force=True)
 
 
 class EngineDefaults(_Explained):

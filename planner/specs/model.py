@@ -88,13 +88,9 @@ class MixtureOfExperts(InputDocument):
     imbalance: float = Field(default=1.0, ge=1, le=1_000)
 
     @model_validator(mode="after")
-    def _check_top_k(self) -> Self:
+    def _check_counts(self) -> Self:
         if self.experts_per_token > self.num_experts:
             raise ValueError(f"experts_per_token: {self.experts_per_token} is more than num_experts {self.num_experts}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_groups(self) -> Self:
         if self.groups_per_token > self.num_groups:
             raise ValueError(f"groups_per_token: {self.groups_per_token} is more than num_groups {self.num_groups}")
         if self.num_experts % self.num_groups:
@@ -565,10 +561,6 @@ _FURTHER: tuple[str, ...] = (
     "cross_attention",
 )
 _FURTHER += ("layer_vector_params", "table_params", "input_matrix_params", "output_matrix_params")
-
-
-VisionTower.model_rebuild()
-ModelSpec.model_rebuild()
 
 
 @lru_cache(maxsize=64)

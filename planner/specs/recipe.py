@@ -11,6 +11,8 @@ from planner.specs.document import InputDocument
 Optimizer = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]
 Loss = Literal["whole", "fused", "chunked", "fused-linear"]
 CudaGraphs = Literal["none", "layers", "step"]
+Schedule = Literal["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "pipedream"]
+Offload = Literal["none", "optimizer", "activations", "both", "params+states", "params+states+activations"]
 _OfPlainLayers = Literal["query", "key", "value", "output", "gate", "up", "down", "all-linear"]
 _OfExperts = Literal["expert_gate", "expert_up", "expert_down", "shared_gate", "latent_down", "latent_up"]
 _OfAttention = Literal["query_down", "query_up", "key_value_down", "key_value_up", "attention_gate"]

@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError, Mistake
-from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.model import ModelSpec
 from planner.specs.text import any_of, did_you_mean, printable, quoted
-from planner.specs.training import TrainingSpec
 from planner.specs.yaml import Node, parse_value
 
 if TYPE_CHECKING:
@@ -20,13 +17,8 @@ if TYPE_CHECKING:
 
     from planner.specs.document import Document
 
+
 _ROOTS = ("model", "cluster", "device", "training", "engine")
-_DOCUMENTS: Final[dict[str, type[Document]]] = {
-    "cluster": ClusterSpec,
-    "device": DeviceSpec,
-    "training": TrainingSpec,
-    "model": ModelSpec,
-}
 _ENDS = ("within_node", "between_nodes")
 """Names of the innermost and the outermost link."""
 _ALL_DEFAULTS = "failures"
@@ -79,7 +71,11 @@ def _path(text: str, where: str) -> tuple[str, ...]:
 
 def _with_root(path: Sequence[str]) -> str:
     """A hint for a path without its document's name; empty if no document has the path's first key."""
-    whole = [f"`{root}.{'.'.join(path)}`" for root, document in _DOCUMENTS.items() if path[0] in document.model_fields]
+    from planner.specs import cluster, model, training
+
+    documents: dict[str, type[Document]] = {"cluster": cluster.ClusterSpec, "device": cluster.DeviceSpec}
+    documents |= {"training": training.TrainingSpec, "model": model.ModelSpec}
+    whole = [f"`{root}.{'.'.join(path)}`" for root, document in documents.items() if path[0] in document.model_fields]
     return printable(f"did you mean {any_of(whole)}?", 200) if whole else ""
 
 

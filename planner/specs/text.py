@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 def printable(text: str, limit: int = 160) -> str:
     """`text` without control, escape and bidirectional characters, cut to `limit` characters."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1] for c in cut)
+    shown = (c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1] for c in cut)
+    return cut if cut.isprintable() else "".join(shown)
 
 
 def quoted(value: Any) -> str:

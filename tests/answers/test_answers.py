@@ -351,7 +351,8 @@ def test_more_of_anything_counts_by_the_plan_s_objective(plan_in_time) -> None:
     table = sensitivity_of(plan_in_time)
     assert table.step_seconds == now.step_seconds
     assert table.objective == options.objective
-    for each in table.gains:
+    few = None if options.objective == "gpus" and options.confidence == CONFIDENCE else 2  # the largest gains
+    for each in table.gains[:few]:
         then = search_in_time(
             change_job(job, each.change), Constraints(), options.objective, confidence=options.confidence
         )

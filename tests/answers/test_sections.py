@@ -7,7 +7,6 @@ import math
 import re
 from dataclasses import replace
 
-import jsonschema
 import pytest
 
 from planner.answers.collectives import collectives_of
@@ -27,7 +26,6 @@ from planner.plan import plan_from_json, plan_to_json
 from planner.search.given import plan_for_layout
 from planner.search.space.rules import broken_rules
 from planner.show.explain import explanation
-from planner.show.schema import answer_schemas
 from planner.show.screen import Screen, to_text
 from planner.specs.change import change_job
 from planner.specs.load import load_job
@@ -360,21 +358,13 @@ def test_the_job_of_a_plan_has_the_options_of_the_plan(plan) -> None:
     assert job.spread == plan.memory_spread
 
 
-@pytest.fixture(scope="module")
-def validator() -> jsonschema.Draft202012Validator:
-    schema = answer_schemas()["explanation"]
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
-def test_the_document_follows_its_published_schema(any_plan, validator) -> None:
+def test_the_document_follows_its_published_schema(any_plan, validator_of) -> None:
     text = explanation_to_json(explain(any_plan))
     document = json.loads(text)
-    validator.validate(document)
+    validator_of("explanation").validate(document)
     assert plan_from_json(text) == any_plan
-    broken = document | {"waterfall": {"parts": [], "step_seconds": "long"}}
-    with pytest.raises(jsonschema.ValidationError):
-        validator.validate(broken)
+    broken = {"waterfall": {"parts": [], "step_seconds": "long"}}
+    assert any(list(each.path)[:1] == ["waterfall"] for each in validator_of("explanation").iter_errors(broken))
 
 
 @pytest.mark.parametrize("mbs", [1, 8])

@@ -344,7 +344,7 @@ def test_arrays_that_price_the_best_too_high_are_noticed(monkeypatch, small_pipe
         search(small_pipeline, Constraints(), check=True)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *long_forms(*range(2, 20))])
+@pytest.mark.parametrize("seed", [0, *long_forms(*range(1, 20))])
 def test_no_drawn_layout_of_an_honest_search_is_better(seed):
     pick = random.Random(seed)
     documents = {"model": pick.choice(["llama3-8b", "qwen3-30b-a3b"]), "cluster": "dgx-h100", "nodes": 1}
@@ -361,6 +361,7 @@ def test_no_drawn_layout_of_an_honest_search_is_better(seed):
 def test_the_check_draws_the_same_configurations_by_the_same_seed(monkeypatch, small_pipeline):
     drawn = []
     monkeypatch.setattr(bound_check, "_check", lambda *given: drawn.append(str(given[-1])))
+    monkeypatch.setattr(searching, "check_layouts", lambda *_: 0)
     for _ in range(2):
         search(small_pipeline, Constraints(), check=True)
     half = len(drawn) // 2
@@ -376,8 +377,10 @@ def jobs_of_the_bench():
     tree = ast.parse(BENCH.read_text(encoding="utf-8"))
     value = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
     targets = next(node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "TARGETS")
-    code = compile(ast.Expression(targets), str(BENCH), "eval")
-    found = [each[0] for each in eval(code, {"BIG": ast.literal_eval(value["BIG"])})]
+    known = {}
+    for name, node in (*((name, value[name]) for name in ("BIG", "START", "ON_2048")), ("targets", targets)):
+        known[name] = eval(compile(ast.Expression(node), str(BENCH), "eval"), known)
+    found = [each[0] for each in known["targets"]]
     return [arguments for arguments in found if arguments.startswith("plan ")]
 
 

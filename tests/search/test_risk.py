@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from test_objectives import FREE, every_layout, small_job
+from small_layouts import FREE, every_layout, small_job
 
 from planner.answers.deadline import search_in_time
 from planner.cost.band import axes_of, time_distribution

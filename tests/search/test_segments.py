@@ -70,7 +70,7 @@ def test_a_plan_is_no_slower_than_the_recipe_whose_experts_stay_in_a_rack(recipe
     ],
 )
 def test_pins_and_the_cluster_document_decide(pins, forbids, settings, segments):
-    found = plan(pins, forbids, **settings)
+    found = plan([*pins, "tp=1,pp=4"], forbids, **settings)  # as the recipe divides the model
     assert found.layout.segment in segments
 
 

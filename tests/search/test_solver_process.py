@@ -15,7 +15,7 @@ import pytest
 
 from planner.cost.stage import Pattern
 from planner.errors import EnvironmentProblem, SolverTrouble
-from planner.search.optimum import certificate, solver_process
+from planner.search.optimum import certificate, integer_program, solver_process
 from planner.search.optimum.candidate import Candidate, Choice, Disagreement
 from planner.search.optimum.certificate import solve
 from planner.search.optimum.dynamic_program import best_choice
@@ -26,9 +26,12 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="shell scripts and pr
 
 
 def two_stages() -> Candidate:
-    """Six layers on two stages, of which the second is half as fast; the optimum is 4 + 2 layers."""
-    layers = np.tile(np.arange(1, 6), 2)
-    stage = np.repeat([0, 1], 5)
+    """Six layers on two stages, of which the second is half as fast; the optimum is 4 + 2 layers.
+
+    Two policies have equal prices, so that no bound leaves one choice, for which no solver would be started.
+    """
+    layers = np.tile(np.repeat(np.arange(1, 6), 2), 2)
+    stage = np.repeat([0, 1], 10)
     return Candidate(
         name="two stages",
         num_layers=6,
@@ -42,10 +45,10 @@ def two_stages() -> Candidate:
         layers=layers,
         last=layers,
         load=layers,
-        policy=np.zeros(10, dtype=np.int64),
+        policy=np.tile([0, 1], 10),
         seconds=layers * np.array([1.0, 2.0])[stage],
         pass_seconds=layers * np.array([1.0, 2.0])[stage],
-        slack_seconds=np.zeros(10),
+        slack_seconds=np.zeros(20),
         tail_seconds=layers * np.float64(0.25),
     )
 
@@ -73,6 +76,23 @@ def fake_cbc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 def test_the_optimum_of_the_example() -> None:
     for solver in ("cbc", "highs"):
         assert solve([two_stages()], solver=solver).objective_seconds == pytest.approx(OPTIMUM_SECONDS)
+
+
+def test_no_solver_starts_where_one_column_is_left_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimum of the example by hand, without a solver; with a second policy at its price there is a choice."""
+    monkeypatch.setattr(integer_program, "run_solver", lambda *_: pytest.fail("a solver was started"))
+    candidate = two_stages()
+    one = candidate.keep(candidate.policy == 0)
+    answer = solve_program([one], upper_bound=OPTIMUM_SECONDS)
+    assert answer.choice is not None
+    assert one.layers[list(answer.choice.columns)].tolist() == [4, 2]
+    assert (answer.status, answer.num_columns) == ("optimal", 2)
+    assert answer.choice.objective_seconds == answer.bound_seconds == pytest.approx(OPTIMUM_SECONDS)
+    for more in ({"upper_bound": OPTIMUM_SECONDS, "bounded": False}, {}):
+        with pytest.raises(pytest.fail.Exception):
+            solve_program([one], **more)
+    with pytest.raises(pytest.fail.Exception):
+        solve_program([candidate], upper_bound=OPTIMUM_SECONDS)
 
 
 SOLUTION = 'cat > "$solution"'

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from planner.evidence.rows.runs import Run
     from planner.layout import Layout
     from planner.specs.cluster import ClusterSpec, Precision
-    from planner.specs.engine import EngineSpec, Offload
+    from planner.specs.engine import EngineSpec
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
+    from planner.specs.recipe import Offload
 
 _LARGEST_BATCH: Final = 100_000_000
 _LARGEST_SEQUENCE: Final = 100_000_000

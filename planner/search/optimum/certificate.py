@@ -18,7 +18,7 @@ import numpy as np
 from planner.errors import SolverTrouble
 from planner.search.optimum import dynamic_program
 from planner.search.optimum.candidate import Disagreement
-from planner.search.optimum.integer_program import Answer, SolverName, solve_program
+from planner.search.optimum.integer_program import SolverName, solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
 from planner.search.space.arrays import AGREEMENT
 
@@ -93,11 +93,13 @@ def solve(
         answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
     except SolverTrouble as trouble:
         return _without_solver(candidates, solver, trouble)
-    if answer.status != "time limit" and known and not _is_within(answer, known.objective_seconds):
+    told = np.inf if answer.choice is None else answer.choice.objective_seconds
+    if answer.status != "time limit" and known and not told <= known.objective_seconds * (1 + AGREEMENT):
         raise Disagreement(
             f"a greedy assignment takes {known.objective_seconds!r} s, and the integer program: {answer}"
         )
-    choice = _better(answer.choice, known)
+    found = [choice for choice in (answer.choice, known) if choice is not None]
+    choice = min(found, key=lambda choice: choice.objective_seconds, default=None)  # the solver's if they tie
     late = (f"{solver} reached its time limit; the answer is the dynamic program's",)
     return Solution(
         choice=choice,
@@ -108,16 +110,6 @@ def solve(
         solver=solver,
         warnings=late if answer.status == "time limit" else (),
     )
-
-
-def _is_within(answer: Answer, seconds: float) -> bool:
-    return answer.choice is not None and answer.choice.objective_seconds <= seconds * (1 + AGREEMENT)
-
-
-def _better(first: Choice | None, second: Choice | None) -> Choice | None:
-    """The faster of two choices; the first if they tie."""
-    found = [choice for choice in (first, second) if choice is not None]
-    return min(found, key=lambda choice: choice.objective_seconds, default=None)
 
 
 def _gap(choice: Choice | None, bound: float) -> float:

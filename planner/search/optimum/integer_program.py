@@ -41,7 +41,6 @@ from operator import eq, ge, le
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import pulp
 
 from planner.errors import SolverTrouble
 from planner.search.optimum.candidate import Candidate, Choice, Disagreement
@@ -51,13 +50,12 @@ from planner.search.optimum.solver_process import run_solver
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pulp
+
     from planner.numbers import FloatArray, IntArray
 
 SolverName = Literal["cbc", "highs"]
 Terms: TypeAlias = "list[tuple[pulp.LpVariable, float]]"
-
-# PuLP 3 makes a sum of terms with the class itself, PuLP 4 with a method of the class
-weighted_sum: Callable[[Terms], Any] = getattr(pulp.LpAffineExpression, "from_list", pulp.LpAffineExpression)
 
 _OBJECTIVE = 1e-5
 """Share by which a solver's objective may differ from the step time of its choice, because values are nearly whole."""
@@ -76,10 +74,20 @@ class Answer:
     num_candidates: int
 
 
+def weighted_sum(terms: Terms) -> Any:
+    """A sum of terms: PuLP 3 makes it with the class itself, PuLP 4 with a method of the class."""
+    # here, because an import of PuLP takes a tenth of a small plan's time, and a program without a choice needs none
+    from pulp import LpAffineExpression
+
+    return getattr(LpAffineExpression, "from_list", LpAffineExpression)(terms)
+
+
 class JointProgram:
     """The integer program of the module's docstring, as a PuLP problem."""
 
     def __init__(self, candidates: Sequence[Candidate], bounds: LowerBounds) -> None:
+        import pulp
+
         self._candidates = candidates
         self._bounds = bounds
         slowest = max(float(max(c.seconds.max(), c.tail_seconds.max())) for c in candidates)
@@ -120,7 +128,7 @@ class JointProgram:
         return self.unit_seconds * float(sum(factor * values.get(variable.name, 0.0) for variable, factor in terms))
 
     def _binary(self, name: str) -> pulp.LpVariable:
-        return self.problem.add_variable(name, 0, 1, pulp.LpBinary)
+        return self.problem.add_variable(name, 0, 1, "Binary")
 
     def _add(self, terms: Terms, sense: Callable[[Any, float], Any], name: str, bound: float = 0) -> None:
         self.problem.addConstraint(sense(weighted_sum(terms), bound), name)
@@ -239,6 +247,8 @@ def solve_program(
 ) -> Answer:
     """The best choice over all candidates by integer programming.
 
+    Where one column is left for each stage of one candidate, (1) and (2) leave one choice, and no solver is started.
+
     upper_bound: seconds of a known choice; columns whose lower bound exceeds it are left out.
     time_limit: seconds of wall time for the solver alone.
     bounded: whether times begin at their lower bounds (theta and delta); otherwise the rows alone decide them.
@@ -254,6 +264,11 @@ def solve_program(
     num_columns = sum(each.num_columns for each in kept)
     if not kept:
         return Answer(choice=None, status="infeasible", bound_seconds=np.inf, num_columns=0, num_candidates=0)
+    only = tuple(range(kept[0].num_stages))
+    if bounded and num_columns == len(only) and len(kept) == 1 and kept[0].is_choice(only):
+        seconds = kept[0].step_seconds(only)
+        best = Choice(candidate=alive[0], columns=tuple(columns_of[alive[0]].tolist()), objective_seconds=seconds)
+        return Answer(choice=best, status="optimal", bound_seconds=seconds, num_columns=num_columns, num_candidates=1)
     bounds = lower_bounds(kept)
     if not bounded:
         bounds = replace(bounds, bottleneck=0 * bounds.bottleneck, tail=0 * bounds.tail)

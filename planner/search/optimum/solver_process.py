@@ -14,6 +14,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -27,13 +28,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
-import pulp
-
 from planner.errors import EnvironmentProblem, ExitCode, SolverTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+    import pulp
 
 _GRACE_SECONDS = 10.0  # a solver that overstays its own time limit by this much is killed
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -91,6 +92,12 @@ def cbc_path() -> str:
 
 
 def _cbc() -> str | None:
+    at = importlib.util.find_spec("pulp")
+    usual = Path(at.origin).with_name("solverdir") / "cbc/linux/i64/cbc" if at and at.origin else Path("/no/pulp")
+    if (sys.platform, platform.machine()) == ("linux", "x86_64") and usual.exists():
+        return str(usual)  # without an import of PuLP, which few small jobs need
+    import pulp
+
     bundled = getattr(pulp, "PULP_CBC_CMD", None)  # PuLP 4 has no such class, and looks for the extra itself
     found = str(bundled.pulp_cbc_path if bundled else pulp.COIN_CMD(msg=False).path)
     return found if Path(found).exists() else shutil.which("cbc")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.numbers import Mask, Number, Rows
-    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
+    from planner.specs.recipe import Offload, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from planner.layout import Degrees
     from planner.numbers import Flag, Number
     from planner.search.space.rule import Checks
-    from planner.specs.engine import Schedule
     from planner.specs.job import Job, PoolJob
+    from planner.specs.recipe import Schedule
 
 DEGREE_RULES: Final[list[Rule]] = []
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays, Refusals
     from planner.search.space.constraints import Constraints
     from planner.search.space.space import Space
-    from planner.specs.engine import Schedule
     from planner.specs.job import Job
+    from planner.specs.recipe import Schedule
 
 _AT_ONCE: Final = (
     *(degree_rules.axes, degree_rules.schedule, degree_rules.offload),

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from planner.numbers import Mask
     from planner.search.space.configurations import PolicyMasks, Refusals
     from planner.search.space.rule import Rule
-    from planner.specs.engine import Offload, Schedule
     from planner.specs.job import Job
+    from planner.specs.recipe import Offload, Schedule
 
 _USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 """Schedules that are considered without a pin.
