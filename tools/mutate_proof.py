@@ -1,11 +1,11 @@
 """Break the proof of the search in stated ways and see whether `--check` notices (`make mutate-proof`): a report.
 
-Each change of mutants-proof.yaml is made in a copy of the tree. There the five JOBS are planned with `--check`, each in
-its turn, until one shows the change. The unchanged tree then prices the plan. A change is
+Each change of mutants-proof.yaml is made in a copy of the tree, which then plans the five JOBS. A change is
 
     noticed   if the planner complained (an error, or the two methods disagree),
-    harmless  if all plans are as good as before,
-    silent    if a plan is worse or its forecast is wrong, and nothing was said.
+    harmless  if every job has the same plan, minimum and forecast as before,
+    caught    if one of them differs, and `--check` complained,
+    silent    if one of them differs, and nothing was said even with `--check`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mutate import copied  # noqa: E402 - scripts beside this one
 from mutate_pytest import swapped  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 CHANGES: Final = TOOLS / "mutants-proof.yaml"
-MOST_SECONDS: Final = 900  # of one job
+MOST_SECONDS: Final = 900  # of one run
 
 JOBS: Final[dict[str, dict[str, Any]]] = {
     "pipeline": {
@@ -101,23 +101,19 @@ def changes() -> list[tuple[str, str, str]]:
     return found
 
 
-def plan(name: str) -> dict[str, Any]:
-    """The plan and the minimum of a job, each as a layout with its step seconds."""
+def plan(name: str, *, check: bool) -> dict[str, Any]:
+    """The plan, its step seconds and the minimum of a job."""
     from planner.api import plan_job
     from planner.layout import format_layout
 
-    found = plan_job(**JOBS[name], check=True, top=0)
+    found = plan_job(**JOBS[name], check=check, top=0)
     least = found.minimum.layout if found.minimum and found.minimum.layout else found.layout
-    return {
-        "plan": format_layout(found.layout),
-        "seconds": found.step_seconds,
-        "minimum": format_layout(least),
-    }
+    return {"plan": format_layout(found.layout), "seconds": found.step_seconds, "minimum": format_layout(least)}
 
 
-def planned(root: Path, name: str) -> dict[str, Any] | None:
-    """`plan` of a job in another tree; None if the planner complained or did not end."""
-    command = [sys.executable, str(TOOLS / "mutate_proof.py"), "--job", name]
+def planned(root: Path, names: Iterable[str], *, check: bool = False) -> list[dict[str, Any]] | None:
+    """`plan` of jobs in another tree; None if the planner complained or did not end."""
+    command = [sys.executable, str(TOOLS / "mutate_proof.py"), *(["--check"] if check else []), "--job", *names]
     environment = os.environ | {"PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"}
     try:
         ran = subprocess.run(
@@ -125,55 +121,46 @@ def planned(root: Path, name: str) -> dict[str, Any] | None:
         )
     except subprocess.TimeoutExpired:
         return None
-    return json.loads(ran.stdout) if ran.returncode == 0 else None
+    return [json.loads(line) for line in ran.stdout.splitlines()] if ran.returncode == 0 else None
 
 
-def price(name: str, layout: str) -> float:
-    """Step seconds of a layout of a job, by the ledger of this tree."""
-    from planner.api import estimate_layout
-
-    asked = {key: value for key, value in JOBS[name].items() if key not in ("pin", "objective")}
-    return estimate_layout(**asked, layout=layout).step_seconds
-
-
-def verdict(name: str, right: dict[str, Any], said: dict[str, Any]) -> str:
-    """What is wrong with a plan of the changed tree; empty if it is as good as the right one."""
-    if said == right:
-        return ""
-    wrong = [f"{key} {said[key]} instead of {right[key]}" for key in right if said[key] != right[key]]
-    worse = price(name, said["minimum"]) / price(name, right["minimum"]) - 1
-    return f"{name}: {'; '.join(wrong)} (its minimum is {worse:+.2%})"
+def verdict(copy: Path, right: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """The outcome of the change that a copy has, and what differs."""
+    found = planned(copy, right)
+    if found is None:
+        return "noticed", ""
+    said = dict(zip(right, found, strict=True))
+    differs = [name for name in right if said[name] != right[name]]
+    for name in differs:
+        if planned(copy, [name], check=True) is None:
+            return "caught", f"{name}: {said[name]}"
+    return ("silent", f"{differs[0]}: {said[differs[0]]}") if differs else ("harmless", "")
 
 
 def outcomes(root: Path) -> Iterator[tuple[tuple[str, str, str], str, str]]:
-    """Every change with its outcome and where it showed."""
+    """Every change with its outcome and the plan that shows it."""
     copy, stamp = copied(root), int(time.time())
-    right = {name: planned(copy, name) for name in JOBS}
+    found = planned(copy, JOBS)
+    if found is None:
+        sys.exit(f"a job has no plan without a change: python tools/mutate_proof.py --job {' '.join(map(repr, JOBS))}")
+    right = dict(zip(JOBS, found, strict=True))
     for name, each in right.items():
-        if each is None:
-            sys.exit(f"without a change the job {name!r} has no plan: python tools/mutate_proof.py --job {name!r}")
-        print(f"{name}: {each['plan']}", flush=True)
+        print(f"{name}: {each}", flush=True)
     for number, (path, before, after) in enumerate(changes()):
         text = (copy / path).read_text(encoding="utf-8")
-        outcome, where = "harmless", ""
         with swapped(copy / path, text.replace(before, after), stamp + 2 * number):
-            for name, known in right.items():
-                said = planned(copy, name)
-                if said is None:
-                    outcome, where = "noticed", name
-                    break
-                if wrong := verdict(name, known or {}, said):
-                    outcome, where = "silent", wrong  # unless another job notices
-        yield (path, before, after), outcome, where
+            yield (path, before, after), *verdict(copy, right)
 
 
 def main() -> None:
-    """Run one job, or every change, and report."""
+    """Plan some jobs, or make every change, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", choices=JOBS, help="print the plan of one job as JSON")
+    parser.add_argument("--job", choices=JOBS, nargs="+", help="print the plans of these jobs as JSON")
+    parser.add_argument("--check", action="store_true", help="plan them with --check")
     asked = parser.parse_args()
     if asked.job:
-        print(json.dumps(plan(asked.job)))
+        for name in asked.job:
+            print(json.dumps(plan(name, check=asked.check)), flush=True)
         return
     os.nice(5)
     counts: Counter[str] = Counter()
