@@ -318,7 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--only", default="", help="a folder or file below the repository")
+    parser.add_argument("--only", default="", help="folders or files below the repository, separated by commas")
     parser.add_argument("--limit", type=float, default=120.0, help="recorded seconds of tests for one mutant")
     parser.add_argument("--record", action="store_true", help="run all tests and keep which lines they execute")
     asked = parser.parse_args()
@@ -328,7 +328,7 @@ def main() -> None:
         record(root, [])
         return
     code = {path: text for area in AREAS for path, text in sources(root, f"planner/{area}").items()}
-    code = {path: text for path, text in code.items() if path.startswith(asked.only)}
+    code = {path: text for path, text in code.items() if path.startswith(tuple(asked.only.split(",")))}
     mutants = list(draw(code, asked.count, random.Random(asked.seed)))  # noqa: S311 - no secret
     counts: Counter[str] = Counter()
     for mutant, outcome in outcomes(root, mutants, asked.limit):
