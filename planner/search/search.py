@@ -141,7 +141,7 @@ def _check_ledger(found: Found, window: Window, chosen: Assigned, winner: Assign
     """
     ranks = []
     for each in (chosen, winner):
-        seconds = estimate(found.job, found.layout_of(each)).step_seconds
+        seconds = estimate(found.space.job, found.layout_of(each)).step_seconds
         if abs(seconds - each.seconds) > AGREEMENT * seconds:
             raise Disagreement(f"ledger {seconds!r} s, solvers {each.seconds!r} s: {found.layout_of(each)}")
         ranks.append(rank_of(found, window.objective, replace(each, seconds=seconds)))
