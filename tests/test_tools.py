@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # --- make help --------------------------------------------------------------------------------------------------
 
 TARGETS = (
-    *("help", "setup", "run", "test", "check", "prove", "lint", "types", "format", "docs", "docs-check"),
+    *("help", "setup", "run", "test", "check", "beside", "prove", "lint", "types", "format", "docs", "docs-check"),
     *(
         "golden",
         "accuracy",
