@@ -142,12 +142,13 @@ def _check_ledger(found: Found, window: Window, chosen: Assigned, winner: Assign
     ranks = []
     for each in (chosen, winner):
         seconds = estimate(found.space.job, found.layout_of(each)).step_seconds
+        said = f"the ledger of {found.layout_of(each)} has {seconds!r} s"
         if abs(seconds - each.seconds) > AGREEMENT * seconds:
-            raise Disagreement(f"ledger {seconds!r} s, solvers {each.seconds!r} s: {found.layout_of(each)}")
+            raise Disagreement(f"{said}, and the solvers saw {each.seconds!r} s")
         ranks.append(rank_of(found, window.objective, replace(each, seconds=seconds)))
     own, least = ranks
     if not window.objective.is_near(own, least, window.within + AGREEMENT):
-        raise Disagreement(f"{found.layout_of(chosen)}: {own} is more than {window.within:.2%} above {least}")
+        raise Disagreement(f"{found.layout_of(chosen)}: {own} is over {window.within:.2%} above the minimum, {least}")
 
 
 def _tightened(space: Space, objective: Objective) -> Job:
