@@ -322,14 +322,13 @@ def test_a_plan_has_no_axis_that_the_files_program_lacks(tmp_path):
 def test_the_fastest_layout_beside_a_file_has_no_axis_that_its_program_lacks(tmp_path):
     """It is the minimum of `planner plan --from`, which a search without the program's limits would beat."""
     (tmp_path / "full.yaml").write_text(FACTORY)
-    options = {"gpus": 8, "engine": "fsdp", "seq_len": 65536, "global_batch": 16}
+    options = {"gpus": 8, "engine": "fsdp", "seq_len": 16384, "global_batch": 8}
     own = estimate_file(tmp_path / "full.yaml", "dgx-h100", layout="recompute=full", **options)
     bound = plan_file(tmp_path / "full.yaml", "dgx-h100", reporter=Notes(), **options)
     freed = replace(own, options=replace(own.options, forbidden=()))
     assert own.options.forbidden == ("tp>=2", "pp>=2", "cp>=2")
-    fastest = fastest_seconds(own)
-    assert fastest == (pytest.approx(bound.minimum.step_seconds) if bound.fits else None)
-    assert fastest_seconds(freed) != fastest
+    assert fastest_seconds(own) == pytest.approx(bound.minimum.step_seconds)
+    assert fastest_seconds(freed) < 0.9 * bound.minimum.step_seconds
 
 
 def test_other_programs_files_name_the_weights_and_what_they_leave_open(tmp_path):
