@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.target import Doubt, only
+from planner.emit.target import Doubt, matches, only
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from planner.emit.target import Refusal
+    from planner.emit.target import Refusal, Value, Values
 
 
 def names_beside(module: str) -> dict[str, Any]:
@@ -56,3 +57,25 @@ def refusals(rows: Mapping[str, Mapping[str, Any]]) -> tuple[Refusal, ...]:
         return replace(found, says=(path, *(f"{document}.{each}" for each in listed(row.get("says", ())))))
 
     return tuple(refusal(path, row) for path, row in rows.items())
+
+
+def translated(values: Values, rows: Mapping[str, Any]) -> dict[str, Value]:
+    """Keys and values of one program in the keys of another, by the rows of a document.
+
+    said: key -> value -> keys of the other program; renamed: key -> its name there; drops: patterns of keys that the
+    other program has no use for. strict: keys of `said` that have no other values. Other keys keep their names.
+
+    Raises:
+        InputError: a key of `strict` has another value.
+    """
+    found: dict[str, Value] = {}
+    for key, value in values.items():
+        known = {str(each): keys for each, keys in rows.get("said", {}).get(key, {}).items()}
+        if str(value) in known:
+            found |= known[str(value)]
+        elif key in rows.get("strict", ()):
+            hint = f"known: {', '.join(known)}"
+            raise InputError(f"{str(value)[:40]!r} has no price here", where=key, hint=hint)
+        elif key in rows["renamed"] or not matches(key, listed(rows.get("drops", ()))):
+            found[rows["renamed"].get(key, key)] = value
+    return found

@@ -18,7 +18,7 @@ import yaml
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.names import decisive, listed, names_beside, refusals
 from planner.emit.programs.hugging_face_model import config_of, model_from
-from planner.emit.target import Refusal, Setting, choice, follows, known, matches, number, pair, whole
+from planner.emit.target import Refusal, Setting, choice, follows, known, number, pair, whole
 from planner.errors import InputError
 from planner.layout import offload_of
 from planner.specs.model import ModelSpec
@@ -70,28 +70,6 @@ def nested(values: Values, prefix: str = "") -> dict[str, Any]:
         for parent in parents:
             inner = inner.setdefault(parent, {})
         inner[last] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def translated(values: Values, rows: Mapping[str, Any]) -> dict[str, Value]:
-    """Keys and values of one program in the keys of another, by the rows of a document.
-
-    said: key -> value -> keys of the other program; renamed: key -> its name there; drops: patterns of keys that the
-    other program has no use for. strict: keys of `said` that have no other values. Other keys keep their names.
-
-    Raises:
-        InputError: a key of `strict` has another value.
-    """
-    found: dict[str, Value] = {}
-    for key, value in values.items():
-        known = {str(each): keys for each, keys in rows.get("said", {}).get(key, {}).items()}
-        if str(value) in known:
-            found |= known[str(value)]
-        elif key in rows.get("strict", ()):
-            hint = f"known: {', '.join(known)}"
-            raise InputError(f"{str(value)[:40]!r} has no price here", where=key, hint=hint)
-        elif key in rows["renamed"] or not matches(key, listed(rows.get("drops", ()))):
-            found[rows["renamed"].get(key, key)] = value
     return found
 
 

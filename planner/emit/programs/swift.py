@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.adapters import MEGATRON as MODULES
-from planner.emit.names import listed, names_beside, refusals
-from planner.emit.programs.hugging_face import translated
+from planner.emit.names import listed, names_beside, refusals, translated
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS

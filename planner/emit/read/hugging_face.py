@@ -10,9 +10,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import listed, names_beside
+from planner.emit.names import listed, names_beside, translated
 from planner.emit.programs import accelerate
-from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat, translated
+from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.methods import NAMES
 from planner.emit.read.options import options_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.names import names_beside
+from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
-from planner.emit.programs.hugging_face import translated
 from planner.emit.read import Reader
 from planner.emit.read.options import options_of
 from planner.emit.read.shell import UNSET, option_words

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.names import names_beside
+from planner.emit.names import names_beside, translated
 from planner.emit.programs import bridge, swift
-from planner.emit.programs.hugging_face import translated
 from planner.emit.read import HOSTS, MODEL, OF_RECIPE, RANKS, Reader
 from planner.emit.read.options import options_of, overrides_of
 from planner.emit.read.shell import commands_of, option_words

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import decisive, has_lines, listed, names_beside
+from planner.emit.names import decisive, has_lines, listed, names_beside, translated
 from planner.emit.programs import megatron
-from planner.emit.programs.hugging_face import flat, translated
+from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader
 from planner.emit.read.megatron import DEFAULTS, engine_of
 from planner.emit.read.overrides import BRIDGE, bridge_values
