@@ -138,6 +138,7 @@ class Judge:
         for module in pkgutil.walk_packages([str(Path.cwd() / "planner")], "planner."):
             if not module.name.startswith("planner.trainer") and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+        gc.unfreeze()  # tests/conftest.py froze the objects, and `get_objects` leaves these out
         functions = [each for each in gc.get_objects() if type(each) is FunctionType]  # isinstance runs objects' code
         items = {item.nodeid: item for item in session.items}
         for task in self.tasks:
