@@ -188,6 +188,14 @@ def test_the_page_has_the_plans_that_the_tool_prints(capsys: pytest.CaptureFixtu
 
 # --- mutants ----------------------------------------------------------------------------------------------------
 
+
+def test_every_way_to_break_the_proof_is_a_change_of_the_code() -> None:
+    """`changes` raises where a file no longer has a text, or has it twice."""
+    found = load_tool("mutate_proof").changes()
+    assert len(set(found)) == len(found) >= 60
+    assert all(before != after for _, before, after in found)
+
+
 TOY = '''"""A toy."""
 
 __all__ = ["area"]

@@ -1,4 +1,4 @@
-"""Break the proof of the search in stated ways and see whether `--check` notices (`make mutate-proof`): a report.
+"""Break the proof of the search in stated ways and see whether `--check` notices: a report, never a gate.
 
 Each change of mutants-proof.yaml is made in a copy of the tree, which then plans the five JOBS. A change is
 
