@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from planner.cost.band import (
     axes_of,
@@ -201,3 +202,9 @@ def test_a_band_of_the_user_s_own_runs_holds_eight_of_ten_runs(make_job):
     middle, half = np.sqrt(0.9 * 1.6), np.sqrt(1.6 / 0.9)
     ends = {0.1: 0.9, 0.5: middle, 0.9: 1.6, 0.75: middle * np.sqrt(half), 0.25: middle / np.sqrt(half)}
     assert {level: found.quantile(level) for level in ends} == pytest.approx(ends)
+
+
+@pytest.mark.parametrize("tails", [0, -0.5])
+def test_a_factor_on_the_tails_is_positive(tails):
+    with pytest.raises(ValidationError):
+        Spread(tails=tails)

@@ -89,3 +89,10 @@ def test_any_word_has_an_answer_or_a_mistake(word: str) -> None:
     except InputError:
         found = entries()
     assert found
+
+
+def test_a_word_like_no_term_is_told_where_all_terms_are() -> None:
+    with pytest.raises(InputError) as caught:
+        entries_of(["qqqqqqqq"])
+    (mistake,) = caught.value.mistakes
+    assert "`planner glossary` lists all terms" in (mistake.hint or "")
