@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.programs import PROGRAMS
 from planner.emit.start import Start
 from planner.emit.starters import STARTERS
-from planner.emit.target import Given, How, field_of, values_of
+from planner.emit.target import Given, How, field_of, refusals, values_of
 from planner.errors import InputError
 from planner.plan import folder_for, write_plan, write_text
 from planner.run_arguments import RunArguments, option_name
@@ -41,8 +41,10 @@ class Bundle:
     advice: tuple[str, ...] = ()
 
 
-def target_of(plan: Plan, to: str | None) -> Target:
+def target_of(plan: Plan, to: str | None, tell: Callable[[str], None] = lambda _: None) -> Target:
     """The program that runs a plan: `to`, or by default the first program in the engine's profile.
+
+    If this default refuses the plan, its `otherwise` runs it, and `tell` is called with the reason.
 
     Raises:
         InputError: the profile of the plan's engine does not name the program `to`, or names no program at all.
@@ -55,7 +57,11 @@ def target_of(plan: Plan, to: str | None) -> Target:
         again = other_engines("plan again with ", lambda engine: name in engine.emits)
         wanted = f"`planner emit PLAN --to {emits[0]}` writes what runs it" + (f", or {again}" if again else "")
         raise InputError(f"the plan is made for {plan.engine.name}, and {name} is another program", hint=wanted)
-    return PROGRAMS[name]
+    target = PROGRAMS[name]
+    if to is None and target.otherwise in emits and (faults := refusals(target, plan)):
+        tell(f"{target.name} does not run this plan: {faults[0][0]}; these are files of {target.otherwise}")
+        return PROGRAMS[target.otherwise]
+    return target
 
 
 def bundle_of(
@@ -69,14 +75,14 @@ def bundle_of(
 ) -> Bundle:
     """All files that run a plan, without the plan itself; data and tokenizer are given as absolute paths.
 
-    tell: called with a warning if the plan may not fit.
+    tell: called with a warning if the plan may not fit, or if another program than the default runs it.
 
     Raises:
         InputError: the program or the starter cannot express the plan; the message names the field and the option to
             plan with.
         NothingFitsError: the plan does not fit, and `force_unfit` is false.
     """
-    target = target_of(plan, to)
+    target = target_of(plan, to, tell)
     _check_schedule(plan)
     check_fits(plan, force_unfit=force_unfit, tell=tell)
     how = replace(how, arguments=_absolute(_taken(target, how.arguments), hub=target.name != "torch"))

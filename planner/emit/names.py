@@ -70,11 +70,11 @@ def translated(values: Values, rows: Mapping[str, Any]) -> dict[str, Value]:
     """
     found: dict[str, Value] = {}
     for key, value in values.items():
-        known = {str(each): keys for each, keys in rows.get("said", {}).get(key, {}).items()}
-        if str(value) in known:
-            found |= known[str(value)]
+        known = {str(each).lower(): keys for each, keys in rows.get("said", {}).get(key, {}).items()}
+        if (own := str(value).lower()) in known:  # a shell says true, and YAML True
+            found |= known[own]
         elif key in rows.get("strict", ()):
-            hint = f"known: {', '.join(known)}"
+            hint = f"known: {', '.join(each for each in known if each != 'none')}"
             raise InputError(f"{str(value)[:40]!r} has no price here", where=key, hint=hint)
         elif key in rows["renamed"] or not matches(key, listed(rows.get("drops", ()))):
             found[rows["renamed"].get(key, key)] = value

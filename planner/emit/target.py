@@ -205,6 +205,7 @@ class Target:
     yours: placeholder -> meaning, for all values that the plan does not decide.
     advice: sentences about other values that the plan does not decide; the program also runs without them.
     takes: fields of RunArguments that fill placeholders.
+    otherwise: the program whose files run the plans that this program refuses, if `emit` is not told one; empty: none.
     launcher: the command to run on each host; only for a program that finds the other hosts by itself.
     environment: environment variables that the program needs.
     ignores: patterns of keys that change neither bytes nor seconds; a reader does not report such keys.
@@ -223,6 +224,7 @@ class Target:
     yours: Callable[[Plan, How], Mapping[str, str]] = lambda plan, how: {}  # noqa: ARG005
     advice: Callable[[Plan, How], tuple[str, ...]] = lambda plan, how: ()  # noqa: ARG005
     takes: tuple[str, ...] = ()
+    otherwise: str = ""
     launcher: Callable[[Plan, How], str] | None = None
     environment: Callable[[Plan], Mapping[str, str]] = lambda plan: {}  # noqa: ARG005
     ignores: tuple[str, ...] = ()

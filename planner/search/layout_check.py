@@ -91,7 +91,7 @@ def _drawn(job: Job, optimum: Layout, pick: np.random.Generator, *, keeps_most: 
         **{**now, "recompute": policy},
         dp=dp,
         sp=int(now["tp"] > 1 and divides and 1 in job.engine.can.sp),
-        etp=optimum.etp if now["ep"] > 1 else 1,
+        etp=int(pick.choice((1, optimum.etp))) if now["ep"] > 1 else 1,
         schedule="interleaved" if now["interleave"] > 1 else "1f1b",
         offload=optimum.offload,
         layers_per_stage=split,

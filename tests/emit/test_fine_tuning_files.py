@@ -86,6 +86,50 @@ def test_the_type_of_the_weights_is_read(tmp_path: Path) -> None:
         read(tmp_path, SCRIPT.replace("--bf16", "--param_dtype int8"))
 
 
+def test_a_switch_with_a_value_is_read_as_a_shell_writes_it(tmp_path: Path) -> None:
+    found = read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --adam_offload true --flash_attn true"))
+    assert found.layout["offload"] == "optimizer"
+    without = read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --adam_offload false"))
+    assert without.layout.get("offload", "none") == "none"
+
+
+def test_an_empty_key_of_llama_factory_is_its_default(tmp_path: Path) -> None:
+    text = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nfinetuning_type: full\ncutoff_len: 2048\nbf16: true\n"
+    empty = f"{text}disable_gradient_checkpointing:\nflash_attn:\n"
+    plain, found = read(tmp_path, text, "plain.yaml"), read(tmp_path, empty, "empty.yaml")
+    assert found.layout["recompute"] == "full"
+    assert (dict(found.layout), found.settings) == (dict(plain.layout), plain.settings)
+
+
+AXOLOTL = "base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 1\nsequence_len: 2048\nlora_r: 16\n"
+
+
+def test_all_linear_layers_of_axolotl_are_more_than_its_list(tmp_path: Path) -> None:
+    """Both keys stand in examples of Axolotl; the order in the file says nothing."""
+    both = ["lora_target_linear: true\n", "lora_target_modules: [q_proj, v_proj]\n"]
+    for lines in (both, both[::-1]):
+        found = read(tmp_path, f"{AXOLOTL}adapter: lora\n{''.join(lines)}", "run.yaml")
+        alone = read(tmp_path, f"{AXOLOTL}adapter: lora\n{both[0]}", "run.yaml")
+        assert found.settings == alone.settings
+    assert read(tmp_path, f"{AXOLOTL}adapter: lora\n{both[1]}", "run.yaml").settings != alone.settings
+
+
+def test_only_adapters_with_a_price_are_read_from_axolotl(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'ia3' has no price here") as caught:
+        read(tmp_path, f"{AXOLOTL}adapter: ia3\n", "run.yaml")
+    assert caught.value.mistakes[0].hint == "known: lora, qlora"
+    assert "training.lora_rank=16" not in read(tmp_path, f"{AXOLOTL}adapter:\n", "run.yaml").settings
+
+
+def test_a_part_of_llama_factory_v1_is_keys_and_values(tmp_path: Path) -> None:
+    plain = "model: Qwen/Qwen2.5-7B\nmodel_class: llm\ncutoff_len: 2048\n"
+    for part in ("dist_config: fsdp2", "peft_config: lora", "quant_config: bnb"):
+        with pytest.raises(InputError, match="expected keys and values"):
+            read(tmp_path, f"{plain}{part}\n", "run.yaml")
+    unused = read(tmp_path, f"{plain}dist_config:\n  name: fsdp2\n  config_file: none.json\n", "run.yaml")
+    assert unused.engine == "fsdp"
+
+
 def test_adapters_and_offload_are_read(tmp_path: Path) -> None:
     found = read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --lora_rank 16 --lora_alpha 32 --adam_offload"))
     assert "training.lora_rank=16" in found.settings

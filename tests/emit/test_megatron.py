@@ -281,6 +281,12 @@ def test_what_no_program_of_the_family_can_be_told_is_refused(name, changes, wor
     assert len([text for text in told["un"] if words in text]) == 1
 
 
+def test_the_base_of_rotary_embeddings_counts_only_where_they_are():
+    plan = plan_of(("mpt-1b", 1, "tp=2,zero=1", ()))
+    changed = replace(plan, model=plan.model.model_copy(update={"rope_theta": 10000.5}))
+    assert [text for row in PROGRAMS["megatron"].refuse if "rotary" in (text := str(row.fault(changed)))] == []
+
+
 def test_adapters_beside_a_part_of_a_module_are_refused():
     """Megatron-Bridge's linear_qkv holds query, key and value."""
     refusals = PROGRAMS["megatron-bridge"].refuse

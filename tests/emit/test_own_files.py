@@ -64,11 +64,11 @@ FILES = {
 NAMES = {"factory": "llama_factory.yaml", "axolotl": "axolotl.yaml"}
 
 
-def planned(text: str, folder: Path) -> Path:
+def planned(text: str, folder: Path, *further: str) -> Path:
     (folder / "zero3.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}))
     (folder / "train.yaml").write_text(text)
     words = ["plan", "--from", str(folder / "train.yaml"), "dgx-h100", "--nodes", "1", "-o", str(folder / "plan.json")]
-    assert main(words) == 0
+    assert main([*words, *further]) == 0
     return folder / "plan.json"
 
 
@@ -114,7 +114,7 @@ def test_what_is_written_reads_back_as_the_plan(name, tmp_path):
     assert int(said.get("lora_rank", 0)) == plan.training.lora_rank
 
 
-def test_plans_from_these_files_have_nothing_that_the_program_lacks(tmp_path, capsys):
+def test_plans_from_these_files_are_made_for_their_programs(tmp_path):
     plan = plan_from_file(planned(FILES["axolotl"], tmp_path))
     assert plan.engine.emits == ("axolotl-accelerate", "accelerate")
     assert plan.layout.recompute in (("none",), ("full",))
@@ -125,17 +125,39 @@ def test_plans_from_these_files_have_nothing_that_the_program_lacks(tmp_path, ca
     plain = plan_job("llama3-8b", "dgx-h100", engine="fsdp", gpus=8, global_batch=8, seq_len=1024)
     with pytest.raises(InputError, match="axolotl-accelerate is another program"):
         bundle_of(plain, "axolotl-accelerate", how=How())
-    assert capsys.readouterr()
-    words = [
-        "plan",
-        "--from",
-        str(tmp_path / "train.yaml"),
-        "dgx-h100",
-        "--nodes",
-        "1",
-        "-o",
-        str(tmp_path / "sgd.json"),
-    ]
-    assert main([*words, "--set", "training.optimizer=sgd"]) == 0
-    assert main(["emit", str(tmp_path / "sgd.json"), "-o", str(tmp_path / "sgd")]) == ExitCode.BAD_INPUT
-    assert "training.optimizer is sgd" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "why"),
+    [
+        ("factory", "--set training.optimizer=sgd", "training.optimizer is sgd"),
+        ("axolotl", "--pin tp=2,sp=0 --set training.lora_rank=0", "layout.tp is 2"),
+        ("axolotl", "--model olmoe-7b-a1b --pin ep=2 --set training.lora_rank=0", "layout.ep is 2"),
+        ("axolotl-deepspeed", "--pin cp=2,zero=3", "layout.cp is 2"),
+    ],
+)
+def test_a_plan_without_own_keys_is_written_for_the_program_below(name, words, why, tmp_path, capsys):
+    """Whatever `planner plan --from` recommends, the `planner emit` that it names writes it, and says for what."""
+    plan = planned(FILES[name], tmp_path, *words.split())
+    own, below = plan_from_file(plan).engine.emits
+    assert main(["emit", str(plan), "-o", str(tmp_path / "run"), "--force-unfit"]) == 0
+    said = capsys.readouterr().err
+    assert f"{own} does not run this plan: {why}, and" in said
+    assert f"these are files of {below}" in said
+    written = {each.name for each in (tmp_path / "run").iterdir()}
+    assert "train.py" in written
+    assert not written & {*NAMES.values()}
+    words = ["emit", str(plan), "--to", own, "-o", str(tmp_path / "own"), "--force-unfit"]
+    assert main(words) == ExitCode.BAD_INPUT
+    assert why in capsys.readouterr().err
+
+
+def test_weights_in_16_bits_are_written_as_llama_factory_says_them(tmp_path):
+    pure = FACTORY.replace("deepspeed: zero3.json\n", "").replace("bf16: true", "pure_bf16: true")
+    plan = plan_from_file(planned(pure, tmp_path))
+    assert plan.training.memory_recipe == "pure-bf16"
+    assert main(["emit", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run"), "--force-unfit"]) == 0
+    written = yaml.safe_load((tmp_path / "run" / "llama_factory.yaml").read_text())
+    assert (written["pure_bf16"], written["bf16"]) == (True, False)
+    found = read_foreign(tmp_path / "run" / "llama_factory.yaml", num_devices=8, per_host=8)
+    assert "training.memory_recipe=pure-bf16" in found.settings

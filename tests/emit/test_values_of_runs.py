@@ -314,8 +314,8 @@ def test_a_plan_has_no_axis_that_the_files_program_lacks(tmp_path):
     assert (bound[()].tp, bound[()].pp, bound[()].cp) == (1, 1, 1)
     assert bound["cp>=1",].cp > 1
     (told, other) = [each for each in notes.notes if "which the search leaves out" in each]
-    assert "no key for tp, pp, cp" in told
-    assert "no key for tp, pp, which" in other
+    assert "no key for tp, pp, cp, ep" in told
+    assert "no key for tp, pp, ep, which" in other
 
 
 @pytest.mark.usefixtures("planned")
@@ -326,7 +326,7 @@ def test_the_fastest_layout_beside_a_file_has_no_axis_that_its_program_lacks(tmp
     own = estimate_file(tmp_path / "full.yaml", "dgx-h100", layout="recompute=full", **options)
     bound = plan_file(tmp_path / "full.yaml", "dgx-h100", reporter=Notes(), **options)
     freed = replace(own, options=replace(own.options, forbidden=()))
-    assert own.options.forbidden == ("tp>=2", "pp>=2", "cp>=2")
+    assert own.options.forbidden == ("tp>=2", "pp>=2", "cp>=2", "ep>=2")
     assert fastest_seconds(own) == pytest.approx(bound.minimum.step_seconds)
     assert fastest_seconds(freed) < 0.9 * bound.minimum.step_seconds
 

@@ -425,10 +425,22 @@ def test_pins_on_pools_are_kept_and_never_help(job, best):
     found = search(job, Constraints.parse(["pools=pool1/pool0"]))
     assert found.layout.pools == ("pool1", "pool0")
     assert found.step_seconds >= best.step_seconds * (1 - 1e-9)
-    with pytest.raises(InputError, match="`pools` has an entry for each of the 2 stages, of pool0, pool1"):
+    with pytest.raises(InputError, match="there is no pool other; pools are pool0, pool1"):
         search(job, Constraints.parse(["pools=pool1/other"]))
     with pytest.raises(InputError, match="neighbours"):
         search(job, Constraints.parse(["pools=pool1/pool0/pool1"]))
+
+
+@pytest.mark.parametrize("pins", ["interleave=2,recompute=none/full/none/full", "recompute=full/full"])
+def test_pools_go_with_a_policy_for_each_chunk(job, pins):
+    found = search(job, Constraints.parse(["pools=pool1/pool0", "pp=2", *pins.split(",")]))
+    assert found.layout.pools == ("pool1", "pool0")
+    assert "/".join(found.layout.recompute) == pins.partition("recompute=")[2]
+
+
+def test_policies_for_other_stages_than_the_pools_say_are_refused(job):
+    with pytest.raises(InputError, match="cannot be planned"):
+        search(job, Constraints.parse(["pools=pool0/pool0/pool1/pool1", "recompute=none/full"]))
 
 
 def test_the_deepest_model_on_six_pools_is_carried_and_a_deeper_one_refused(job):

@@ -57,11 +57,13 @@ def _yours(form: Mapping[str, Any], plan: Plan, how: How) -> dict[str, str]:
 
 
 def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
+    refuse = refusals(_NAMES["refuses"] | form["refuses"] | form["over"].get(base.name, {}))
     return replace(
         base,
         name=f"{name}-{base.name}",
         program=f"{form['module'].partition('.')[0]}, with {base.program}",
-        refuse=(*base.refuse, *refusals(_NAMES["refuses"] | form["layouts"]), *refused(_NAMES["refused"])),
+        refuse=(*base.refuse, *refuse, *refused(_NAMES["refused"])),
+        otherwise=base.name,
         render=partial(_render, form, base),
         command=partial(_command, form, base),
         yours=partial(_yours, form),

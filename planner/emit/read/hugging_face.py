@@ -261,15 +261,25 @@ _OF_FSDP: Final = re.compile(r"fsdp_config\.(fsdp_)?")
 _OF_ADAPTERS: Final = ("lora_", "peft_", "load_in_")
 
 
+def _filled_in(text: str, *parts: str) -> Values:
+    """Keys and values of a file, without keys that are left empty; `parts` are mappings, if the file has them."""
+    data = _document(text, THE_FILE)
+    for part in parts:
+        _part(data, part)
+    return {key: value for key, value in flat(data).items() if value is not None}
+
+
 def _axolotl_values(text: str) -> Values:
     """Values of a file of Axolotl, of whose matrix products alone some run in 8 bits (utils/schemas/config.py)."""
-    data = _document(text, THE_FILE)
-    _part(data, "fsdp_config")
-    own = {_OF_FSDP.sub(_FSDP, key): value for key, value in flat(data).items() if value is not None}
+    own = {_OF_FSDP.sub(_FSDP, key): value for key, value in _filled_in(text, "fsdp_config").items()}
     if own.pop("fsdp", None) or any(key.startswith(_FSDP) for key in own):
         own["accelerate.distributed_type"] = "FSDP"
     if not own.get("adapter"):
-        own = {key: value for key, value in own.items() if not key.startswith(_OF_ADAPTERS)}
+        own = {key: value for key, value in own.items() if key != "adapter" and not key.startswith(_OF_ADAPTERS)}
+    if own.get("lora_target_linear"):
+        own.pop("lora_target_modules", None)
+    if own.get("adapter") == "qlora":
+        own.pop("load_in_4bit", None)
     if own.keys().isdisjoint(_PRECISIONS):
         own["bf16"] = True
     found = translated(own, _AXOLOTL)
@@ -282,7 +292,7 @@ def _axolotl_values(text: str) -> Values:
 
 
 def _factory_values(text: str) -> Values:
-    own = {**_FACTORY["defaults"], **flat(_document(text, THE_FILE))}
+    own = {**_FACTORY["defaults"], **_filled_in(text)}
     if own["finetuning_type"] == "full":
         own = {key: value for key, value in own.items() if not key.startswith("lora_")}
     return _complete(_without_auto({PLAIN: True, **translated(own, _FACTORY)}), is_trl=False)
@@ -290,7 +300,9 @@ def _factory_values(text: str) -> Values:
 
 def _factory_v1_values(text: str) -> Values:
     """Values of LLaMA-Factory v1, whose plugins name the sharding, the adapters and the bits of the weights."""
-    own = {**_FACTORY_V1["defaults"], **flat(_document(text, THE_FILE))}
+    own = {**_FACTORY_V1["defaults"], **_filled_in(text, "dist_config", "peft_config", "quant_config")}
+    if own.get("dist_config.name") != "deepspeed":
+        own.pop("dist_config.config_file", None)
     plain = {} if own.get("dist_config.name") else {PLAIN: True}
     return _complete(_without_auto({**plain, **translated(own, _FACTORY_V1)}), is_trl=False)
 
@@ -336,7 +348,7 @@ READERS: Final = (
         "model_name_or_path",
         either=("cutoff_len", "finetuning_type", "stage", "template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
-        lacks=("tp", "pp", "cp"),  # src/llamafactory/hparams of 00577a85
+        lacks=("tp", "pp", "cp", "ep"),  # src/llamafactory/hparams of 00577a85; ep is of its runs over Megatron
         writes="llama-factory",
     ),
     _reader(

@@ -299,6 +299,9 @@ def _meets_lists(
             continue
         entries = np.array([int(each) if key == "layers_per_stage" else policy_code(each) for each in pinned])
         for v in set(degrees.interleave.tolist()):
+            if len(entries) % v:
+                keep &= degrees.interleave != v
+                continue
             here = (degrees.interleave == v) & (degrees.pp * v == len(entries))
             chunks = entries.reshape(v, -1)
             stage = np.minimum(index, chunks.shape[1] - 1)

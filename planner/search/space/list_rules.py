@@ -52,11 +52,9 @@ def policies(job: Job, recompute: tuple[str, ...]) -> Checks:
 def modules(job: Job, recompute: tuple[str, ...]) -> Checks:
     """the model must have the modules that recompute"""
     absent = absent_modules(job.model)
-    lacking = {policy: part for policy in sorted(set(recompute)) for part in policy.split("+") if part in absent}
+    lacking = [(policy, part) for policy in sorted(set(recompute)) for part in policy.split("+") if part in absent]
     if (yield bool(lacking)):
-        return "; ".join(
-            f"recompute={policy}: {job.model.name} has no {absent[part]}" for policy, part in lacking.items()
-        )
+        return "; ".join(f"recompute={policy}: {job.model.name} has no {absent[part]}" for policy, part in lacking)
 
 
 @rule(LIST_RULES, "recompute pp interleave schedule")
@@ -90,7 +88,9 @@ def pools(job: Job, layout: Layout) -> Checks:
         if (yield bool(layout.pools)):
             return "the cluster has no pools"
         return
-    if (yield len(layout.pools) != layout.pp or not set(layout.pools) <= set(known)):
+    if (yield not set(layout.pools) <= set(known)):
+        return f"there is no pool {any_of(sorted(set(layout.pools) - set(known)))}; pools are {', '.join(known)}"
+    if (yield len(layout.pools) != layout.pp):
         return f"`pools` has an entry for each of the {layout.pp} stages, of {', '.join(known)}"
     rooms = {name: int(stages_in_pool(known[name], layout)) for name in dict.fromkeys(layout.pools)}
     full = {name: room for name, room in rooms.items() if layout.pools.count(name) > room}
@@ -98,7 +98,8 @@ def pools(job: Job, layout: Layout) -> Checks:
     if (yield bool(full or apart)):
         of = f"stages of {layout.stride('pp')} devices, tp={layout.tp} inside a scale-up domain"
         few = (f"pool {name} has room for {room} {of}, not {layout.pools.count(name)}" for name, room in full.items())
-        return "; ".join((*apart, *few))
+        ways_out = ["lower a degree" if job.allow_tp_across_nodes else "lower a degree, or --allow-tp-across-nodes"]
+        return "; ".join((*apart, *few, *(ways_out if full else [])))
 
 
 @rule(LIST_RULES)

@@ -16,6 +16,7 @@ from planner.search.space.placements import most_layers_on
 from planner.search.space.rules import RULES, broken_rules
 from planner.search.space.space import replica_counts
 from planner.specs.banned import bans_of
+from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 
 if TYPE_CHECKING:
@@ -44,8 +45,13 @@ def check_pins(space: Space) -> None:
         InputError: the engine lacks a pinned value, or the search cannot choose a pinned list.
     """
     job, pins = space.job, space.constraints
-    at_once = _AT_ONCE if pins.value_of("pools") is None else (*_AT_ONCE, list_rules.pools)
-    faults = [(rule.fault(job, _pinned(pins)), "") for rule in at_once]
+    num_chunks = len((pins.value_of("recompute") or "").split("/"))
+    faults = [(rule.fault(job, _pinned(pins, num_stages=num_chunks)), "") for rule in _AT_ONCE]
+    if pins.value_of("pools") is not None:
+        faults.append((list_rules.pools.fault(job, _pinned(pins, num_stages=_pinned_stages(pins))), ""))
+    if pins.value_of("sp") == "1" and 1 not in job.engine.can.sp:
+        elsewhere = other_engines("; have it: ", lambda engine: 1 in engine.can.sp)
+        faults.append((f"engine {job.engine.name} has no sequence parallelism{elsewhere}", ""))
     if pins.value_of("mtp") and not job.model.mtp_layers:
         faults.append((f"{job.model.name} has no layers for multi-token prediction", ""))
     for axis, ban in bans_of(job.engine).items():
@@ -56,16 +62,22 @@ def check_pins(space: Space) -> None:
         raise InputError(*(Mistake(message=why, where="--pin", hint=hint) for why, hint in faults))
 
 
-def _pinned(pins: Constraints) -> Layout:
-    """A layout of the pinned values; its other keys, and its number of chunks, have no meaning."""
+def _pinned(pins: Constraints, *, num_stages: int) -> Layout:
+    """A layout of the pinned values, with one chunk for each of several stages; its other keys have no meaning."""
     values: dict[str, Any] = {pin.key: int(pin.value) for pin in pins.pins if pin.is_numeric and pin.sign == "="}
     recompute = (pins.value_of("recompute") or "none").split("/")
     layers = tuple(map(int, pins.per_chunk("layers_per_stage") or ("1",)))
     words: dict[str, Any] = {key: value for key in ("schedule", "offload") if (value := pins.value_of(key))}
     pools = tuple((pins.value_of("pools") or "").split("/"))
-    if max(len(recompute), len(pools)) > 1:
-        values |= {"pp": max(len(recompute), len(pools)), "interleave": 1}
+    if num_stages > 1:
+        values |= {"pp": num_stages, "interleave": 1}
     return replace(_SMALLEST, **values, **words, recompute=tuple(recompute), layers_per_stage=layers, pools=pools)
+
+
+def _pinned_stages(pins: Constraints) -> int:
+    """Number of stages that the pins say, by pp or by the pools of the stages; 0 if they say none."""
+    pools = pins.value_of("pools")
+    return int(pins.value_of("pp") or (pools.count("/") + 1 if pools else 0))
 
 
 def _of_pools(job: Job, pins: Constraints) -> Iterator[tuple[str, str]]:
@@ -88,7 +100,7 @@ def _of_lists(job: Job, pins: Constraints) -> Iterator[tuple[str, str]]:
         return
     for key in pins.lists:
         values = pins.per_chunk(key) or ()
-        stages = int(pins.value_of("pp") or len(values))
+        stages = _pinned_stages(pins) or len(values)
         v, wanted = len(values) // stages, values[:stages]
         wanted = wanted * v
         if key == "layers_per_stage":
