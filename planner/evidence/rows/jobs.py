@@ -27,7 +27,7 @@ from planner.specs.text import printable
 from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from planner.evidence.rows.runs import Run
     from planner.layout import Layout
@@ -214,50 +214,34 @@ def _missing_abilities(
     engine: EngineSpec, model: ModelSpec, layout: Mapping[str, Any], settings: Mapping[str, str]
 ) -> list[Assumed]:
     """Settings that give the profile the abilities that the row's program obviously has."""
-    can = engine.can
+    can, hosts, policy, offload = engine.can, engine.offload, layout.get("recompute"), layout.get("offload", "none")
     piped = layout["pp"] > 1
     zeros = engine.pipeline.zero_stages if piped else can.zero_stages
-    zero, policy = layout.get("zero"), layout.get("recompute")
     axes = [axis for axis in ("tp", "pp", "dp", "cp", "ep", "etp") if (layout.get(axis) or 1) > 1]
-    missing: dict[str, Any] = {}
-    if zero is not None and zero not in zeros:
-        missing["engine.pipeline.zero_stages" if piped else "engine.can.zero_stages"] = [*zeros, zero]
-    if not {*axes} <= {*can.axes}:
-        missing["engine.can.axes"] = [*can.axes, *(axis for axis in axes if axis not in can.axes)]
-    if layout.get("sp") not in (None, *can.sp):
-        missing["engine.can.sp"] = [*can.sp, layout["sp"]]
+    new = [] if not policy or can.recomputes(policy) else [policy.partition(":")[0]]
+    some = "_some" if policy and ":" in policy else ""
+    on_host = [policy] if "activations" in offload or offload == "both" else []
+    # key -> what the profile has, and what the row needs
+    needs: dict[str, tuple[Sequence[Any], Iterable[Any]]] = {
+        f"engine.{'pipeline' if piped else 'can'}.zero_stages": (zeros, [layout.get("zero")]),
+        "engine.can.axes": (can.axes, axes),
+        "engine.can.sp": (can.sp, [layout.get("sp")]),
+        f"engine.can.recompute{some}": (can.recompute_some if some else can.recompute, new),
+        "engine.can.losses": (can.losses, [settings.get("training.loss")]),
+        "engine.can.cuda_graphs": (can.cuda_graphs, [settings.get("training.cuda_graphs")]),
+        "engine.offload.what": (hosts.what, [offload]),
+        "engine.offload.activations_of": (hosts.activations_of, on_host),
+        "engine.can.model_features": (can.model_features, sorted(model.features)),
+    }
+    values = {
+        key: f"[{', '.join(map(str, (*has, *more)))}]"
+        for key, (has, needed) in needs.items()
+        if (more := [each for each in needed if each not in (None, *has)])
+    }
     if layout.get("hsdp", 1) > 1 and not can.replicates_shards:
-        missing["engine.can.replicates_shards"] = "true"
-    if policy and not can.recomputes(policy):
-        some = policy.partition(":")[0]
-        if some == policy:
-            missing["engine.can.recompute"] = [*can.recompute, policy]
-        else:
-            missing["engine.can.recompute_some"] = [*can.recompute_some, some]
-    for key, ability in (("training.loss", "losses"), ("training.cuda_graphs", "cuda_graphs")):
-        has = getattr(can, ability)
-        if key in settings and settings[key] not in has:
-            missing[f"engine.can.{ability}"] = [*has, settings[key]]
-    missing |= _missing_offload(engine, layout)
-    if not {*model.features} <= {*can.model_features}:
-        missing["engine.can.model_features"] = sorted({*can.model_features, *model.features})
+        values["engine.can.replicates_shards"] = "true"
     rule = "the run's program has it, and its profile does not"
-    return [Assumed(key=key, value=_listed(value), rule=rule) for key, value in missing.items()]
-
-
-def _missing_offload(engine: EngineSpec, layout: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The row's offload, and the policy whose activations it keeps on the host, if the profile lacks them."""
-    has, offload, policy = engine.offload, layout.get("offload", "none"), layout.get("recompute")
-    found: dict[str, list[Any]] = {}
-    if offload not in has.what:
-        found["engine.offload.what"] = [*has.what, offload]
-    if ("activations" in offload or offload == "both") and policy not in (None, *has.activations_of):
-        found["engine.offload.activations_of"] = [*has.activations_of, policy]
-    return found
-
-
-def _listed(value: Any) -> str:
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    return [Assumed(key=key, value=value, rule=rule) for key, value in values.items()]
 
 
 # --- the workload -----------------------------------------------------------------------------------------------
@@ -444,14 +428,10 @@ def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
 def _layout(
     run: Run, model: ModelSpec, engine: EngineSpec, degrees: Mapping[str, int], assumed: list[Assumed]
 ) -> dict[str, Any]:
-    """The layout keys that the row states; other keys are left out."""
+    """The layout keys that the row states; other keys are None or left out."""
     tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
-    found: dict[str, Any] = dict(degrees)
-    if model.moe is not None:
-        found |= _experts(run, model, tp * degrees["cp"] * dp)
-    if run.microbatch or run.mbs:
-        found["mbs"] = run.microbatch or run.mbs
-    found |= _pipeline(run, model, pp, assumed)
+    experts = _experts(run, model, tp * degrees["cp"] * dp) if model.moe is not None else {}
+    pipeline = _pipeline(run, model, pp, assumed)
     offload = _offload(run, assumed)
     zero = _zero(run) if dp * degrees["cp"] > 1 else 0
     if not zero and offload not in ("none", "activations"):
@@ -460,19 +440,16 @@ def _layout(
         zero = 1  # FSDP2: without a word of it, a pipeline's weights and gradients stay whole between microbatches
         rule = "fully_shard does not reshard under a pipeline by default"
         assumed.append(Assumed(key="zero", value="1", rule=rule))
-    if zero is not None:
-        found["zero"] = zero
-    hsdp = _hsdp(run, dp)
-    if hsdp > 1 and zero:
-        found["hsdp"] = hsdp
-    if tp > 1 and run.sp is not None:
-        found["sp"] = min(run.sp, 1)
-    recompute = _recompute(run, engine, assumed)
-    if recompute:
-        found["recompute"] = recompute
-    if offload != "none":
-        found["offload"] = offload
-    return found
+    own = {
+        "zero": zero,
+        "hsdp": _hsdp(run, dp) if zero else 1,
+        "sp": run.sp and min(run.sp, 1) if tp > 1 else None,
+        "recompute": _recompute(run, engine, assumed),
+        "offload": offload,
+    }
+    without = {"hsdp": 1, "offload": "none"}
+    stated = {key: value for key, value in own.items() if value != without.get(key)}
+    return {**degrees, **experts, "mbs": run.microbatch or run.mbs, **pipeline, **stated}
 
 
 def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
