@@ -1,8 +1,6 @@
 """Read logs of training programs: for each program, the lines with step times.
 
-Source: the lines as these programs print them: Megatron-LM d98e8a64, megatron/training/training.py; torchtitan,
-torchtitan/components/metrics.py; DeepSpeed 038beb63, deepspeed/utils/timer.py and runtime/pipe/engine.py; transformers,
-Trainer's bar of tqdm and its last line; ms-swift, swift/megatron/callbacks/print.py and swift/trainers/patcher.py.
+Source: programs.yaml, which has the lines as these programs print them.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from planner.errors import InputError, Mistake
 from planner.evidence.logs.lines import Line, lines_of
-from planner.evidence.logs.stated import BATCH, mistakes_of
+from planner.evidence.logs.stated import BATCH, FORMS, mistakes_of
 from planner.evidence.logs.steps import WARMUP_STEPS, Step
 from planner.specs.text import any_of, printable
-from planner.units import format_seconds, parse_clock, parse_quantity
+from planner.units import UNITS, format_seconds, parse_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +31,7 @@ _NUMBER: Final = re.compile(
 
 _GROUP: Final = r"['\"]?(?P<{}>[-+\w.,]{{1,99}})"
 _STEP: Final = r"(?P<step>[0-9]{1,15})"
-_MILLISECOND: Final = parse_quantity("1 ms", "seconds")
+_PEAK: Final = r"(?P<count>[0-9.]{1,20})"
 
 _BAR_SECONDS: Final = 20
 """Smallest length of an interval of a progress bar, in seconds.
@@ -50,70 +48,49 @@ _RATE_ERROR: Final = 0.0005
 _MOST: Final = 1e9
 """Seconds of a run, and steps per second, that no run exceeds."""
 
-_MEGATRON: Final = ("megatron", "megatron-2021", "megatron-2022", "megatron-bridge", "megatron-fsdp")
 _TRAINER: Final = ("fsdp", "deepspeed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lines:
-    """The format of the log lines of one program, whose parts follow each other.
+    """The format of the log lines of one program, whose parts follow each other, as programs.yaml explains it.
 
-    engines: names of the engines whose runs have such lines.
     loss: in front of the time or behind it; None if the line has none.
-    seconds: function from the time in the line to the seconds of a step.
     """
 
     program: str
     engines: tuple[str, ...]
     step: re.Pattern[str]
     time: re.Pattern[str]
+    time_is: str
     loss: re.Pattern[str] | None
-    seconds: Callable[[float, Plan], float]
+
+    def seconds(self, number: float, plan: Plan) -> float:
+        """The seconds of a step, from the number that stands in the line for its time."""
+        batch = plan.training.global_batch_size
+        if self.time_is in ("milliseconds", "seconds"):
+            return number * UNITS["seconds"]["ms" if self.time_is == "milliseconds" else "s"]
+        in_all = batch if self.time_is == "samples" else batch * plan.training.sequence_length / plan.layout.world_size
+        return in_all / number if number else float("inf")
 
 
 def _pattern(text: str, group: str = "") -> re.Pattern[str]:
     """A pattern, and behind it the text of a number as `group`."""
-    return re.compile(text + (_GROUP.format(group) if group else ""))
+    return re.compile(text.replace("<step>", _STEP) + (_GROUP.format(group) if group else ""))
 
 
-def _tokens(plan: Plan) -> int:
-    return plan.training.global_batch_size * plan.training.sequence_length
-
-
-_PROGRAMS: Final = (
+_PROGRAMS: Final = tuple(
     _Lines(
-        program="Megatron-LM",
-        engines=(*_MEGATRON, "deepspeed"),  # Megatron-DeepSpeed
-        step=_pattern(rf"iteration[\s=]{{0,20}}{_STEP}\s{{0,20}}/"),
-        time=_pattern(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?\s{0,9}[:=]\s{0,20}", "time"),
-        loss=_pattern(r"lm[ _]loss\s{0,9}[:=]\s{0,20}", "loss"),
-        seconds=lambda time, _: time * _MILLISECOND,
-    ),
-    _Lines(
-        program="torchtitan",
-        engines=("torchtitan",),
-        step=_pattern(rf"step:(?<!\wstep:)(?<!validate step:)\s{{0,20}}{_STEP}(?=\s{{1,9}}loss:)"),
-        time=_pattern(r"tps:\s{0,20}", "time"),
-        loss=_pattern(r"loss:\s{0,20}", "loss"),
-        seconds=lambda rate, plan: _tokens(plan) / plan.layout.world_size / rate if rate else float("inf"),
-    ),
-    _Lines(
-        program="DeepSpeed",
-        engines=("deepspeed",),
-        step=_pattern(rf"global_step={_STEP}\b"),
-        time=_pattern(r"CurrSamplesPerSec=", "time"),
-        loss=None,
-        seconds=lambda rate, plan: plan.training.global_batch_size / rate if rate else float("inf"),
-    ),
-    _Lines(
-        program="DeepSpeed, pipeline",
-        engines=("deepspeed",),
-        step=_pattern(rf"steps:\s{{0,20}}{_STEP}(?=\s{{1,9}}loss:)"),
-        time=_pattern(r"iter time \(s\):\s{0,20}", "time"),
-        loss=_pattern(r"loss:\s{0,20}", "loss"),
-        seconds=lambda time, _: time,
-    ),
+        program=form["program"],
+        engines=tuple(form["engines"]),
+        step=_pattern(form["step"]),
+        time=_pattern(form["time"], "time"),
+        time_is=form["time_is"],
+        loss=_pattern(form["loss"], "loss") if "loss" in form else None,
+    )
+    for form in FORMS["programs"]
 )
+_MEGATRON: Final = tuple(name for name in _PROGRAMS[0].engines if name.startswith("megatron"))
 
 _BAR: Final = re.compile(
     r"%(?:\|[^|]{0,300}\|)? {0,9}(?P<step>[0-9]{1,15})/(?P<all>[0-9]{1,15}) "
@@ -161,17 +138,11 @@ class Log(NamedTuple):
     peak: tuple[float, Counter] | None
 
 
-_PEAKS: Final[tuple[tuple[Counter, re.Pattern[str], float], ...]] = (
-    ("allocated", re.compile(r"\| max allocated: (?P<count>[0-9.]{1,20})"), 2**20),  # Megatron-LM
-    ("reserved", re.compile(r"memory: {0,9}(?P<count>[0-9.]{1,20})GiB\("), 2**30),  # torchtitan
-    ("allocated", re.compile(r"Max_MA (?P<count>[0-9.]{1,20}) GB"), 2**30),  # DeepSpeed
-    ("reserved", re.compile(r"'memory\(GiB\)': (?P<count>[0-9.]{1,20})"), 2**30),  # ms-swift
-)
-"""Peaks in the lines of programs: the counter, the number, and its unit in bytes.
-
-Source: Megatron-LM, megatron/training/utils/common_utils.py (`report_memory`); torchtitan, components/metrics.py
-(`max_reserved_gib`); DeepSpeed, runtime/utils.py (`see_memory_usage`); ms-swift, swift/trainers.
-"""
+_PEAKS: Final = [
+    (form["counter"], re.compile(form["line"].replace("<count>", _PEAK)), UNITS["bytes"][form["unit"]])
+    for form in FORMS["peaks"]
+]
+"""Peaks in the lines of programs: the counter, the number, and its unit in bytes."""
 
 
 def _peak(lines: Sequence[Line]) -> tuple[float, Counter] | None:

@@ -464,20 +464,6 @@ def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
     return {"ep": ep, "etp": run.etp} if run.etp else {"ep": ep}
 
 
-_SCHEDULES: Final = {
-    "dualpipev": "dualpipev",
-    "dualpipe-v": "dualpipev",
-    "dualpipe": "dualpipe",
-    "zbv": "zbv",
-    "zb-v": "zbv",
-    "zero bubble": "zb-h1",
-    "zb-h1": "zb-h1",
-    "gpipe": "gpipe",
-    "afab": "gpipe",
-}
-"""Words of flags -> schedule; the first word found decides."""
-
-
 def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
     """Schedule, chunks of a stage and their layers, where the row states them; empty without a pipeline."""
     if pp > model.num_layers:
@@ -485,7 +471,7 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
     if pp == 1:
         return {}
     words, stated = run.flags.lower(), run.interleave or run.vpp
-    schedule = next((schedule for word, schedule in _SCHEDULES.items() if word in words), None)
+    schedule = next((schedule for word, schedule in knowledge("aliases")["schedules"].items() if word in words), None)
     if schedule == "dualpipe":
         return {"dp": None, "schedule": schedule}
     if schedule:
