@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench_pricing import pricing_table
 from bench_search import growth, solvers
+from bench_seeded import seeded
 from bench_trainer import trainer_tables
 from rich.console import Console
 from rich.table import Table
@@ -108,6 +109,7 @@ def main() -> None:
     console = Console(width=110)
     console.print(table)
     console.print(pricing_table())
+    console.print(seeded())
     console.print(solvers())
     console.print(growth())
     for each in trainer_tables():

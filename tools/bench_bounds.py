@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
+    from planner.specs.job import Job
+
 MEMORY = 12 * 2**30  # bytes of address space that a search may take
 
 # name: model, cluster, GPUs, sequence length, global batch, engine
@@ -42,6 +44,7 @@ JOBS: dict[str, tuple[str, str, int, int, int, str]] = {
     "llama-16k": ("llama3-405b", "dgx-h100", 16384, 8192, 2048, "torch"),
     "deepseek-2k": ("deepseek-v3", "hgx-h800", 2048, 4096, 15360, "megatron"),
     "deepseek-11k": ("deepseek-v3", "gb200-nvl72", 11000, 4096, 15360, "megatron"),
+    "llama-100k": ("llama3-405b", "dgx-h100", 100000, 8192, 10000, "torch"),
     "gpt3-100k": ("gpt3-175b", "dgx-a100", 100000, 2048, 100000, "torch"),
     "deepseek-100k": ("deepseek-v3", "gb200-nvl72", 100000, 4096, 15360, "megatron"),
     "three-pools": ("llama3-70b", "tools/three-pools.yaml", 0, 8192, 1024, "torch"),
@@ -108,15 +111,16 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
 }
 
 
-def _used() -> float:
+def used_seconds() -> float:
+    """CPU seconds of this process and of the processes that it waited for."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _answer(name: str) -> tuple[float, ...]:
-    """Step seconds of the optimum; if nothing fits, step seconds with each remedy, and the bytes of the least peak."""
+def job_named(name: str) -> Job:
+    """The job of a row of JOBS."""
     model, cluster, gpus, sequence, batch, engine = JOBS[name]
-    job = load_job(
+    return load_job(
         model=model,
         cluster=cluster,
         gpus=gpus or None,
@@ -124,6 +128,11 @@ def _answer(name: str) -> tuple[float, ...]:
         global_batch_size=batch,
         engine=engine,
     )
+
+
+def _answer(name: str) -> tuple[float, ...]:
+    """Step seconds of the optimum; if nothing fits, step seconds with each remedy, and the bytes of the least peak."""
+    job = job_named(name)
     plan = search(job, Constraints())
     if isinstance(plan, NothingFits):
         least = least_peak(Space(job, Constraints()))
@@ -138,9 +147,9 @@ def _run(name: str, without: str | None, limit: int, answer: Connection) -> None
     for place, attribute, replacement in BOUNDS[without] if without else ():
         assert hasattr(place, attribute), f"{place} has no {attribute}"
         setattr(place, attribute, replacement)
-    start = _used()
+    start = used_seconds()
     found = _answer(name)
-    answer.send((_used() - start, found))
+    answer.send((used_seconds() - start, found))
 
 
 def measure(name: str, without: str | None, limit: int) -> tuple[float, tuple[float, ...] | None]:

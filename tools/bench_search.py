@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from bench_bounds import BOUNDS, JOBS, without_bound
+from bench_bounds import BOUNDS, JOBS, used_seconds, without_bound
 from rich.console import Console
 from rich.table import Table
 
@@ -87,15 +86,10 @@ def _cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
     """Median CPU seconds of the work, child processes included, and its result."""
     times, answer = [], np.nan
     for _ in range(REPEATS):
-        before = _used()
+        before = used_seconds()
         answer = work()
-        times.append(_used() - before)
+        times.append(used_seconds() - before)
     return statistics.median(times), answer
-
-
-def _used() -> float:
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _by_program(candidates: Sequence[Candidate], solver: str, within: float) -> float:

@@ -2,7 +2,7 @@
 
 1. The search reads partitions of the devices in blocks, lowest bound first, and fills in each partition key by key. The
    search drops a configuration if its lower bound exceeds the cutoff, which is the step time of a layout tried before.
-   The first layouts tried are even splits, and on several pools greedy splits.
+   The first layouts tried are even splits on one pool, and greedy splits of configurations of many partitions.
 2. The remaining configurations (`Found.near`) are priced, lowest bound first, until a bound exceeds the cutoff. The
    dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
@@ -53,8 +53,9 @@ _MOST_PARTITIONS = 1024
 _FIRST_TIMED = 64  # partitions, with microbatch and interleave, in the first part; each further part has twice as many
 _MOST_TIMED = 4096
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
-_LOOKED_THROUGH = 256  # configurations of a part that are considered for a greedy split on a mixed cluster
-_BEST_SPLITS = 8  # of these, how many are tried with a greedy split, each of a different partition
+_LOOKED_THROUGH = 1024  # configurations of a part that are considered for a greedy split
+_BEST_SPLITS = 16  # of these, how many are tried with a greedy split, each of a different partition
+_ROOM = 1.02  # on one pool, even splits are good where the cutoff is below this many times the bound
 _FIRST_PRICED = 16  # configurations priced at first; each further round prices twice as many
 _MOST_PRICED = 256
 
@@ -158,6 +159,7 @@ class _Search:
         self._has_incumbent = has_incumbent
         self._num_partitions = _MOST_PARTITIONS if has_incumbent else _FIRST_PARTITIONS  # in the next block
         self._num_timed = _MOST_TIMED if has_incumbent else _FIRST_TIMED  # in the next part
+        self._room = _ROOM if len(self._job.pools) == 1 else 1.0
         executes = space.constraints.value_of("schedule") in EXECUTED
         self._most_priced = _FIRST_PRICED if executes else _MOST_PRICED
         self._first_priced = self._most_priced if has_incumbent else _FIRST_PRICED
@@ -284,7 +286,10 @@ class _Search:
         bounded = self._complete(degrees)
         found.num_legal += len(bounded.degrees)
         if len(bounded.degrees):
-            self._try_assignments(self._promising(bounded.degrees, bounded.seconds))
+            if len(self._job.pools) == 1:
+                self._try_even(self._lowest(bounded.degrees, bounded.seconds))
+            near = np.flatnonzero(bounded.seconds * self._room <= self._cutoff(bounded.degrees))
+            self._try_greedy(self._first_of_partitions(bounded.degrees.take(near), bounded.seconds[near]))
             yield bounded
 
     def least_bound(self) -> float:
@@ -342,11 +347,10 @@ class _Search:
         """The configurations that may still be wanted with at least one number of replicas of the sharded group."""
         policies = self._space.policies(degrees)
         seconds = self._lower.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
-        promising = self._promising(degrees, seconds)
         if len(self._job.pools) > 1:
-            self._try_assignments(promising_placements(self._space, promising))
+            self._try_greedy(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
         else:
-            self._try_assignments(self._space.replicas(promising))
+            self._try_even(self._space.replicas(self._lowest(degrees, seconds)))
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:
@@ -369,30 +373,34 @@ class _Search:
         if len(near):
             yield Bounded(degrees=degrees.take(near), seconds=seconds[near])
 
-    def _promising(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
-        """Configurations to try first, lowest bound first; on several pools, one of each partition."""
-        order = self._order(degrees, bounds)
-        if len(self._job.pools) == 1:
-            return degrees.take(order[:_EVEN_SPLITS])
-        best: dict[tuple[int, ...], int] = {}
-        for position in order[:_LOOKED_THROUGH].tolist():
-            best.setdefault(partition_of(degrees.take(position)), position)
-        return degrees.take(np.array(list(best.values())[:_BEST_SPLITS], dtype=np.int64))
+    def _first_of_partitions(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
+        """The configuration with the lowest bound of each partition, lowest bound first."""
+        order = self._order(degrees, bounds)[:_LOOKED_THROUGH]
+        partitions = np.column_stack(np.broadcast_arrays(*partition_of(degrees.take(order))))
+        firsts = np.sort(np.unique(partitions, axis=0, return_index=True)[1])
+        return degrees.take(order[firsts[:_BEST_SPLITS]])
 
-    def _try_assignments(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff with even splits, or with greedy splits if devices differ and even splits are poor."""
+    def _lowest(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
+        """The configurations with the lowest bounds, lowest bound first."""
+        return degrees.take(self._order(degrees, bounds)[:_EVEN_SPLITS])
+
+    def _try_even(self, degrees: DegreeArrays) -> None:
+        """Lower the cutoff with even splits."""
+        if self._space.constraints.lists or not len(degrees):
+            return
+        seconds = even_split_seconds(self._job.pools[0], degrees, self._space.policies(degrees))
+        for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= self._cutoff(degrees))).tolist():
+            self._add(degrees.take(position), float(seconds[position]))
+
+    def _try_greedy(self, degrees: DegreeArrays) -> None:
+        """Lower the cutoff with greedy splits."""
         if not len(degrees):
             return
-        space, cutoff = self._space, self._cutoff(degrees)
-        if len(self._job.pools) > 1:
-            greedy = map(greedy_choice, candidates_of(space, degrees, cutoff))
-            seconds = np.array([each.objective_seconds if each else np.inf for each in greedy])
-        elif space.constraints.lists:
-            return
-        else:
-            seconds = even_split_seconds(self._job.pools[0], degrees, space.policies(degrees))
-        for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= cutoff)).tolist():
-            self._add(degrees.take(position), float(seconds[position]))
+        cutoff = self._cutoff(degrees)
+        for position, candidate in enumerate(candidates_of(self._space, degrees, cutoff)):
+            choice = greedy_choice(candidate)
+            if choice and choice.objective_seconds <= cutoff[position]:
+                self._add(degrees.take(position), choice.objective_seconds)
 
 
 def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:
