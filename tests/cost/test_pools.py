@@ -126,7 +126,7 @@ def test_the_executed_step_has_the_stages_of_the_ledger(text):
     ("text", "pools", "why"),
     [
         ("tp=8,pp=2,dp=1", ("a100",), "has an entry for each of the 2 stages"),
-        ("tp=8,pp=2,dp=1", ("a100", "v100"), "of a100, h100"),
+        ("tp=8,pp=2,dp=1", ("a100", "v100"), "no pool v100; pools are a100, h100"),
         ("tp=8,pp=3,dp=1", ("a100", "h100", "a100"), "neighbours"),
         ("tp=8,pp=2,dp=1", ("h100", "h100"), "room for 1 stages of 8 devices"),
         ("tp=4,pp=2,dp=4", ("a100", "h100"), "room for 0 stages of 16 devices"),
