@@ -44,11 +44,17 @@ class Ban:
 
 
 _PROGRAMS: Any = shipped_yaml(Path(__file__).with_name("executed.yaml")).plain["programs"]
-BANS: Final = tuple(
-    Ban(program=row.get("program", name), axis=axis, tried=row["tried"], seen=seen)
-    for name, row in _PROGRAMS.items()
-    for axis, seen in row.get("banned", {}).items()
-)
+
+
+def _bans(programs: Any) -> tuple[Ban, ...]:
+    return tuple(
+        Ban(program=row.get("program", name), axis=axis, tried=row["tried"], seen=seen)
+        for name, row in programs.items()
+        for axis, seen in row.get("banned", {}).items()
+    )
+
+
+BANS: Final = _bans(_PROGRAMS)
 """Axes that a search leaves out, and that `planner emit` refuses; an executed test of the axis removes its row."""
 
 

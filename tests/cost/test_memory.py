@@ -84,6 +84,8 @@ LAYERS = {
     ("gemma2-9b", "megatron"): lambda t: kept(4 * 3584, 2 * 3584, 8192 + 4096 + 3 * 14336, 16, t, True),
     # both blocks read one norm's output
     ("gpt-neox-20b", "megatron"): lambda t: kept(6144, 2 * 6144, 4 * 6144 + 2 * 24576, 64, t, True),
+    # one norm, no second residual; each rank has the only head of keys and values
+    ("palm-540b", "megatron"): lambda t: kept(18432, 18432, 2 * 12288 + 2 * 256 * t + 3 * 73728, 48, t, True),
     # cross-attention in half of the layers: its input, projections, output and residual once more
     ("t5-large", "megatron"): lambda t: kept(2.5 * 1024, 2.5 * 1024, 1.5 * 4 * 1024 + 2 * 4096, 1.5 * 16, t, True),
 }
@@ -516,6 +518,14 @@ def test_gradients_of_a_layer_and_those_of_the_one_before_are_alive_together(mak
     kept = float(layer_activation_bytes(job, layout)[0])
     found = [float(layer_backward_bytes(job, layout, Stage(index=0, num_layers=n, policy=0))) for n in (1, 32)]
     assert found == [pytest.approx(2 * params - kept), pytest.approx((2 + 4) * params - kept)]
+
+
+def test_gradients_of_a_feed_forward_block_are_alive_with_that_of_its_last_matrix(make_job):
+    """Many tokens: gradients of gate, of the up projection and of the layer's output, and of a matrix in 16 bits."""
+    job = make_job("llama3-8b", engine="torch", gpus=8, batch=8, sequence=8192)
+    layout = parse_layout("dp=8,zero=2,mbs=1", num_layers=32, num_devices=8)
+    found = float(layer_backward_bytes(job, layout, Stage(index=0, num_layers=1, policy=0)))
+    assert found == pytest.approx(8192 * 2 * (2 * 14336 + 4096) + 2 * 4096 * 14336)
 
 
 @pytest.mark.parametrize(("gpus", "mbs", "gib"), [(1, 4, 67.47), (1, 8, 67.47), (2, 2, 33.74), (2, 4, 33.74)])

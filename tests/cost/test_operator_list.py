@@ -175,6 +175,13 @@ def test_shards_of_products_add_up(make_job, name, text):
     assert one.experts / (layout.ep * layout.etp) <= held.experts <= one.experts / layout.ep
 
 
+def test_a_mixer_is_cut_as_megatrons():
+    """Megatron-LM, core/ssm/mamba_mixer.py: ranks hold outputs of in_proj and inputs of out_proj."""
+    products = layer_of(load_model("nemotron-nano-9b-v2"), experts=False).products
+    cuts = {name: each.cut for each in products for name in each.outputs}
+    assert (cuts["in_proj"], cuts["out_proj"]) == ("columns", "rows")
+
+
 def test_tokens_of_experts_are_those_that_are_sent(make_job):
     job = make_job("deepseek-v3")
     layout = parse_layout("tp=1,ep=8", num_layers=61, num_devices=64)
@@ -301,3 +308,26 @@ def test_the_core_of_a_delta_net_computes_chunks_of_64_tokens():
     """Yang et al. (2024), section 3.3, by hand: 32 heads of 128 x 128 states, scores of 64 tokens and sums of them."""
     [kind] = [kind for _, kind in load_model("qwen3-next-80b-a3b").kinds() if kind.mixer]
     assert mixer_shape(kind).core_flops == 32 * (2 * 64 * (128 + 128) + 2 * 2 * 128 * 128)
+
+
+class Counted:
+    """A number that counts the operations on such numbers."""
+
+    num = 0
+
+    def counted(self, _other):
+        Counted.num += 1
+        return self
+
+    __add__ = __mul__ = __truediv__ = counted
+
+
+def test_the_core_of_rwkv_computes_its_recurrence_once_for_each_channel():
+    """Peng et al. (2023), the time-mixing block as an RNN cell, counted as it runs; exponentials are no FLOPs."""
+    above = below = decay = bonus = key = value = Counted()
+    now = bonus + key
+    _ = (above + now * value) / (below + now)
+    _ = decay * above + key * value
+    _ = decay * below + key
+    model = validate(ModelSpec, config_from_text(json.dumps(CONFIGS["rwkv"]["config"]), "config.json").tree)
+    assert mixer_shape(model).core_flops == Counted.num * 4096

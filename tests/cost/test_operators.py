@@ -5,27 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from counting_device import FREE, counting
 
 from planner.cost.compute import head_seconds, linear_seconds, matmul_seconds
 from planner.cost.layers import layer_seconds
 from planner.layout import parse_layout
 from planner.specs.calibration import UNCALIBRATED
 
-FREE = 1e300
 LENGTH = 8192
-
-
-def counting(job, unit):
-    """The job on a device that takes a second for each FLOP, or for each byte, and for nothing else."""
-    rate = 1.0 if unit == "flops" else FREE
-    device = job.cluster.device
-    share = device.efficiency.model_copy(
-        update={"matmul": 1.0, "matmul_half_depth": 0.0, "attention": 1.0, "memory": 1.0, "launch": 0.0}
-        | {"layer_floor": 0.0, "attention_flash_2": None}
-    )
-    values = {"peak": dict.fromkeys(device.peak, rate), "memory_bandwidth": FREE if unit == "flops" else 1.0}
-    device = device.model_copy(update=values | {"num_processors": 1, "efficiency": share})
-    return replace(job, cluster=job.cluster.model_copy(update={"device": device}), calibration=UNCALIBRATED)
 
 
 # One layer on one rank, all sizes multiples of a tile: linear maps as (rows, fan in, fan out), or with how many of
@@ -139,6 +126,20 @@ def test_a_layer_takes_the_flops_of_its_products(make_job, by_hand, text, exchan
     assert found.passes.backward_weight == pytest.approx(flops_of(maps))
 
 
+@pytest.mark.parametrize("text", ["tp=1,sp=0,ep=8", "tp=2,sp=1,ep=8"])
+def test_in_8_bit_training_only_the_router_multiplies_in_16_bits(make_job, text):
+    """DeepSeek-V3 (2024), section 3.3.1: gates stay in 16 bits; on the device, products in 8 bits are free."""
+    settings = (*LATENT, "engine.compute.fp8_experts=true")
+    job = make_job("deepseek-v2-lite", "dgx-h100", precision="fp8", settings=settings, sequence=LENGTH)
+    job = counting(job, "flops")
+    device = job.cluster.device
+    device = device.model_copy(update={"peak": {**device.peak, "fp8": FREE}})
+    job = replace(job, cluster=job.cluster.model_copy(update={"device": device}))
+    layout = parse_layout(text, num_layers=27, num_devices=64)
+    found = layer_seconds(job, layout, experts=True).passes.backward_weight
+    assert found == pytest.approx(2 * LENGTH / layout.tp * 2048 * 128)
+
+
 def test_numbers_of_tokens_need_no_alignment_and_widths_do(make_job):
     """100 tokens need no padding; a width of 1,800 fills 15 tiles of 128 and reaches three quarters of the rate."""
     job = counting(make_job("llama3-8b"), "flops")
@@ -234,6 +235,18 @@ def test_experts_read_their_weights_and_move_tokens_there_and_back(make_job, tex
         light = own * of(2048, NORM, NORM, RESIDUAL, RESIDUAL)[index] + heads[index] * T / t
         moved = of(T / t * 6 * 2048, PERMUTED)[index]
         assert getattr(found.passes, name) == pytest.approx(bytes_of(maps) + 2 * (light + moved + gates[index])), name
+
+
+@pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1"])
+def test_adapters_of_experts_move_what_their_products_and_additions_do(make_job, text):
+    """For each of 16 experts, products to rank 128 and back; an addition reads two tensors and writes one."""
+    lora = ("training.lora_rank=128", "training.lora_targets=[expert_up, expert_down]")
+    plain, _, T, _, _, _ = priced(make_job, experts, text, "bytes")
+    found, layout, *_ = priced(make_job, experts, text, "bytes", *lora)
+    each = T / layout.tp * 6 / 16
+    thin = [(each, a, b, 16) for a, b in ((2048, 128), (128, 2 * 1408), (1408, 128), (128, 2048))]
+    more = bytes_of(thin) + 2 * 3 * 16 * each * (2 * 1408 + 2048)
+    assert found.passes.forward - plain.passes.forward == pytest.approx(more, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +376,8 @@ def test_the_factor_of_attentions_core_is_a_time(make_job):
     assert slower.attention_share == pytest.approx(job.attention_share / 1.5)
     own = replace(job, calibration=UNCALIBRATED.model_copy(update={"core_attention": 1.5, "attention": 0.4}))
     assert own.attention_share == 0.4  # a user's runs say the share itself
+    faster = replace(job, calibration=UNCALIBRATED.model_copy(update={"core_attention": 0.1}))
+    assert faster.attention_share == 1  # no kernel exceeds the peak
 
 
 @pytest.mark.parametrize(("precision", "factor"), [("fp8", 1 / 0.7), ("bf16", 1)])

@@ -70,6 +70,11 @@ def test_pools_of_equal_hosts_are_priced_as_the_uniform_cluster_that_they_are(te
     assert [line.bound for line in found.time] == [line.bound for line in expected.time]
 
 
+def test_the_first_pool_supplies_what_is_not_of_one_pool():
+    first, second = (replace(job(), headroom=share) for share in (0.1, 0.2))
+    assert mixed(("first", first), ("second", second)).headroom == 0.1
+
+
 def test_the_step_of_two_kinds_of_devices_by_hand():
     """Stage times equal those of uniform clusters; sends between the pools are summed from bytes, rate and latency."""
     jobs = job(nodes=2), job(cluster="dgx-h100", nodes=1)
@@ -126,7 +131,7 @@ def test_the_executed_step_has_the_stages_of_the_ledger(text):
     ("text", "pools", "why"),
     [
         ("tp=8,pp=2,dp=1", ("a100",), "has an entry for each of the 2 stages"),
-        ("tp=8,pp=2,dp=1", ("a100", "v100"), "of a100, h100"),
+        ("tp=8,pp=2,dp=1", ("a100", "v100"), "no pool v100; pools are a100, h100"),
         ("tp=8,pp=3,dp=1", ("a100", "h100", "a100"), "neighbours"),
         ("tp=8,pp=2,dp=1", ("h100", "h100"), "room for 1 stages of 8 devices"),
         ("tp=4,pp=2,dp=4", ("a100", "h100"), "room for 0 stages of 16 devices"),

@@ -14,6 +14,7 @@ from planner.cost.estimate import estimate, timeline
 from planner.cost.layers import layer_seconds
 from planner.cost.prices import chunk_parts, stage_prices
 from planner.cost.stage import (
+    Stage,
     chunks_of,
     kinds_of_model,
     layer_kinds,
@@ -91,6 +92,12 @@ def test_a_stage_holds_the_layers_that_a_loop_over_them_counts(make_job, data):
             assert np.broadcast_to(counts, length).tolist() == wanted
     whole = sum(of_stages, Counter())
     assert {(kind.has_experts, kind.is_local): kind.number for kind in kinds_of_model(job)} == dict(whole)
+
+
+def test_a_stage_without_counts_of_kinds_has_plain_layers_only():
+    stage = Stage(index=0, num_layers=5, policy=0)
+    kinds = [(has_experts, is_local) for has_experts in (False, True) for is_local in (False, True)]
+    assert [stage.number_of(*kind) for kind in kinds] == [5, 0, 0, 0]
 
 
 @given(st.data())

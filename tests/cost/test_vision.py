@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from counting_device import counting
 
 from planner.cost.estimate import estimate
 from planner.cost.flops import chunk_flops, model_flops_per_step
 from planner.cost.parameters import vision_params
 from planner.cost.prices import chunk_parts, stage_parts
 from planner.cost.stage import stages_of
-from planner.cost.vision import tower_bytes_at_peak
+from planner.cost.vision import tower_bytes_at_peak, tower_seconds
 from planner.errors import InputError
 from planner.layout import parse_layout
 from planner.specs.load import load_job
@@ -57,6 +58,22 @@ def test_parameters_and_flops_are_those_counted_by_hand():
     of_image = 577 * (2 * matrices + attention) + 576 * 2 * PROJECTOR
     more = model_flops_per_step(job.model, job.training) - model_flops_per_step(plain.model, plain.training)
     assert more == pytest.approx(3 * 16 * of_image, rel=1e-12)
+
+
+def test_seconds_are_flops_on_a_device_that_counts_them():
+    """Patches of 16 make 441 patches and a class token; 2 FLOPs for each weight that a patch meets, and attention."""
+    job, projector = job_with(2), 1024 * 4096 + 4096 * 4096
+    patches = {"image_size": 336, "patch_size": 16, "bias": False}
+    tower = job.model.vision
+    encoder = ModelSpec.model_validate(CLIP | {"patches": patches, "max_sequence_length": 442}, strict=False)
+    tower = tower.model_copy(update={"encoder": encoder, "tokens_per_image": 441, "projector_params": projector})
+    job = counting(replace(job, model=job.model.model_copy(update={"vision": tower})), "flops")
+    matrices = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096) + 3 * 16 * 16 * 1024
+    attention = 24 * 4 * 442 * 1024
+    of_image = 442 * (2 * matrices + attention) + 2 * 441 * projector
+    found = tower_seconds(job, layout_of(job, "dp=8,zero=3,mbs=128"))  # whole tiles
+    assert found.forward == pytest.approx(2 * 128 * of_image)
+    assert found.backward_weight == pytest.approx(2 * 128 * (of_image - 442 * attention))
 
 
 def test_only_the_first_stage_has_it():

@@ -59,6 +59,14 @@ def test_a_row_is_a_ban_and_bans_no_run_that_a_test_executes():
     assert {row.get("program", name) for name, row in rows.items()} <= {*PROGRAMS}
 
 
+def test_a_row_bans_for_the_program_that_it_names_or_else_is_called():
+    stopped = {"tried": "version 1", "banned": {"tp": "stopped"}}
+    found = banned._bans({"hf-trainer": {"program": "accelerate", **stopped}, "torch": stopped, "megatron": {}})
+    assert [(each.program, each.axis, each.words) for each in found] == [
+        (program, "tp", "with tp > 1 a run of version 1 stopped") for program in ("accelerate", "torch")
+    ]
+
+
 @pytest.mark.usefixtures("bans")
 @pytest.mark.parametrize(("engine", "axis", "tried", "word"), SEEN)
 def test_no_search_tries_a_banned_axis(engine, axis, tried, word):  # noqa: ARG001 - one table for all tests

@@ -91,9 +91,12 @@ def test_types_that_the_table_leaves_out_say_which_command_reads_them() -> None:
             counts(BUILT[key]["config"])
 
 
-@pytest.mark.parametrize("flag", ["attention_bias", "mlp_bias"])
-def test_biases_of_smollm3_are_those_of_the_modules(flag: str) -> None:
-    recorded = BUILT["causal", "smollm3"]
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [("smollm3", "attention_bias"), ("smollm3", "mlp_bias"), ("mamba", "use_bias"), ("mamba2", "use_bias")],
+)
+def test_biases_are_those_of_the_modules(kind: str, flag: str) -> None:
+    recorded = BUILT["causal", kind]
     (case,) = (each for each in recorded["cases"] if each["change"] == {flag: True})
     assert counts(recorded["config"] | case["change"]) == wanted(case)
 

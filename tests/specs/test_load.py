@@ -173,6 +173,7 @@ def test_set_changes_any_document() -> None:
         ),
         ("device.pek.bf16=1 TFLOP/s", "unknown path: there is no `pek`\n    help: did you mean `peak`?"),
         ("device.memory.x=1", "unknown path: there is no `x`"),
+        ("cluster.links.first.latency=1 us", "unknown path: there is no `first`"),
         ("device.memory=141", "141 has no unit"),
         ("device.memory=", "the value is empty"),
         ("training.dropout", "not a setting\n    help: write PATH=VALUE"),
