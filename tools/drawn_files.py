@@ -1,0 +1,110 @@
+"""Public files of other programs, drawn by a seed, and how many of them `planner explain --from` reads rightly.
+
+`python tools/drawn_files.py draw CLONES` prints the files that tests/emit/drawn/folders.yaml draws. CLONES is a folder
+with a clone of each repository, `OWNER+NAME/.git` or `OWNER+NAME/repo` (bare).
+`python tools/drawn_files.py count CLONES` reads each file of tests/emit/drawn/answers.yaml, whose layouts were written
+by hand before any of them was read by the planner, and prints what differs and the four counts.
+
+Files are written to a temporary folder, with the other files of the run that a row names, and never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.api import estimate_file
+from planner.errors import PlannerError
+
+DRAWN = Path(__file__).parent.parent / "tests" / "emit" / "drawn"
+
+
+def git(clones: Path, repository: str, *words: str) -> str:
+    """The output of a command of git in a clone."""
+    place = clones / repository.replace("/", "+")
+    found = next(each for each in (place / ".git", place / "repo") if each.exists())
+    words = ("git", "--git-dir", str(found), *words)
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def drawn(clones: Path) -> list[tuple[str, str, str]]:
+    """Repository, commit and path of each file that is drawn."""
+    listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
+    found = []
+    for each in listed["draws"]:
+        repository, commit = each["repository"], each["commit"]
+        paths = [
+            path
+            for path in git(clones, repository, "ls-tree", "-r", "--name-only", commit).splitlines()
+            if re.fullmatch(each["paths"], path) and not ("without" in each and re.search(each["without"], path))
+        ]
+        paths.sort(key=lambda path: hashlib.sha256(f"{listed['seed']}:{repository}:{path}".encode()).hexdigest())
+        found += [(repository, commit, path) for path in paths[: each["count"]]]
+    return found
+
+
+def _read(row: dict[str, Any], clones: Path) -> tuple[str, dict[str, Any], str]:
+    """What became of a file (priced, refused, crashed), what was read, and the words of a refusal."""
+    given = dict(row.get("given", {}))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for path in (row["path"], *row.get("files", ())):
+            paths.append(Path(folder) / path)
+            paths[-1].parent.mkdir(parents=True, exist_ok=True)
+            paths[-1].write_text(git(clones, row["repository"], "show", f"{row['commit']}:{path}"))
+        ignore, define = tuple(given.pop("ignore", ())), tuple(given.pop("define", ()))
+        try:
+            plan = estimate_file(paths, given.pop("cluster", "dgx-h100"), ignore=ignore, define=define, **given)
+        except PlannerError as error:
+            said = " | ".join(each.message for each in getattr(error, "mistakes", ())) or str(error)
+            return "refused", {}, said.replace(folder + "/", "")
+        except Exception as error:  # noqa: BLE001 - counted as wrong
+            return "crashed", {}, repr(error)
+    layout = plan.layout
+    told = {key: getattr(layout, key) for key in ("tp", "pp", "cp", "ep", "zero", "mbs", "recompute", "offload")}
+    told |= {"seq": plan.training.sequence_length, "batch": plan.training.global_batch_size}
+    return "priced", told | {"dp": layout.dp, "lora": plan.training.lora_rank or 0}, plan.verdict
+
+
+def judged(row: dict[str, Any], clones: Path) -> tuple[str, str]:
+    """A word for how a file was read, and what differs from the answer by hand."""
+    outcome, told, said = _read(row, clones)
+    wanted = row["answer"]
+    if outcome == "crashed":
+        return "wrong", said
+    if wanted == "refuse":
+        return ("refused rightly", said) if outcome == "refused" else ("wrong", f"priced as {told}")
+    if outcome == "refused":
+        return "refused without reason", said
+    differs = [f"{key} {told[key]}, by hand {value}" for key, value in wanted.items() if str(told[key]) != str(value)]
+    if "verdict" in row and said not in row["verdict"]:
+        differs.append(f"verdict {said}, by hand {row['verdict']}")
+    return ("wrong", "; ".join(differs)) if differs else ("read rightly", said)
+
+
+def main() -> None:
+    """Draw or count."""
+    clones = Path(sys.argv[2])
+    if sys.argv[1] == "draw":
+        for each in drawn(clones):
+            print(*each)
+        return
+    rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
+    counts: Counter[str] = Counter()
+    for row in rows:
+        word, said = judged(row, clones)
+        counts[word] += 1
+        print(f"{word}: {row['repository']} {row['path']}\n    {said[:400]}", flush=True)
+    print(dict(counts), "of", len(rows))
+
+
+if __name__ == "__main__":
+    main()
