@@ -24,6 +24,7 @@ import yaml
 from planner.api import estimate_file
 from planner.errors import PlannerError
 
+_OF_LAYOUT = ("tp", "pp", "cp", "dp", "ep", "zero", "hsdp", "mbs", "recompute", "offload")
 DRAWN = Path(__file__).parent.parent / "tests" / "emit" / "drawn"
 
 
@@ -69,9 +70,9 @@ def _read(row: dict[str, Any], clones: Path) -> tuple[str, dict[str, Any], str]:
         except Exception as error:  # noqa: BLE001 - counted as wrong
             return "crashed", {}, repr(error)
     layout = plan.layout
-    told = {key: getattr(layout, key) for key in ("tp", "pp", "cp", "ep", "zero", "mbs", "recompute", "offload")}
+    told = {key: getattr(layout, key) for key in _OF_LAYOUT}
     told |= {"seq": plan.training.sequence_length, "batch": plan.training.global_batch_size}
-    return "priced", told | {"dp": layout.dp, "lora": plan.training.lora_rank or 0}, plan.verdict
+    return "priced", told | {"lora": plan.training.lora_rank or 0, "verdict": plan.verdict}, plan.verdict
 
 
 def judged(row: dict[str, Any], clones: Path) -> tuple[str, str]:
@@ -80,13 +81,17 @@ def judged(row: dict[str, Any], clones: Path) -> tuple[str, str]:
     wanted = row["answer"]
     if outcome == "crashed":
         return "wrong", said
-    if wanted == "refuse":
+    if wanted == "unknown" and outcome == "priced" and said == "unknown":
+        return "read rightly", said
+    if wanted in ("refuse", "unknown"):
         return ("refused rightly", said) if outcome == "refused" else ("wrong", f"priced as {told}")
     if outcome == "refused":
         return "refused without reason", said
-    differs = [f"{key} {told[key]}, by hand {value}" for key, value in wanted.items() if str(told[key]) != str(value)]
-    if "verdict" in row and said not in row["verdict"]:
-        differs.append(f"verdict {said}, by hand {row['verdict']}")
+    differs = [
+        f"{key} {told[key]}, by hand {value}"
+        for key, value in wanted.items()
+        if str(told[key]) not in str(value).split("|")
+    ]
     return ("wrong", "; ".join(differs)) if differs else ("read rightly", said)
 
 
