@@ -71,6 +71,7 @@ def _read(row: dict[str, Any], clones: Path) -> tuple[str, dict[str, Any], str]:
             return "crashed", {}, repr(error)
     layout = plan.layout
     told = {key: getattr(layout, key) for key in _OF_LAYOUT}
+    told["recompute"] = "/".join(dict.fromkeys(layout.recompute))
     told |= {"seq": plan.training.sequence_length, "batch": plan.training.global_batch_size}
     return "priced", told | {"lora": plan.training.lora_rank or 0, "verdict": plan.verdict}, plan.verdict
 
@@ -107,6 +108,7 @@ def main() -> None:
     for row in rows:
         word, said = judged(row, clones)
         counts[word] += 1
+        counts["priced, of those with a layout"] += not isinstance(row["answer"], str) and "refused" not in word
         print(f"{word}: {row['repository']} {row['path']}\n    {said[:400]}", flush=True)
     print(dict(counts), "of", len(rows))
 
