@@ -17,11 +17,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from planner.emit.read.shell import UNSET
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments
 from planner.specs.banned import bans_on
 from planner.specs.model import ModelSpec
+from planner.specs.text import printable
 from planner.specs.training import TrainingSpec
 
 if TYPE_CHECKING:
@@ -311,6 +313,8 @@ def facts_of(
             found |= setting.read(given) if setting.read else {}
         except InputError as error:
             mistakes += error.mistakes
+    if unset := [_not_set(key, text) for key in values if key in given.understood and (text := _unset(values[key]))]:
+        raise InputError(*unset)
     doubts, rest, ignored_keys = left_over(given, target, ignored)
     misspelt = {key: near for key in rest if (near := _misspelt(key, given.understood))}
     if not of_model:
@@ -329,6 +333,17 @@ def facts_of(
         not_carried=ignored_keys,
         misspelt=misspelt,
     )
+
+
+def _unset(value: Value) -> str:
+    """The value as a text, if it has a variable or a command that only a shell can expand; else empty."""
+    texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
+    return " ".join(texts) if any(map(UNSET.search, texts)) else ""
+
+
+def _not_set(key: str, text: str) -> Mistake:
+    hint = "--define NAME=VALUE sets a variable of a script, and --args 'A B' its arguments; or write the value"
+    return Mistake(message=f"{printable(key, 80)} is {printable(text, 60)}, which the file does not set", hint=hint)
 
 
 _LAYOUT: Final = re.compile("parallel|degree|pipeline|stage|checkpoint_activ|recompute|offload|shard")

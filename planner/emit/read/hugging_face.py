@@ -16,6 +16,7 @@ from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.methods import NAMES
 from planner.emit.read.options import options_of
+from planner.emit.read.overrides import sizes_of
 from planner.emit.read.shell import UNSET, option_words
 from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
@@ -223,9 +224,7 @@ def _swift_options(text: str) -> Values:
     }
     own |= options_of(option_words(text))
     own["train_type"] = own.pop("tuner_type", own["train_type"])
-    for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
-        if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
-            own[key] = match[1]
+    own |= sizes_of(text)
     if re.search(r"\bswift rlhf\b", text):
         own.setdefault("rlhf_type", "dpo")
     if own["train_type"] == "full" and "deepspeed" not in own and own["torch_dtype"] == "bfloat16":
