@@ -24,7 +24,7 @@ from planner.run_arguments import RunArguments
 from planner.specs.banned import bans_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
-from planner.specs.training import TrainingSpec
+from planner.specs.training import OF_THE_RUN, TrainingSpec
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -38,6 +38,7 @@ _OF_THE_RUN: Final = {
     "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
 }  # fmt: skip
 """Training fields that describe the length and price of the whole run and do not change a training step."""
+_OF_LEARNING: Final = {f"training.{name}" for name in OF_THE_RUN}
 _OF_THE_DOCUMENT: Final = {"name", "architecture"}
 """Model fields without a setting: the name, and the architecture, which other fields express."""
 
@@ -309,10 +310,15 @@ def facts_of(
     for setting in target.settings:
         if of_model and not (setting.says and all(path.startswith("model.") for path in setting.says)):
             continue
+        before = set(given.understood)
         try:
             found |= setting.read(given) if setting.read else {}
         except InputError as error:
-            mistakes += error.mistakes
+            new = {key for key in given.understood - before if _unset(values.get(key))}
+            if new and set(setting.says) <= _OF_LEARNING:
+                given.understood -= new
+            else:
+                mistakes += error.mistakes
     if unset := [_not_set(key, text) for key in values if key in given.understood and (text := _unset(values[key]))]:
         raise InputError(*unset)
     doubts, rest, ignored_keys = left_over(given, target, ignored)
