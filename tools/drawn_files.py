@@ -37,9 +37,9 @@ def git(clones: Path, repository: str, *words: str) -> str:
 
 
 def drawn(clones: Path) -> list[tuple[str, str, str]]:
-    """Repository, commit and path of each file that is drawn."""
+    """Repository, commit and path of each file that is drawn; those of the second draw come last."""
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    found = []
+    first, second = [], []
     for each in listed["draws"]:
         repository, commit = each["repository"], each["commit"]
         paths = [
@@ -47,9 +47,15 @@ def drawn(clones: Path) -> list[tuple[str, str, str]]:
             for path in git(clones, repository, "ls-tree", "-r", "--name-only", commit).splitlines()
             if re.fullmatch(each["paths"], path) and not ("without" in each and re.search(each["without"], path))
         ]
-        paths.sort(key=lambda path: hashlib.sha256(f"{listed['seed']}:{repository}:{path}".encode()).hexdigest())
-        found += [(repository, commit, path) for path in paths[: each["count"]]]
-    return found
+        paths.sort(key=lambda path: _rank(listed["seed"], repository, path))
+        first += [(repository, commit, path) for path in paths[: each["count"]]]
+        paths = sorted(paths[each["count"] :], key=lambda path: _rank(listed["second_seed"], repository, path))
+        second += [(repository, commit, path) for path in paths[: max(each["count"] // 3, 1)]]
+    return [*first, *second]
+
+
+def _rank(seed: int, repository: str, path: str) -> str:
+    return hashlib.sha256(f"{seed}:{repository}:{path}".encode()).hexdigest()
 
 
 def _read(row: dict[str, Any], clones: Path) -> tuple[str, dict[str, Any], str]:
