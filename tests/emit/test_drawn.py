@@ -36,7 +36,9 @@ def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> Non
         found[draw] += 1
         assert row["answer"] in ("refuse", "unknown") or isinstance(row["answer"], dict)
         assert ("because" in row) == isinstance(row["answer"], str)
-    assert sum(found.values()) == sum(each["count"] for each in draws)
+    second = sum(max(each["count"] // 3, 1) for each in draws)
+    assert sum(found.values()) - sum(row.get("draw") == 2 for row in rows) == sum(each["count"] for each in draws)
+    assert second >= sum(row.get("draw") == 2 for row in rows) > second * 0.9  # a folder may have no more files
 
 
 @pytest.fixture
