@@ -110,13 +110,14 @@ def main() -> None:
             print(*each)
         return
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
-    counts: Counter[str] = Counter()
+    counts: dict[int, Counter[str]] = {1: Counter(), 2: Counter()}
     for row in rows:
         word, said = judged(row, clones)
-        counts[word] += 1
-        counts["priced, of those with a layout"] += not isinstance(row["answer"], str) and "refused" not in word
+        has_layout, of = not isinstance(row["answer"], str), counts[row.get("draw", 1)]
+        of.update({word: 1, "with a layout": has_layout, "priced of these": has_layout and "refused" not in word})
         print(f"{word}: {row['repository']} {row['path']}\n    {said[:400]}", flush=True)
-    print(dict(counts), "of", len(rows))
+    for number, found in counts.items():
+        print(f"draw {number}:", dict(found))
 
 
 if __name__ == "__main__":

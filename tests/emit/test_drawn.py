@@ -119,6 +119,7 @@ TRAINER = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
+        ("model_name_or_path: a/Llama-3-8B-AQLM-2Bit-1x16\ncutoff_len: 512\nstage: sft\n", "launch.model"),
         (f"python finetune.py {TRAINER} --use_lora", "use_lora"),
         (f"torchrun train.py {TRAINER} --lora_enable True --lora_r 128", "lora_enable"),
         (f"deepspeed train.py {TRAINER} --tune_mm_mlp_adapter True", "tune_mm_mlp_adapter"),
@@ -136,6 +137,26 @@ def test_methods_and_parts_without_a_price_are_refused_by_their_key(text, key, w
     with pytest.raises(InputError, match="no price here; it needs") as error:
         read_foreign(written(text), model="qwen2.5-7b")
     assert key in str(error.value)
+
+
+def test_a_model_whose_name_has_fewer_bits_may_be_priced_as_another(written) -> None:
+    path = written("model_name_or_path: a/Qwen-7B-GPTQ-Int4\ncutoff_len: 512\nstage: sft\n", "a.yaml")
+    found = read_foreign(path, model="qwen2.5-7b", ignore=("launch.model",))
+    assert [each.value for each in found.assumed if each.rule == "--ignore"] == ["a/Qwen-7B-GPTQ-Int4"]
+
+
+def test_accelerate_without_a_launcher_starts_one_process(written) -> None:
+    path = written('distributed_type: "NO"\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n', "a.yaml")
+    assert read_foreign(path, model="llama3-8b").num_devices == 1
+
+
+def test_a_script_of_ms_swift_is_its_command(written) -> None:
+    config = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_machines: 2\nnum_processes: 8\n"
+    written(config, "multi.yaml")
+    text = "accelerate launch --config_file multi.yaml swift/cli/sft.py --model Qwen/Qwen2.5-7B-Instruct "
+    found = read_foreign(written(f"{text} --tuner_type lora --lora_rank 8 --max_length 2048"))
+    assert (found.layout["zero"], found.num_devices, found.model.name) == ("3", 8, "qwen2.5-7b")
+    assert "training.lora_rank=8" in found.settings
 
 
 PRIMUS = """

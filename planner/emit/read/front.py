@@ -149,7 +149,9 @@ def read_foreign(
         training |= {"sequence_length": length} if length else {}
         doubts = {online: GENERATION} | dict(doubts)
     assumed += [_open(key, values.get(key, method), why) for key, why in doubts.items() if why.field not in given]
-    assumed += _left_out(ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}))
+    assumed += _left_out(
+        ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}) | {MODEL: name}
+    )
     assumed += [_assumed(each, facts.misspelt) for each in facts.not_priced if not _is_off(each)]
     assumed += _of_another_model(reader, values, spec) if model else []
     if not is_sized and _count(hosts) > 1 and _count(ranks) not in (0, per_host) and per_host:

@@ -93,8 +93,8 @@ def _accelerate_values(text: str) -> Values:
             found["gradient_accumulation_steps"] = found.pop(f"{start}gradient_accumulation_steps")
     if found.get("accelerate.mixed_precision") == "bf16":
         found["bf16"] = True
-    if "accelerate.num_processes" in found:
-        found[RANKS] = found["accelerate.num_processes"]
+    if "accelerate.num_processes" in found:  # without a launcher of several there is one, whatever the file says
+        found[RANKS] = 1 if kind == "NO" else found["accelerate.num_processes"]
     return _without_auto(found)
 
 
@@ -207,7 +207,7 @@ def _trainer_file(text: str) -> Values:
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
-_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt|rlhf)\b")
+_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b")
 
 
 def _swift_options(text: str) -> Values:
@@ -225,7 +225,7 @@ def _swift_options(text: str) -> Values:
     own |= options_of(option_words(text))
     own["train_type"] = own.pop("tuner_type", own["train_type"])
     own |= sizes_of(text)
-    if re.search(r"\bswift rlhf\b", text):
+    if re.search(r"\bswift(?: |/cli/)rlhf\b", text):
         own.setdefault("rlhf_type", "dpo")
     if own["train_type"] == "full" and "deepspeed" not in own and own["torch_dtype"] == "bfloat16":
         own["dtype"] = own.pop("torch_dtype")
