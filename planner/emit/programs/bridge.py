@@ -177,9 +177,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     return adapters_of(given, "target_modules", given.whole("dim"), parts)
 
 
-ADAPTERS: Final = Setting(
-    says=("training.lora_rank", "training.lora_targets"), write=_write_adapters, read=_read_adapters
-)
+LORA: Final = Setting(says=("training.lora_rank", "training.lora_targets"), write=_write_adapters, read=_read_adapters)
 
 
 def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
@@ -246,7 +244,7 @@ TARGET: Final = Target(
         *FAMILY,
         not_carried("training.weights"),
         Setting(says=("training.loss",), write=_write_loss, read=_read_loss),
-        ADAPTERS,
+        LORA,
     ),
     refuse=(
         *REFUSALS,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import decisive, has_lines, listed, names_beside, translated
 from planner.emit.programs import megatron
-from planner.emit.programs.bridge import ADAPTERS
+from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader, torchtitan
 from planner.emit.read.megatron import DEFAULTS, engine_of
@@ -84,7 +84,7 @@ PRIMUS: Final = Reader(
     engine=engine_of,
     target=replace(
         megatron.TARGET,
-        settings=(*megatron.TARGET.settings, ADAPTERS),
+        settings=(*megatron.TARGET.settings, LORA),
         ignores=(*megatron.TARGET.ignores, *listed(_NAMES["ignores"])),
         decides={**megatron.TARGET.decides, **decisive(_NAMES["decides"])},
     ),

@@ -103,8 +103,7 @@ def _at_most(most: int, batch: int, given: Given) -> int:
 
 def _replicas(given: Given) -> int:
     degrees = _read_degrees(given)
-    split: int = degrees["layout.tp"] * degrees["layout.pp"] * degrees["layout.cp"]
-    return max(given.num_devices // split, 1)
+    return int(max(given.num_devices // (degrees["layout.tp"] * degrees["layout.pp"] * degrees["layout.cp"]), 1))
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:
