@@ -17,12 +17,14 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from planner.emit.read.shell import UNSET
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments
 from planner.specs.banned import bans_on
 from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
+from planner.specs.text import printable
+from planner.specs.training import OF_THE_RUN, TrainingSpec
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -36,6 +38,7 @@ _OF_THE_RUN: Final = {
     "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
 }  # fmt: skip
 """Training fields that describe the length and price of the whole run and do not change a training step."""
+_OF_LEARNING: Final = {f"training.{name}" for name in OF_THE_RUN}
 _OF_THE_DOCUMENT: Final = {"name", "architecture"}
 """Model fields without a setting: the name, and the architecture, which other fields express."""
 
@@ -307,10 +310,17 @@ def facts_of(
     for setting in target.settings:
         if of_model and not (setting.says and all(path.startswith("model.") for path in setting.says)):
             continue
+        before = set(given.understood)
         try:
             found |= setting.read(given) if setting.read else {}
         except InputError as error:
-            mistakes += error.mistakes
+            new = {key for key in given.understood - before if _unset(values.get(key))}
+            if new and set(setting.says) <= _OF_LEARNING:
+                given.understood -= new
+            else:
+                mistakes += error.mistakes
+    if unset := [_not_set(key, text) for key in values if key in given.understood and (text := _unset(values[key]))]:
+        raise InputError(*unset)
     doubts, rest, ignored_keys = left_over(given, target, ignored)
     misspelt = {key: near for key in rest if (near := _misspelt(key, given.understood))}
     if not of_model:
@@ -329,6 +339,17 @@ def facts_of(
         not_carried=ignored_keys,
         misspelt=misspelt,
     )
+
+
+def _unset(value: Value) -> str:
+    """The value as a text, if it has a variable or a command that only a shell can expand; else empty."""
+    texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
+    return " ".join(texts) if any(map(UNSET.search, texts)) else ""
+
+
+def _not_set(key: str, text: str) -> Mistake:
+    hint = "--define NAME=VALUE sets a variable of a script, and --args 'A B' its arguments; or write the value"
+    return Mistake(message=f"{printable(key, 80)} is {printable(text, 60)}, which the file does not set", hint=hint)
 
 
 _LAYOUT: Final = re.compile("parallel|degree|pipeline|stage|checkpoint_activ|recompute|offload|shard")

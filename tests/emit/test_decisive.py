@@ -443,6 +443,18 @@ OF_EACH_FORMAT = {
     "an experiment of Primus": (
         "modules:\n  pre_trainer:\n    framework: megatron\n    model: llama3_8B.yaml\n    overrides:\n      KEY: 2\n"
     ),
+    "an experiment of Primus over torchtitan": (
+        "modules:\n  pre_trainer:\n    framework: torchtitan\n    model: llama3_8B.yaml\n    overrides:\n"
+        "      parallelism:\n        tensor_parallel_degree: 1\n        KEY: 2\n"
+    ),
+    "an experiment of Primus over Megatron-Bridge": (
+        "modules:\n  post_trainer:\n    framework: megatron_bridge\n    model: llama3_8B.yaml\n    overrides:\n"
+        "      tensor_model_parallel_size: 2\n      KEY: 2\n"
+    ),
+    "a supervised fine-tuning file of NeMo RL": (
+        "sft:\n  seed: 1\npolicy:\n  train_micro_batch_size: 1\n  max_total_sequence_length: 2048\n"
+        "  dtensor_cfg:\n    enabled: true\n    KEY: 2\n"
+    ),
     "YAML overrides of a Megatron-Bridge recipe": (
         "model:\n  tensor_model_parallel_size: 2\n  seq_length: 2048\n  KEY: 2\ntrain:\n  global_batch_size: 64\n"
     ),

@@ -240,7 +240,7 @@ def test_nothing_of_a_file_is_run(text, written, tmp_path, monkeypatch, capsys):
         ("--num-layers 4 --hidden-size 9999999999999999999 --vocab-size 5", "no whole number"),
         ("--num-layers 4 " + "--x ( " * 9, "vocabulary"),
         ("nothing of interest", "of no kind"),
-        ("--num-layers 4 --tensor-model-parallel-si\ud7ffze $B", r"si\\ud7ffze is \$B, which"),
+        ("--num-layers 4 --hidden-size $B\ud7ff", r"hidden_size is \$B\\ud7ff, which"),
         ("$((" * 20 + "--num-layers", "has no end"),
         ("$((" * 3000 + "--num-layers", "nested more than 50 deep"),
     ],

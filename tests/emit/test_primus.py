@@ -98,8 +98,8 @@ def test_an_invented_degree_stops_the_reading(tmp_path: Path) -> None:
 
 
 def test_another_framework_of_primus_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not torchtitan"):
-        read(tmp_path, PRIMUS.replace("framework: megatron", "framework: torchtitan"))
+    with pytest.raises(InputError, match="not maxtext"):
+        read(tmp_path, PRIMUS.replace("framework: megatron", "framework: maxtext"))
 
 
 def test_overrides_of_a_recipe_in_yaml_are_those_of_a_command(tmp_path: Path) -> None:

@@ -177,6 +177,9 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     return adapters_of(given, "target_modules", given.whole("dim"), parts)
 
 
+LORA: Final = Setting(says=("training.lora_rank", "training.lora_targets"), write=_write_adapters, read=_read_adapters)
+
+
 def _adapters_fault(plan: Plan) -> tuple[str, str] | None:
     if not plan.training.lora_rank or _modules_of(plan):
         return None
@@ -241,7 +244,7 @@ TARGET: Final = Target(
         *FAMILY,
         not_carried("training.weights"),
         Setting(says=("training.loss",), write=_write_loss, read=_read_loss),
-        Setting(says=("training.lora_rank", "training.lora_targets"), write=_write_adapters, read=_read_adapters),
+        LORA,
     ),
     refuse=(
         *REFUSALS,

@@ -135,7 +135,8 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     if kind != "full":
         return {"layout.recompute": "none"}
     if method == "block":
-        return {"layout.recompute": f"full:{number}" if number else "none"}
+        is_all = given.model is not None and number >= given.model.num_layers
+        return {"layout.recompute": "full" if is_all else f"full:{number}" if number else "none"}
     if number > 1:
         given.understood.discard("recompute_num_layers")  # keeps one input per group; priced as one per layer
     return {"layout.recompute": "full"}

@@ -41,13 +41,14 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
     interleave = max(interleave, 1)
     if stages == 1:
         return 1, None, ()
+    each, rest = divmod(num_layers + sum(ends), stages * interleave)
+    if rest and not (first or last or given.values.get("deepspeed")):
+        raise InputError(
+            f"{num_layers} layers and {sum(ends)} ends do not divide into {stages * interleave} chunks",
+            where="pipeline_model_parallel_size",
+            hint="Megatron-LM refuses this, too",
+        )
     if any(ends):
-        each, rest = divmod(num_layers + sum(ends), stages * interleave)
-        if rest:
-            raise InputError(
-                f"{num_layers} layers and {sum(ends)} ends do not divide into {stages * interleave} chunks",
-                where="account_for_embedding_in_pipeline_split",
-            )
         counts = [each] * (stages * interleave)
         counts[0] -= ends[0]
         counts[-1] -= ends[1]

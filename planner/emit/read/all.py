@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.read import hugging_face, megatron, overrides, primus, torchtitan, verl
+from planner.emit.read import hugging_face, megatron, nemo_rl, overrides, primus, torchtitan, verl
 
 if TYPE_CHECKING:
     from planner.emit.read import Reader
@@ -15,8 +15,11 @@ READERS: Final[tuple[Reader, ...]] = (
     verl.READER,
     overrides.SWIFT,
     overrides.BRIDGE,
+    primus.PRIMUS_TITAN,
+    primus.PRIMUS_BRIDGE,
     primus.PRIMUS,
     primus.BRIDGE_FILE,
     megatron.READER,
+    nemo_rl.READER,
     *hugging_face.READERS,
 )

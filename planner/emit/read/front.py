@@ -122,7 +122,6 @@ def read_foreign(
     hosts, ranks, name, method = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL, METHOD))
     if reader.is_shell and not is_sized:
         _check_size({"hosts": hosts, "ranks of a host": ranks}, shown)
-    _check_set(reader, values, shown)
     profile = load_engine(engine or place.of(partial(reader.engine, values)))
     spec = _model(reader, values, model, name, settings, place)
     told_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
@@ -150,7 +149,9 @@ def read_foreign(
         training |= {"sequence_length": length} if length else {}
         doubts = {online: GENERATION} | dict(doubts)
     assumed += [_open(key, values.get(key, method), why) for key, why in doubts.items() if why.field not in given]
-    assumed += _left_out(ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}))
+    assumed += _left_out(
+        ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}) | {MODEL: name}
+    )
     assumed += [_assumed(each, facts.misspelt) for each in facts.not_priced if not _is_off(each)]
     assumed += _of_another_model(reader, values, spec) if model else []
     if not is_sized and _count(hosts) > 1 and _count(ranks) not in (0, per_host) and per_host:
@@ -416,21 +417,6 @@ def _check_size(sizes: Mapping[str, Value], shown: str) -> None:
         why = "which the file does not set" if UNSET.search(text) else "which is no number"
         option = "--nodes N" if what == "hosts" else "--gpus N (of all hosts)"
         mistakes.add(f"the number of {what} is {printable(text, 60)}, {why}", shown, f"{defined}{option} says it")
-    mistakes.raise_if_any()
-
-
-def _check_set(reader: Reader, values: Values, shown: str) -> None:
-    """Refuse keys that affect the price if their value contains a shell variable that the file does not set."""
-    mistakes = Mistakes()
-    for key, value in values.items():
-        texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
-        unset = next((match for each in texts if (match := UNSET.search(each))), None)
-        if unset is None or matches(key, reader.target.ignores):
-            continue
-        name = printable(" ".join(texts), 60)
-        hint = "--define NAME=VALUE sets a variable of the file, and --args 'A B' its arguments"
-        hint = hint if reader.is_shell else "write the value in its place"
-        mistakes.add(f"{printable(key, 80)} is {name}, which the file does not set", shown, hint)
     mistakes.raise_if_any()
 
 

@@ -16,6 +16,7 @@ from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
 from planner.emit.read.methods import NAMES
 from planner.emit.read.options import options_of
+from planner.emit.read.overrides import sizes_of
 from planner.emit.read.shell import UNSET, option_words
 from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
@@ -92,8 +93,8 @@ def _accelerate_values(text: str) -> Values:
             found["gradient_accumulation_steps"] = found.pop(f"{start}gradient_accumulation_steps")
     if found.get("accelerate.mixed_precision") == "bf16":
         found["bf16"] = True
-    if "accelerate.num_processes" in found:
-        found[RANKS] = found["accelerate.num_processes"]
+    if "accelerate.num_processes" in found:  # without a launcher of several there is one, whatever the file says
+        found[RANKS] = 1 if kind == "NO" else found["accelerate.num_processes"]
     return _without_auto(found)
 
 
@@ -206,7 +207,7 @@ def _trainer_file(text: str) -> Values:
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
-_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift (sft|pt|rlhf)\b")
+_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b")
 
 
 def _swift_options(text: str) -> Values:
@@ -223,10 +224,8 @@ def _swift_options(text: str) -> Values:
     }
     own |= options_of(option_words(text))
     own["train_type"] = own.pop("tuner_type", own["train_type"])
-    for key, name in ((HOSTS, "NNODES"), (RANKS, "NPROC_PER_NODE")):
-        if match := re.search(rf"\b{name}=([0-9]{{1,6}})\b", text):
-            own[key] = match[1]
-    if re.search(r"\bswift rlhf\b", text):
+    own |= sizes_of(text)
+    if re.search(r"\bswift(?: |/cli/)rlhf\b", text):
         own.setdefault("rlhf_type", "dpo")
     if own["train_type"] == "full" and "deepspeed" not in own and own["torch_dtype"] == "bfloat16":
         own["dtype"] = own.pop("torch_dtype")

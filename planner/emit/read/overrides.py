@@ -52,13 +52,18 @@ BRIDGE: Final = Reader(
 )
 
 
+def sizes_of(text: str) -> Values:
+    """The numbers of hosts and ranks that a script of ms-swift has in its environment."""
+    sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{NPROC_PER_NODE:-}}")[-1])
+    return {key: sizes[key] for key in (HOSTS, RANKS) if sizes.get(key)}
+
+
 def _swift_values(text: str) -> Values:
     """Keys and values of an ms-swift command, with ms-swift's defaults and the number of ranks from its environment."""
     own = options_of(option_words(text))
     own = {key: value for key, value in own.items() if value != "none" or key == "recompute_granularity"}
     found = translated({**swift.DEFAULTS, **own}, _NAMES["ms_swift"])
-    sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{NPROC_PER_NODE:-}}")[-1])
-    found |= {key: sizes[key] for key in (HOSTS, RANKS) if sizes.get(key)}
+    found |= sizes_of(text)
     model = found.pop("model", None)
     if re.search(r"\bmegatron\s+rlhf\b", text):
         found.setdefault("rlhf_type", "dpo")

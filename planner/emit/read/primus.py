@@ -6,6 +6,7 @@ Megatron-Bridge, scripts/training (`--config-file`), examples/recipes/*/conf.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import decisive, has_lines, listed, names_beside, translated
 from planner.emit.programs import megatron
+from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import MODEL, THE_FILE, Reader
+from planner.emit.read import MODEL, THE_FILE, Reader, torchtitan
 from planner.emit.read.megatron import DEFAULTS, engine_of
 from planner.emit.read.overrides import BRIDGE, bridge_values
 from planner.errors import InputError
@@ -43,18 +45,36 @@ def _primus_values(text: str) -> Values:
         raise InputError(
             f"only megatron is read of Primus' frameworks, and not {other[1]}", where="framework", hint=hint
         )
-    modules = _document(text).get("modules")
-    runs = [each for each in modules.values() if isinstance(each, dict)] if isinstance(modules, dict) else []
-    if len(runs) != 1 or not isinstance(own := runs[0].get("overrides", {}), dict):
-        raise InputError("expected one module with its overrides", where="modules")
+    name, config, own = _experiment(text)
     said = {key: value for key, value in flat(own).items() if value is not None}
-    found = {**DEFAULTS, **_NAMES["defaults"], **translated(said, _NAMES)}
+    said = {key: each for key, each in said.items() if said.get("lora.enabled") or not key.startswith("lora.")}
+    found = {**DEFAULTS, **_NAMES["defaults"], **_NAMES["of_module"].get(config, {}), **translated(said, _NAMES)}
     if found.get("moe_enable_deepep"):
         found["moe_token_dispatcher_type"] = "flex"  # noqa: S105 # Primus' own dispatcher takes DeepEP's place in it
     if found.pop("use_torch_fsdp2", False):
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
-    name = str(runs[0].get("model") or "").removesuffix(".yaml")
     return found | ({MODEL: name} if name else {})
+
+
+def _experiment(text: str) -> tuple[str, str, dict[str, Any]]:
+    """The names of the only module's model and base file, and its overrides."""
+    modules = _document(text).get("modules")
+    runs = [each for each in modules.values() if isinstance(each, dict)] if isinstance(modules, dict) else []
+    if len(runs) != 1 or not isinstance(own := runs[0].get("overrides", {}), dict):
+        raise InputError("expected one module with its overrides", where="modules")
+    return str(runs[0].get("model") or "").removesuffix(".yaml"), str(runs[0].get("config")), own
+
+
+def _titan_values(text: str) -> Values:
+    name, _, own = _experiment(text)
+    sections = own if not name.endswith("fp8") else {**own, "model": {"converters": ["quantize.linear.float8"]}}
+    return {**torchtitan.READER.values(json.dumps(sections)), MODEL: name}
+
+
+def _of_bridge(text: str) -> Values:
+    name, _, own = _experiment(text)
+    said = {key: value for key, value in flat(own).items() if value is not None}
+    return {**bridge_values(translated(said, _NAMES["bridge"])), MODEL: name.replace("_", "-")}
 
 
 PRIMUS: Final = Reader(
@@ -64,6 +84,7 @@ PRIMUS: Final = Reader(
     engine=engine_of,
     target=replace(
         megatron.TARGET,
+        settings=(*megatron.TARGET.settings, LORA),
         ignores=(*megatron.TARGET.ignores, *listed(_NAMES["ignores"])),
         decides={**megatron.TARGET.decides, **decisive(_NAMES["decides"])},
     ),
@@ -81,4 +102,19 @@ BRIDGE_FILE: Final = replace(
     recognises=partial(has_lines, r"model:\s*$", r"  (\w+_model_parallel_size|train_iters|train_samples):"),
     values=_bridge_document,
     is_shell=False,
+)
+
+PRIMUS_TITAN: Final = replace(
+    torchtitan.READER,
+    name="an experiment of Primus over torchtitan",
+    recognises=partial(has_lines, r"modules:\s*$", r"\s+framework:\s*torchtitan\b"),
+    values=_titan_values,
+    target=replace(torchtitan.READER.target, ignores=(*torchtitan.READER.target.ignores, "primus_turbo.*")),
+)
+PRIMUS_BRIDGE: Final = replace(
+    BRIDGE_FILE,
+    name="an experiment of Primus over Megatron-Bridge",
+    recognises=partial(has_lines, r"modules:\s*$", r"\s+framework:\s*megatron_bridge\b"),
+    values=_of_bridge,
+    target=replace(BRIDGE_FILE.target, ignores=(*BRIDGE_FILE.target.ignores, *listed(_NAMES["ignores"]))),
 )

@@ -32,6 +32,8 @@ _BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:
 _FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\w:-]*\s*\(\s*\))\s*(?=\{)")
 _BEFORE_ASSIGNMENTS: Final = {"export", "local", "declare", "readonly", "-a", "-x", "then", "do", "else", "{"}
 _END: Final = "\n;&|()"
+_COMMENT: Final = re.compile(r"^([ \t]*#.*?)\\+$", re.MULTILINE)
+"""Matches a line that is a comment; a backslash at its end does not continue it."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 UNSET: Final = re.compile(r"\$\{?[A-Za-z_0-9@*]|\$\(|`")
 """Matches the parts of a word that could not be expanded."""
@@ -129,7 +131,7 @@ class _Script:
         if bad := _CONTROL.search(text):
             line = text.count("\n", 0, bad.start()) + 1
             raise InputError(f"a control character in line {line}", hint="this is no script")
-        self.text = text.replace("\r\n", "\n").replace("\\\n", " ")
+        self.text = _COMMENT.sub(r"\1", text.replace("\r\n", "\n")).replace("\\\n", " ")
         self.place = 0
         self.values: dict[str, list[str]] = {}
         self.branches: list[_Branch] = []
@@ -183,6 +185,16 @@ class _Script:
         if words[:2] == ["set", "--"]:
             self._set(words[2:])
             return []
+        if words[0] == "read" and "<<<" in words:
+            self._read(words[1 : words.index("<<<")], " ".join(words[words.index("<<<") + 1 :]))
+            return []
+        if words[0] == "for" and words[2:3] == ["in"]:
+            self.values |= {words[1]: words[3:] if len(words) == 4 else [f"${words[1]}"]}  # one pass, or unknown
+            return []
+        if (place := next((at for at, each in enumerate(words[:-1]) if each == "-c"), 0)) and self._sets(
+            words[place + 1]
+        ):
+            return [[*words[: place + 1], *each] for each in self._nested(words[place + 1], self.arguments, 1)]
         if self.arguments and {"shift", "getopts"} & set(words[:2]):
             hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"
             raise InputError(f"the script goes through its arguments ({words[0]}), which is not followed", hint=hint)
@@ -197,6 +209,16 @@ class _Script:
         self.arguments = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
         if len(self.arguments) == len(words):
             self.arguments |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
+
+    def _read(self, words: list[str], text: str) -> None:
+        """Set the variables of `read -r A B <<< TEXT`; IFS parts the text, and the last variable takes the rest."""
+        names, mark = [each for each in words if not each.startswith("-")], self.values.get("IFS", [""])[0]
+        parts = text.split(mark if len(mark) == 1 else None, len(names) - 1)
+        self.values |= {name: [part] for name, part in zip(names, parts, strict=False) if not UNSET.search(text)}
+
+    def _sets(self, text: str) -> bool:
+        """Whether a text in single quotes, which another shell runs, has a variable of this script."""
+        return any(name in self.values for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text))
 
     def _nested(self, text: str, arguments: Mapping[str, list[str]], num_evals: int = 0) -> list[list[str]]:
         inner = self._inner(text)

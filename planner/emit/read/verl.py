@@ -90,15 +90,20 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     if given.flag(f"{_ACTOR}.use_dynamic_bsz"):  # packed up to a token limit
         most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
         micro = _at_most(most // (prompt + answer), mini * answers, given)
+    elif not micro:  # of all ranks, until 2025
+        micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size") // _replicas(given)
     return found | ({"layout.mbs": micro} if micro else {})
 
 
 def _at_most(most: int, batch: int, given: Given) -> int:
     """The largest microbatch of at most `most` sequences that divides the batch of a rank evenly."""
-    degrees = _read_degrees(given)
-    replicas = given.num_devices // (degrees["layout.tp"] * degrees["layout.pp"] * degrees["layout.cp"])
-    own = batch // max(replicas, 1)
+    own = batch // _replicas(given)
     return next((size for size in range(min(most, max(own, 1)), 0, -1) if own % size == 0), 1)
+
+
+def _replicas(given: Given) -> int:
+    degrees = _read_degrees(given)
+    return int(max(given.num_devices // (degrees["layout.tp"] * degrees["layout.pp"] * degrees["layout.cp"]), 1))
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:

@@ -1,0 +1,102 @@
+"""Reader for supervised fine-tuning files of NeMo RL, which inherit from other files by `defaults`.
+
+FSDP2 (`dtensor_cfg`) or Megatron-Core (`megatron_cfg`) trains the policy. Source: NeMo RL 7ea279ab, examples/configs/
+sft.yaml; nemo_rl/models/policy.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.emit.adapters import adapters_of
+from planner.emit.names import listed, names_beside
+from planner.emit.programs.hugging_face import flat
+from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
+from planner.emit.target import Setting, Target
+from planner.errors import InputError
+from planner.specs.yaml import parse_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.emit.target import Given, Values
+
+_NAMES: Final = names_beside(__file__)
+_MEGATRON: Final = "policy.megatron_cfg."
+_DTENSOR: Final = "policy.dtensor_cfg."
+
+
+def _values(text: str) -> Values:
+    found = parse_yaml(text, THE_FILE).plain
+    if not isinstance(found, dict):
+        raise InputError("expected keys and values", where=THE_FILE)
+    return flat(found)
+
+
+def _is_megatron(values: Values) -> bool:
+    return str(values.get(f"{_MEGATRON}enabled")).lower() == "true"
+
+
+def _complete(found: Values) -> Values:
+    """The values of all files, without those of the way of training that is off.
+
+    Raises:
+        InputError: the files train by another method than supervised fine-tuning.
+    """
+    if other := next((key for key in found if key.partition(".")[0] in _NAMES["methods"]), None):
+        raise InputError("of NeMo RL, only supervised fine-tuning is read", where=other, hint=_NAMES["instead"])
+    off = _DTENSOR if _is_megatron(found) else _MEGATRON
+    named = {key: each for each, key in {HOSTS: "cluster.num_nodes", RANKS: "cluster.gpus_per_node"}.items()}
+    named |= {"policy.model_name": MODEL}
+    return {METHOD: None, **{named.get(key, key): each for key, each in found.items() if not key.startswith(off)}}
+
+
+def _read(given: Given) -> Mapping[str, Any]:
+    """The layout, the batch and the adapters; the rows of the document are those of the part that trains."""
+    is_megatron = _is_megatron(given.values)
+    start = _MEGATRON if is_megatron else _DTENSOR
+    found: dict[str, Any] = {
+        field: given.whole(key if "." in key else start + key, 1) or 1
+        for field, key in (_NAMES["both"] | _NAMES["megatron" if is_megatron else "dtensor"]).items()
+        if "." not in key or key in given.values
+    }
+    is_on = given.flag(f"{start}activation_checkpointing")
+    kind = given.text(f"{start}recompute_granularity", "full")
+    if is_megatron:
+        found["layout.zero"] = int(given.flag(f"{start}optimizer.use_distributed_optimizer"))
+        on_host = given.flag(f"{start}optimizer.optimizer_cpu_offload")
+        found |= {"layout.sp": int(given.flag(f"{start}sequence_parallel"))} if found["layout.tp"] > 1 else {}
+    else:
+        found["layout.zero"] = 3
+        on_host = given.flag(f"{start}cpu_offload")
+    offload = "optimizer" if is_megatron else "states+params"
+    found |= {"layout.recompute": kind if is_on else "none", "layout.offload": offload if on_host else "none"}
+    part = f"{start}{'peft' if is_megatron else 'lora_cfg'}."
+    if given.flag(f"{part}enabled"):
+        if given.get(f"{part}target_modules"):
+            raise InputError("adapters on named modules are not read", where=f"{part}target_modules")
+        found |= adapters_of(given, f"{part}dim", given.whole(f"{part}dim", 8), ("all-linear",))
+    return found
+
+
+READER: Final = Reader(
+    name="a supervised fine-tuning file of NeMo RL",
+    recognises=lambda name, text: (  # noqa: ARG005 - as the others
+        re.search(r"^policy:\s*$", text, re.MULTILINE) is not None
+        and re.search(r"^(sft:|defaults:.*\bsft)", text, re.MULTILINE) is not None
+    ),
+    values=_values,
+    engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
+    target=Target(
+        name="nemo-rl",
+        program="NeMo RL, supervised fine-tuning",
+        settings=(
+            Setting(says=tuple(_NAMES["says"]), write=lambda plan: {}, read=_read),  # noqa: ARG005 - read only
+        ),
+        command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
+        ignores=listed(_NAMES["ignores"]),
+    ),
+    files={"defaults": _values},
+    complete=_complete,
+)

@@ -1,0 +1,261 @@
+"""Public files drawn by a seed: their list is whole, and what they taught is kept by settings retyped as facts.
+
+`python tools/drawn_files.py count CLONES` reads the files themselves; none is in this repository.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.api import estimate_file
+from planner.emit.read.front import read_foreign
+from planner.errors import InputError
+
+DRAWN = Path(__file__).parent / "drawn"
+
+
+def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> None:
+    draws = yaml.safe_load((DRAWN / "folders.yaml").read_text())["draws"]
+    rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
+    assert len(rows) > 100
+    assert len({(each["repository"], each["path"]) for each in rows}) == len(rows)
+    found: Counter[int] = Counter()
+    for row in rows:
+        (draw,) = [
+            number
+            for number, each in enumerate(draws)
+            if (each["repository"], each["commit"]) == (row["repository"], row["commit"])
+            and re.fullmatch(each["paths"], row["path"])
+            and not re.search(each.get("without", "$^"), row["path"])
+        ][:1]
+        found[draw] += 1
+        assert row["answer"] in ("refuse", "unknown") or isinstance(row["answer"], dict)
+        assert ("because" in row) == isinstance(row["answer"], str)
+    second = sum(max(each["count"] // 3, 1) for each in draws)
+    assert sum(found.values()) - sum(row.get("draw") == 2 for row in rows) == sum(each["count"] for each in draws)
+    assert second >= sum(row.get("draw") == 2 for row in rows) > second * 0.9  # a folder may have no more files
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A file with this text."""
+
+    def write(text, name="train.sh"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+RUN = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16"
+SIZES = "model.seq_length=2048 train.global_batch_size=64 train.micro_batch_size=1"
+
+
+@pytest.mark.parametrize(
+    ("loop", "tp"),
+    [
+        ("IFS=',' read -r TP PP <<< \"$ONE\"", "4"),
+        ('for each in "${LIST[@]}"; do\nIFS=, read -r TP PP <<< "$each"', "2"),
+        ('for each in "${TWO[@]}"; do\nIFS=, read -r TP PP <<< "$each"', None),
+    ],
+)
+def test_variables_of_read_and_of_a_loop_with_one_pass_are_followed(loop, tp, written) -> None:
+    text = f'ONE=${{ONE:-4,1}}\nLIST=("2,1")\nTWO=("2,1" "4,1")\n{loop}\n'
+    text += f"torchrun --nproc_per_node=8 run_recipe.py --recipe llama3_8b {SIZES} "
+    text += "model.tensor_model_parallel_size=$TP model.pipeline_model_parallel_size=$PP"
+    if tp is None:
+        with pytest.raises(InputError, match=r"tensor_model_parallel_size is \$TP, which the file does not set"):
+            read_foreign(written(text), model="llama3-8b")
+    else:
+        assert read_foreign(written(text), model="llama3-8b").layout["tp"] == tp
+
+
+def test_a_backslash_continues_no_comment_and_quotes_for_another_shell_are_expanded(written) -> None:
+    text = '# before: --nope \\\nOPTIONS="--tensor-model-parallel-size 2 \\\n"\n'
+    text += f'export CMD="pretrain_gpt.py {RUN} $OPTIONS"\n'
+    text += "srun --jobid $SLURM_JOBID bash -c 'torchrun --nproc_per_node 8 $CMD --micro-batch-size 1' 2>&1 | tee log\n"
+    assert read_foreign(written(text)).layout["tp"] == "2"
+
+
+def test_an_unset_variable_stops_only_keys_that_are_priced(written) -> None:
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {RUN} --micro-batch-size 1 --lr $1 --kill-switch-path $WORK/x "
+    assert read_foreign(written(text)).layout["mbs"] == "1"
+    with pytest.raises(InputError, match=r"global_batch_size is \$2, which the file does not set"):
+        read_foreign(written(f"{text} --global-batch-size $2"))
+
+
+def test_stages_of_unequal_depth_are_refused_as_megatron_refuses_them(written) -> None:
+    """Megatron-LM, training/arguments.py: the number of layers is a multiple of the number of stages."""
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {RUN} --micro-batch-size 1 --pipeline-model-parallel-size 8"
+    with pytest.raises(InputError, match="do not divide into 8 chunks"):
+        read_foreign(written(text))
+    found = read_foreign(written(text.replace("--pipeline-model-parallel-size 8", "--pipeline-model-parallel-size 4")))
+    assert found.layout["pp"] == "4"
+
+
+def test_recomputing_as_many_layers_as_there_are_is_full(written) -> None:
+    options = "--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers"
+    for number, policy in ((12, "full"), (80, "full"), (3, "full:3"), (0, "none")):
+        text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {RUN} {options} {number}"
+        assert read_foreign(written(text)).layout["recompute"] == policy
+
+
+def test_ranks_of_ms_swift_may_be_a_variable(written) -> None:
+    text = "n=2\nNPROC_PER_NODE=$n \\\nswift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 "
+    text += "--gradient_accumulation_steps $(expr 16 / $n) --max_length 2048"
+    plan = estimate_file(written(text), "dgx-h100")
+    assert (plan.layout.dp, plan.training.global_batch_size) == (2, 16)
+
+
+TRAINER = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 1024"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("model_name_or_path: a/Llama-3-8B-AQLM-2Bit-1x16\ncutoff_len: 512\nstage: sft\n", "launch.model"),
+        (f"python finetune.py {TRAINER} --use_lora", "use_lora"),
+        (f"torchrun train.py {TRAINER} --lora_enable True --lora_r 128", "lora_enable"),
+        (f"deepspeed train.py {TRAINER} --tune_mm_mlp_adapter True", "tune_mm_mlp_adapter"),
+        (f"swift sft --model Qwen/Qwen2.5-7B {TRAINER[36:]} --task_type seq_cls --num_labels 2", "task_type"),
+        ("base_model: x/y\nmicro_batch_size: 1\nsequence_len: 512\nnvfp4_merge_aware: true\n", "nvfp4_merge_aware"),
+        ("model_name_or_path: x/y\ncutoff_len: 512\nstage: sft\nmixture_of_depths: convert\n", "mixture_of_depths"),
+        ("model_name_or_path: x/y\ncutoff_len: 512\nstage: sft\nuse_adam_mini: true\n", "use_adam_mini"),
+        (
+            f"torchrun train.py {RUN} --micro-batch-size 1 --vision-model-type internvit --freeze-LM",
+            "vision_model_type",
+        ),
+    ],
+)
+def test_methods_and_parts_without_a_price_are_refused_by_their_key(text, key, written) -> None:
+    with pytest.raises(InputError, match="no price here; it needs") as error:
+        read_foreign(written(text), model="qwen2.5-7b")
+    assert key in str(error.value)
+
+
+def test_a_model_whose_name_has_fewer_bits_may_be_priced_as_another(written) -> None:
+    path = written("model_name_or_path: a/Qwen-7B-GPTQ-Int4\ncutoff_len: 512\nstage: sft\n", "a.yaml")
+    found = read_foreign(path, model="qwen2.5-7b", ignore=("launch.model",))
+    assert [each.value for each in found.assumed if each.rule == "--ignore"] == ["a/Qwen-7B-GPTQ-Int4"]
+
+
+def test_accelerate_without_a_launcher_starts_one_process(written) -> None:
+    path = written('distributed_type: "NO"\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n', "a.yaml")
+    assert read_foreign(path, model="llama3-8b").num_devices == 1
+
+
+def test_a_script_of_ms_swift_is_its_command(written) -> None:
+    config = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_machines: 2\nnum_processes: 8\n"
+    written(config, "multi.yaml")
+    text = "accelerate launch --config_file multi.yaml swift/cli/sft.py --model Qwen/Qwen2.5-7B-Instruct "
+    found = read_foreign(written(f"{text} --tuner_type lora --lora_rank 8 --max_length 2048"))
+    assert (found.layout["zero"], found.num_devices, found.model.name) == ("3", 8, "qwen2.5-7b")
+    assert "training.lora_rank=8" in found.settings
+
+
+PRIMUS = """
+modules:
+  {module}:
+    framework: {framework}
+    config: {config}
+    model: llama3.1_8B.yaml
+    overrides:
+{overrides}"""
+
+
+def primus(framework: str, config: str, **overrides: object) -> str:
+    lines = "".join(f"      {key}: {value}\n" for key, value in overrides.items())
+    return PRIMUS.format(module="post_trainer", framework=framework, config=config, overrides=lines)
+
+
+def test_fine_tuning_of_primus_has_adapters_and_the_batch_of_its_base_file(written) -> None:
+    """By hand from modules/megatron/sft_trainer.yaml: one sequence of 2,048 tokens, of 128."""
+    text = primus("megatron", "sft_trainer.yaml", stage="sft", tensor_model_parallel_size=2)
+    text += "      lora: {enabled: true, dim: 32, alpha: 32, target_modules: [linear_qkv]}\n"
+    plan = estimate_file(written(text, "a.yaml"), "hgx-mi300x", model="llama3-8b", gpus=8)
+    assert (plan.layout.tp, plan.layout.mbs, plan.training.global_batch_size) == (2, 1, 128)
+    assert (plan.training.lora_rank, plan.training.lora_targets) == (32, ("query", "key", "value"))
+    text = text.replace("enabled: true", "enabled: false")
+    assert estimate_file(written(text, "a.yaml"), "hgx-mi300x", model="llama3-8b", gpus=8).training.lora_rank == 0
+
+
+def test_primus_over_other_programs(written) -> None:
+    sections = {"parallelism": "{tensor_parallel_degree: 4}", "training": "{local_batch_size: 2, seq_len: 4096}"}
+    text = primus("torchtitan", "pre_trainer.yaml", **sections, activation_checkpoint="{mode: full}")
+    plan = estimate_file(written(text, "a.yaml"), "hgx-mi300x", model="llama3-8b", gpus=8)
+    assert (plan.layout.tp, plan.layout.zero, plan.layout.mbs, plan.layout.recompute) == (4, 3, 2, ("full",))
+    options = {"tensor_model_parallel_size": 8, "peft": "lora", "peft_dim": 16, "use_distributed_optimizer": "false"}
+    options |= {"pipeline_model_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1}
+    text = primus("megatron_bridge", "sft_trainer.yaml", **options, global_batch_size=128, seq_length=2048)
+    plan = estimate_file(written(text, "a.yaml"), "hgx-mi300x", model="llama3-8b", gpus=8)
+    assert (plan.layout.tp, plan.layout.zero, plan.training.lora_rank) == (8, 0, 16)
+    assert plan.verdict == "unknown"  # the recipe's recomputation
+
+
+BASE = """
+sft: {max_num_steps: 60}
+policy:
+  model_name: meta-llama/Llama-3.1-8B
+  train_global_batch_size: 32
+  train_micro_batch_size: 1
+  max_total_sequence_length: 1024
+  dtensor_cfg:
+    enabled: true
+    activation_checkpointing: false
+    tensor_parallel_size: 1
+    dp_replicate_size: 1
+    lora_cfg: {enabled: false, dim: 8, target_modules: []}
+  megatron_cfg:
+    enabled: false
+    activation_checkpointing: false
+    recompute_granularity: full
+    tensor_model_parallel_size: 1
+    pipeline_model_parallel_size: 1
+    pipeline_dtype: ${policy.precision}
+    sequence_parallel: false
+    optimizer: {use_distributed_optimizer: true}
+    peft: {enabled: false, dim: 8, target_modules: []}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "layout"),
+    [
+        ("  dtensor_cfg: {tensor_parallel_size: 4, activation_checkpointing: true}\n", "tp=4,zero=3,recompute=full"),
+        ("  dtensor_cfg: {dp_replicate_size: 2, cpu_offload: true}\n", "zero=3,hsdp=2,offload=states+params"),
+        (
+            (
+                "  dtensor_cfg: {enabled: false}\n  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, "
+                "sequence_parallel: true, pipeline_model_parallel_size: 2}\n"
+            ),
+            "tp=2,pp=2,zero=1,sp=1,recompute=none",
+        ),
+    ],
+)
+def test_nemo_rl_inherits_from_the_file_that_it_names(own, layout, written) -> None:
+    written(BASE, "sft.yaml")
+    path = written(
+        f"defaults: sft.yaml\npolicy:\n  train_micro_batch_size: 2\n{own}cluster:\n  num_nodes: 2\n", "a.yaml"
+    )
+    found = read_foreign(path, num_devices=16, per_host=8)
+    wanted = dict(part.split("=") for part in layout.split(",")) | {"mbs": "2"}
+    assert {key: found.layout.get(key) for key in wanted} == wanted
+    assert (found.num_hosts, found.num_devices) == (2, 16)
+    assert {"training.global_batch_size=32", "training.sequence_length=1024"} <= set(found.settings)
+
+
+def test_adapters_of_nemo_rl_and_its_other_methods(written) -> None:
+    written(BASE, "sft.yaml")
+    path = written("defaults: sft.yaml\npolicy:\n  dtensor_cfg: {lora_cfg: {enabled: true}}\n", "a.yaml")
+    assert "training.lora_rank=8" in read_foreign(path).settings
+    with pytest.raises(InputError, match="only supervised fine-tuning is read"):
+        read_foreign(
+            written("defaults: sft.yaml\ngrpo: {num_prompts_per_step: 8}\npolicy:\n  precision: fp8\n", "a.yaml")
+        )

@@ -1,0 +1,124 @@
+"""Public files of other programs, drawn by a seed, and how many of them `planner explain --from` reads rightly.
+
+`python tools/drawn_files.py draw CLONES` prints the files that tests/emit/drawn/folders.yaml draws. CLONES is a folder
+with a clone of each repository, `OWNER+NAME/.git` or `OWNER+NAME/repo` (bare).
+`python tools/drawn_files.py count CLONES` reads each file of tests/emit/drawn/answers.yaml, whose layouts were written
+by hand before any of them was read by the planner, and prints what differs and the four counts.
+
+Files are written to a temporary folder, with the other files of the run that a row names, and never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.api import estimate_file
+from planner.errors import PlannerError
+
+_OF_LAYOUT = ("tp", "pp", "cp", "dp", "ep", "zero", "hsdp", "mbs", "recompute", "offload")
+DRAWN = Path(__file__).parent.parent / "tests" / "emit" / "drawn"
+
+
+def git(clones: Path, repository: str, *words: str) -> str:
+    """The output of a command of git in a clone."""
+    place = clones / repository.replace("/", "+")
+    found = next(each for each in (place / ".git", place / "repo") if each.exists())
+    words = ("git", "--git-dir", str(found), *words)
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def drawn(clones: Path) -> list[tuple[str, str, str]]:
+    """Repository, commit and path of each file that is drawn; those of the second draw come last."""
+    listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
+    first, second = [], []
+    for each in listed["draws"]:
+        repository, commit = each["repository"], each["commit"]
+        paths = [
+            path
+            for path in git(clones, repository, "ls-tree", "-r", "--name-only", commit).splitlines()
+            if re.fullmatch(each["paths"], path) and not ("without" in each and re.search(each["without"], path))
+        ]
+        paths.sort(key=lambda path: _rank(listed["seed"], repository, path))
+        first += [(repository, commit, path) for path in paths[: each["count"]]]
+        paths = sorted(paths[each["count"] :], key=lambda path: _rank(listed["second_seed"], repository, path))
+        second += [(repository, commit, path) for path in paths[: max(each["count"] // 3, 1)]]
+    return [*first, *second]
+
+
+def _rank(seed: int, repository: str, path: str) -> str:
+    return hashlib.sha256(f"{seed}:{repository}:{path}".encode()).hexdigest()
+
+
+def _read(row: dict[str, Any], clones: Path) -> tuple[str, dict[str, Any], str]:
+    """What became of a file (priced, refused, crashed), what was read, and the words of a refusal."""
+    given = dict(row.get("given", {}))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for path in (row["path"], *row.get("files", ())):
+            paths.append(Path(folder) / path)
+            paths[-1].parent.mkdir(parents=True, exist_ok=True)
+            paths[-1].write_text(git(clones, row["repository"], "show", f"{row['commit']}:{path}"))
+        ignore, define = tuple(given.pop("ignore", ())), tuple(given.pop("define", ()))
+        try:
+            plan = estimate_file(paths, given.pop("cluster", "dgx-h100"), ignore=ignore, define=define, **given)
+        except PlannerError as error:
+            said = " | ".join(each.message for each in getattr(error, "mistakes", ())) or str(error)
+            return "refused", {}, said.replace(folder + "/", "")
+        except Exception as error:  # noqa: BLE001 - counted as wrong
+            return "crashed", {}, repr(error)
+    layout = plan.layout
+    told = {key: getattr(layout, key) for key in _OF_LAYOUT}
+    told["recompute"] = "/".join(dict.fromkeys(layout.recompute))
+    told |= {"seq": plan.training.sequence_length, "batch": plan.training.global_batch_size}
+    return "priced", told | {"lora": plan.training.lora_rank or 0, "verdict": plan.verdict}, plan.verdict
+
+
+def judged(row: dict[str, Any], clones: Path) -> tuple[str, str]:
+    """A word for how a file was read, and what differs from the answer by hand."""
+    outcome, told, said = _read(row, clones)
+    wanted = row["answer"]
+    if outcome == "crashed":
+        return "wrong", said
+    if wanted == "unknown" and outcome == "priced" and said == "unknown":
+        return "read rightly", said
+    if wanted in ("refuse", "unknown"):
+        return ("refused rightly", said) if outcome == "refused" else ("wrong", f"priced as {told}")
+    if outcome == "refused":
+        return "refused without reason", said
+    differs = [
+        f"{key} {told[key]}, by hand {value}"
+        for key, value in wanted.items()
+        if str(told[key]) not in str(value).split("|")
+    ]
+    return ("wrong", "; ".join(differs)) if differs else ("read rightly", said)
+
+
+def main() -> None:
+    """Draw or count."""
+    clones = Path(sys.argv[2])
+    if sys.argv[1] == "draw":
+        for each in drawn(clones):
+            print(*each)
+        return
+    rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
+    counts: dict[int, Counter[str]] = {1: Counter(), 2: Counter()}
+    for row in rows:
+        word, said = judged(row, clones)
+        has_layout, of = not isinstance(row["answer"], str), counts[row.get("draw", 1)]
+        of.update({word: 1, "with a layout": has_layout, "priced of these": has_layout and "refused" not in word})
+        print(f"{word}: {row['repository']} {row['path']}\n    {said[:400]}", flush=True)
+    for number, found in counts.items():
+        print(f"draw {number}:", dict(found))
+
+
+if __name__ == "__main__":
+    main()
