@@ -107,7 +107,8 @@ def model_of(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> An
 def _with_frozen(from_config: Callable[..., Any], config: Any, *, dtype: torch.dtype, **options: Any) -> Any:
     """The model with the modules that `from_pretrained` makes of linear maps, if it loads weights in 4 bits."""
     model = from_config(config, dtype=dtype, **options)
-    how = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_storage=dtype)
+    kinds = {"bnb_4bit_compute_dtype": dtype, "bnb_4bit_quant_storage": dtype}
+    how = transformers.BitsAndBytesConfig(load_in_4bit=True, **kinds)  # type: ignore[no-untyped-call] # transformers'
     model.is_loaded_in_4bit = True  # for peft
     return replace_with_bnb_linear(model, get_keys_to_not_convert(model), how)
 
@@ -116,7 +117,7 @@ def _quantize(model: torch.nn.Module) -> None:
     """Pack the frozen matrices with the shapes of bitsandbytes' kernels; its class of parameters cannot be fake."""
     import bitsandbytes as of_four_bits
 
-    def forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(module: Any, x: torch.Tensor) -> Any:
         read = x.to(module.compute_dtype)
         return of_four_bits.matmul_4bit(read, module.weight, module.quant_state, bias=module.bias).to(x.dtype)
 
