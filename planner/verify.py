@@ -181,10 +181,10 @@ def verify(plan: Plan, rank: int | None = None) -> Verification:
 
 def _counted(plan: Plan, rank: int, program: _Program) -> dict[str, Any]:
     """The output of the program that counts the bytes."""
-    adapters = ("peft",) if program.target and plan.training.lora_rank else ()
+    more = {"peft": program.target and plan.training.lora_rank, "bitsandbytes": plan.training.frozen_weights == "nf4"}
     with tempfile.TemporaryDirectory() as folder:
         words = (str(program.write(plan, Path(folder))), "--rank", str(rank))
-        needs = ("torch", *program.packages, *adapters)
+        needs = ("torch", *program.packages, *(name for name, needed in more.items() if needed))
         return answer_of(program.module, *words, needs=needs, install=program.install, broken=_broken)
 
 

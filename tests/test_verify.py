@@ -159,6 +159,26 @@ def test_products_of_zero_3_keep_the_inputs_of_frozen_weights(console, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trained", ["full", "lora", "nf4"])
+@pytest.mark.parametrize(
+    ("engine", "gpus", "zero"), [("fsdp", 1, 3), ("fsdp", 2, 3), ("deepspeed", 2, 2), ("deepspeed", 2, 3)]
+)
+def test_the_ledger_of_fine_tuning_is_what_the_programs_hold(console, tmp_path, engine, gpus, zero, trained):
+    needs = ["torch", "transformers", "accelerate", "datasets", "deepspeed"][: 5 if engine == "deepspeed" else 4]
+    for needed in (*needs, *(["peft"] if trained != "full" else []), *(["bitsandbytes"] if trained == "nf4" else [])):
+        pytest.importorskip(needed)
+    pins = ["tp=1", f"dp={gpus}", "mbs=1", f"zero={zero}", "recompute=none"]
+    settings = {"full": [], "lora": ["training.lora_rank=16"]}
+    settings["nf4"] = [*settings["lora"], "training.frozen_weights=nf4"]
+    options = {"gpus": gpus, "global_batch": 2 * gpus, "seq_len": 2048, "engine": engine, "pin": pins}
+    options["settings"] = ["model.num_layers=4", *settings[trained]]
+    path = tmp_path / "plan.json"
+    assert plan_command.run("llama3-8b", "dgx-h100", console=console, output=path, **options) == ExitCode.OK
+    open_cause = (zero, trained) == (3, "nf4") and engine == "deepspeed"  # docs/decisions.md, fine-tuning is counted
+    assert verify(plan_from_file(path)).ratio == pytest.approx(1, abs=0.08 if open_cause else 0.03)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pins", [("recompute=none",), ("recompute=full",), ("recompute=none", "tp=2"), ("cp=2",)])
 def test_steps_of_torchtitan_are_counted(console, tmp_path, pins):
     for needed in ("torch", "torchtitan", "triton"):

@@ -180,7 +180,8 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
         if product.reads.endswith((" input", " inner")):  # the core of attention keeps the others
             (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
             frozen = frozen + rows * batch * width * (1.0 - _is_read_again(job, product.reads, experts=experts))
-    keeps = np.equal(layout.zero, 3) & memory.zero3_keeps_inputs | (memory.quantised_keep_inputs and quantised)
+    own = memory.quantised_keep_inputs if quantised else False  # quantised products are not DeepSpeed's
+    keeps = own | np.equal(layout.zero, 3) & (memory.zero3_keeps_inputs and not quantised)
     num_bytes = keeps * job.compute_bytes * frozen
     yield ActivationTerm(name="inputs of frozen weights", num_bytes=num_bytes)
 

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-_FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5 + 0.127 / 8}
-"""Bytes per frozen weight. nf4 takes 4 bits, and 0.127 bits for the double-quantised constants (QLoRA, section 3)."""
+_FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5}
+CONSTANT_BYTES: Final = {"16-bit": 0.0, "nf4": 0.127 / 8}
+"""Bytes per frozen weight for double-quantised constants (QLoRA, section 3), which every rank holds whole.
 
+Source: bitsandbytes 0.50, nn/modules.py (Params4bit.quant_state): no parameter, which nothing shards; `planner verify`
+counts them.
+"""
 
 _NOT_LINEAR: Final = ("router", "further")
 """Matrices that no program gives an adapter: those of routers, and those of which only the number is known."""
@@ -129,7 +133,7 @@ def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
 
 
 def frozen_bytes_per_param(job: PoolJob) -> float:
-    """Bytes of a frozen weight of a layer, with its quantisation constants.
+    """Bytes of a frozen weight of a layer as it is sharded and gathered, without its quantisation constants.
 
     Frozen weights have no master weights, so engines that train in 8 or 4 bits can keep them in these bits alone.
 
@@ -154,15 +158,17 @@ def widens_stream(job: PoolJob) -> bool:
 def frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     """Bytes of the frozen weights on one device of a stage, before ZeRO; 0 if all weights are trained.
 
-    Embeddings, head and other weights outside the layers stay in 16 bits, or in fp32 if the layers are quantised.
+    Embeddings, head and other weights outside the layers stay in 16 bits; programs may widen them if layers are
+    quantised.
 
-    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear layers; peft, utils/other.py
-    (prepare_model_for_kbit_training).
+    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes replaces the linear layers; engine profile,
+    quantised_ends.
     """
     if not job.training.lora_rank:
         return HeldParams(common=0.0, experts=0.0)
     held, ends = held_params(job, layout, stage), end_params(job, layout, stage)
-    each, outside = frozen_bytes_per_param(job), 2.0 if job.training.frozen_weights == "16-bit" else 4.0
+    quantised = job.training.frozen_weights != "16-bit"
+    each, outside = frozen_bytes_per_param(job), job.engine.memory.quantised_ends if quantised else 2.0
     return HeldParams(common=each * np.maximum(held.common - ends, 0.0) + outside * ends, experts=each * held.experts)
 
 

@@ -55,52 +55,37 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
     Source: each line names its own.
     """
     m = num_microbatches(job, layout)
-    weights, grads, optimizer = model_state_bytes(job, layout, stage)
+    weights, grads, states = model_state_bytes(job, layout, stage)
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
     stored = device_activation_bytes(job, layout, stage, m) + tower_bytes_at_peak(job, layout, stage, m)
     transient = transient_bytes(job, layout, stage, stored)
-    zero_source = "Rajbhandari et al., ZeRO (SC 2020); engine profile"
-    return (
-        MemoryLine(
-            name=LineName.PARAMS,
-            num_bytes=weights,
-            formula="parameters of the stage / tp * weight bytes (/ shard degree from ZeRO-3)" + stashed,
-            source=zero_source,
-        ),
-        MemoryLine(
-            name=LineName.GRADS,
-            num_bytes=grads,
-            formula="parameters of the stage / tp * gradient bytes (/ shard degree from ZeRO-2)",
-            source=zero_source,
-        ),
-        MemoryLine(
-            name=LineName.OPTIMIZER_STATE,
-            num_bytes=optimizer,
-            formula="parameters of the stage / tp * (master weights + moments) (/ shard degree from ZeRO-1)",
-            source=zero_source,
-        ),
-        MemoryLine(
-            name=LineName.ACTIVATIONS,
-            num_bytes=stored,
-            formula="bytes per layer under the recompute policy * layers * microbatches in flight"
-            + (", and of the tower of images without recompute" if job.model.vision else ""),
-            source="Korthikanti et al. (2022), sections 4.1 to 4.3",
-        ),
-        MemoryLine(
-            name=LineName.TRANSIENTS,
-            num_bytes=transient,
-            formula="max(logits and loss, one recomputed layer and its gathered ZeRO units) + gathered ends,"
-            " or what the update takes beyond the activations",
-            source="Korthikanti et al. (2022), section 5; torch FSDP2 prefetch",
-        ),
-        MemoryLine(
-            name=LineName.RUNTIME,
-            num_bytes=_runtime_bytes(job, layout, stored + transient),
-            formula="device context and communication buffers + allocator's share of activations and transients",
-            source="device file, reserved_memory; engine profile, fragmentation",
-        ),
+    zero, cached = "Rajbhandari et al., ZeRO (SC 2020); engine profile", _runtime_bytes(job, layout, stored + transient)
+    tower = ", and of the tower of images without recompute" if job.model.vision else ""
+    return _lines(
+        (LineName.PARAMS, weights, f"{_STAGE} weight bytes (/ shard degree from ZeRO-3){stashed}", zero),
+        (LineName.GRADS, grads, f"{_STAGE} gradient bytes (/ shard degree from ZeRO-2)", zero),
+        (LineName.OPTIMIZER_STATE, states, f"{_STAGE} (master weights + moments) (/ shard degree from ZeRO-1)", zero),
+        (LineName.ACTIVATIONS, stored, _KEPT + tower, _OF_KEPT),
+        (LineName.TRANSIENTS, transient, _SHORT, "Korthikanti et al. (2022), section 5; torch FSDP2 prefetch"),
+        (LineName.RUNTIME, cached, _RUNTIME, "device file, reserved_memory; engine profile, fragmentation"),
     )
+
+
+_STAGE: Final = "parameters of the stage / tp *"
+_SHARD: Final = "parameters of the stage / tp / shard degree *"
+_KEPT: Final = "bytes per layer under the recompute policy * layers * microbatches in flight"
+_OF_KEPT: Final = "Korthikanti et al. (2022), sections 4.1 to 4.3"
+_SHORT: Final = (
+    "max(logits and loss, one recomputed layer and its gathered ZeRO units) + gathered ends,"
+    " or what the update takes beyond the activations"
+)
+_RUNTIME: Final = "device context and communication buffers + allocator's share of activations and transients"
+
+
+def _lines(*lines: tuple[LineName, Number, str, str]) -> tuple[MemoryLine, ...]:
+    names = ("name", "num_bytes", "formula", "source")
+    return tuple(MemoryLine(**dict(zip(names, each, strict=True))) for each in lines)
 
 
 def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
@@ -108,33 +93,14 @@ def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine,
 
     Source: each line names its own.
     """
-    lines = []
+    lines: list[tuple[LineName, Number, str, str]] = []
     if offloads_optimizer(layout):
-        lines.append(
-            MemoryLine(
-                name=LineName.OPTIMIZER_STATE,
-                num_bytes=host_state_bytes(job, layout, stage),
-                formula="parameters of the stage / tp / shard degree * (fp32 gradients + master weights + moments)",
-                source="Ren et al., ZeRO-Offload (2021), section 3",
-            )
-        )
+        held, source = host_state_bytes(job, layout, stage), "Ren et al., ZeRO-Offload (2021), section 3"
+        lines.append((LineName.OPTIMIZER_STATE, held, f"{_SHARD} (fp32 gradients + master weights + moments)", source))
     if offloads_params(layout):
-        lines.append(
-            MemoryLine(
-                name=LineName.PARAMS,
-                num_bytes=host_param_bytes(job, layout, stage),
-                formula="parameters of the stage / tp / shard degree * weight bytes",
-                source="DeepSpeed, runtime/zero/offload_config.py (offload_param)",
-            )
-        )
+        held, source = host_param_bytes(job, layout, stage), "DeepSpeed, runtime/zero/offload_config.py (offload_param)"
+        lines.append((LineName.PARAMS, held, f"{_SHARD} weight bytes", source))
     if offloads_activations(layout):
-        m = num_microbatches(job, layout)
-        lines.append(
-            MemoryLine(
-                name=LineName.ACTIVATIONS,
-                num_bytes=offloaded_activation_bytes(job, layout, stage, m),
-                formula="bytes per layer under the recompute policy * layers * microbatches in flight",
-                source="Korthikanti et al. (2022), sections 4.1 to 4.3",
-            )
-        )
-    return tuple(lines)
+        held = offloaded_activation_bytes(job, layout, stage, num_microbatches(job, layout))
+        lines.append((LineName.ACTIVATIONS, held, _KEPT, _OF_KEPT))
+    return _lines(*lines)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.adapters import frozen_bytes, trained_params
+from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import layer_params_on_device
-from planner.cost.stage import expert_shard_divisor, shard_degree, sum_over_layers
+from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, sum_over_layers
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
@@ -100,6 +100,9 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
         weights = weights + copies * frozen.common / shard_degree(layout)
         weights = weights + copies * frozen.experts / expert_shard_divisor(job, layout)
     weights = weights + low_precision_bytes(job, layout, stage)
+    if constants := job.training.lora_rank and CONSTANT_BYTES[job.training.frozen_weights]:
+        quantised = held_params(job, layout, stage).total - end_params(job, layout, stage)
+        weights = weights + constants * np.maximum(quantised, 0.0)
     if job.model.moe is None:
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]

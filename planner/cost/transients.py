@@ -145,12 +145,15 @@ def _peak_with_separate_ends(
     whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     waits, copied = np.where(whole, 0.0, job.state_bytes.weights), np.where(whole, 0.0, job.reduced_bytes)
     shard = np.where(whole, 0.0, job.reduced_bytes + job.state_bytes.grads) / shard_degree(layout)  # summed, then fp32
+    # one rank gathers without a buffer and not ahead; on several, foreach_reduce's loop refers to the last gradient
+    several = np.greater(shard_degree(layout), 1)
+    held = waits * several
     largest = _largest_layer(job, layout, stage)
     gathered_layer, copied_layer = _gathered_bytes_per_param(job, layout) * largest, copied * largest
     forward = loss - (job.loss == "whole") * job.compute_bytes * num_logits(job, layout) * holds_head(layout, stage)
     if job.model.tied_embeddings:
         layer = layer + (gathered + waits) * ends
-        last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (waits + copied + shard) * ends)
+        last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (held + copied + shard) * ends)
         moments: tuple[Number, ...] = (
             loss + gathered * ends,
             forward + gathered * ends + gathered_layer,
@@ -159,12 +162,12 @@ def _peak_with_separate_ends(
     else:
         head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
         # a loss in chunks sums the head's gradients in the precision of their reduction, while the head is gathered
-        reduced = (waits + copied + shard) * head + gathered_layer
+        reduced = (held + copied + shard) * head + gathered_layer * several
         if job.loss == "chunked":
             reduced = (gathered + 2 * copied + shard) * head
-        last = (waits + copied + shard) * (ends - head)
+        last = (held + copied + shard) * (ends - head)
         layer = layer + np.maximum(copied * head - copied_layer, 0.0)
-        moments = (loss + gathered * head, forward + 2 * gathered * head, reduced, layer)
+        moments = (loss + gathered * head, forward + (1 + several) * gathered * head, reduced, layer)
     kept = np.greater(layout.hsdp, 1) * _reduced_shards(job, layout, stage)
     at_end = np.maximum(last, layer + kept) - stored
     return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)

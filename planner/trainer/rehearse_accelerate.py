@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -24,7 +25,11 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import fsdp_utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.quantizers.base import get_keys_to_not_convert
 
 from planner.cost.ledger import LineName
 from planner.trainer.measure import MemoryMeter
@@ -32,7 +37,7 @@ from planner.trainer.parallelize import local_tensor
 from planner.trainer.rehearse import Counter, main_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SIXTEEN_BITS: Final = 2
@@ -79,14 +84,52 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def program_of(folder: Path) -> Any:
-    """The module train.py."""
+def model_of(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> Any:
+    """The model of train.py on fake tensors; its frozen matrices in 4 bits if the settings say so."""
     spec = importlib.util.spec_from_file_location("train", folder / "train.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    of_models, four = program.AutoModelForCausalLM, settings.get("load_in_4bit")
+    made = partial(_with_frozen, of_models.from_config) if four else of_models.from_config
+    with torch.device("meta"), mock.patch.object(of_models, "from_config", made):
+        model, _ = program.model_of(settings)
+    model.config.use_cache = False  # as the Trainer sets it
+    with mode:
+        model.to_empty(device="cpu")
+        model.tie_weights()
+        if four:
+            _quantize(model)
+    return model
+
+
+def _with_frozen(from_config: Callable[..., Any], config: Any, *, dtype: torch.dtype, **options: Any) -> Any:
+    """The model with the modules that `from_pretrained` makes of linear maps, if it loads weights in 4 bits."""
+    model = from_config(config, dtype=dtype, **options)
+    kinds = {"bnb_4bit_compute_dtype": dtype, "bnb_4bit_quant_storage": dtype}
+    how = transformers.BitsAndBytesConfig(load_in_4bit=True, **kinds)  # type: ignore[no-untyped-call] # transformers'
+    model.is_loaded_in_4bit = True  # for peft
+    return replace_with_bnb_linear(model, get_keys_to_not_convert(model), how)
+
+
+def _quantize(model: torch.nn.Module) -> None:
+    """Pack the frozen matrices with the shapes of bitsandbytes' kernels; its class of parameters cannot be fake."""
+    import bitsandbytes as of_four_bits
+
+    def forward(module: Any, x: torch.Tensor) -> Any:
+        read = x.to(module.compute_dtype)
+        return of_four_bits.matmul_4bit(read, module.weight, module.quant_state, bias=module.bias).to(x.dtype)
+
+    of_four_bits.nn.Linear4bit.forward = forward
+    # the table of 8 bits, which is computed from values
+    of_four_bits.functional.create_dynamic_map = lambda *_, **__: torch.empty(256)
+    how = {"compress_statistics": True, "quant_type": "nf4"}
+    for each in model.modules():
+        if isinstance(each, of_four_bits.nn.Linear4bit):
+            weight, kind = each.weight.to(each.compute_dtype), each.quant_storage
+            packed, each.quant_state = of_four_bits.functional.quantize_4bit(weight, quant_storage=kind, **how)
+            each.weight = torch.nn.Parameter(packed, requires_grad=False)
 
 
 def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
@@ -96,12 +139,8 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
     counter = Counter(mode)
     with _fake_world(launch["num_processes"], rank), counter.watch(), contextlib.chdir(folder):
         accelerator = _accelerator(launch)  # a device mesh reads values
-        with torch.device("meta"):
-            model, _ = program_of(folder).model_of(settings)
-        model.config.use_cache = False  # as the Trainer sets it
-        with mode:
-            model.to_empty(device="cpu")
-            model.tie_weights()
+        model, mesh = model_of(folder, settings, mode), init_device_mesh("cpu", (launch["num_processes"],))
+        with mode, mock.patch.object(_fully_shard, "_init_default_mesh", return_value=mesh):
             accelerator.state.fsdp_plugin.set_auto_wrap_policy(model)
             if accelerator.state.fsdp_plugin.activation_checkpointing:
                 model = fsdp_utils.fsdp2_apply_ac(accelerator, model)

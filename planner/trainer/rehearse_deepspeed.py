@@ -29,7 +29,7 @@ from deepspeed.runtime.zero import partitioned_param_coordinator
 from planner.cost.ledger import LineName
 from planner.trainer.measure import MemoryMeter
 from planner.trainer.rehearse import Counter, Unread, main_of
-from planner.trainer.rehearse_accelerate import OPTIMIZERS, program_of
+from planner.trainer.rehearse_accelerate import OPTIMIZERS, model_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,12 +62,8 @@ def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
 
 def _engine(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> Any:
     """The engine that the Trainer makes from the files, with a model whose weights are fake."""
-    with torch.device("meta"):
-        model, _ = program_of(folder).model_of(settings)
-    model.config.use_cache = False  # as the Trainer sets it
+    model = model_of(folder, settings, mode)
     with mode:
-        model.to_empty(device="cpu")
-        model.tie_weights()
         if settings["gradient_checkpointing"]:
             model.activation_checkpointing_enable()
         trained = [each for each in model.parameters() if each.requires_grad]

@@ -78,13 +78,18 @@ def test_qlora_trains_65_billion_parameters_on_48_gb(make_job):
     assert estimate(in_16_bits, layout).verdict == "does not fit"
 
 
-def test_nf4_takes_4_bits_and_an_eighth(make_job):
-    # Dettmers et al. (2023), section 3: double quantisation leaves 0.127 bits a parameter for the constants
-    job = make_job("llama2-7b", gpus=1, engine="fsdp", settings=lora(1, "[query]", "training.frozen_weights=nf4"))
-    params = float(estimate(job, layout_of(job, "dp=1,zero=2")).memory[0].lines[0].num_bytes)
+@pytest.mark.parametrize(("ranks", "outside"), [(1, 2), (1, 4), (8, 2)])
+def test_nf4_takes_4_bits_and_an_eighth(make_job, ranks, outside):
+    """Dettmers et al. (2023), section 3: double quantisation leaves 0.127 bits a parameter for the constants.
+
+    The constants are in no parameter that FSDP could shard (bitsandbytes, nn/modules.py, quant_state).
+    """
+    settings = lora(1, "[query]", "training.frozen_weights=nf4", f"engine.memory.quantised_ends={outside}")
+    job = make_job("llama2-7b", gpus=ranks, engine="fsdp", settings=settings)
+    params = float(estimate(job, layout_of(job, f"dp={ranks},zero=3")).memory[0].lines[0].num_bytes)
     ends = 2 * 32000 * 4096 + 4096
-    expected = (num_params(job.model) - ends) * 4.127 / 8 + 4 * ends + 2 * 32 * 8192
-    assert params == pytest.approx(expected)
+    inside = num_params(job.model) - ends
+    assert params == pytest.approx(inside * (4 / 8 / ranks + 0.127 / 8) + outside * ends / ranks)
 
 
 def test_frozen_products_have_no_second_backward_product(make_job):
@@ -220,7 +225,8 @@ def test_frozen_units_of_fsdp1_hold_inputs_until_the_backward_pass_ends(make_job
 @pytest.mark.parametrize(("mbs", "gib"), [(4, 19.2), (8, 34.5)])
 def test_inputs_of_quantised_layers_are_fp32_on_one_device(make_job, mbs, gib):
     """Published peaks of Mistral-7B in nf4, rank 16 (fms-acceleration, a100_80gb.csv, baseline-peft-bnb); dropout."""
-    settings = lora(16, "[query, key, value, output]", "training.frozen_weights=nf4")
+    prepared = ("engine.memory.widens_stream=true", "engine.memory.quantised_ends=4")
+    settings = lora(16, "[query, key, value, output]", "training.frozen_weights=nf4", *prepared)
     job = make_job("mistral-7b", gpus=1, batch=mbs, sequence=4096, engine="fsdp", settings=settings)
     stage = estimate(job, layout_of(job, f"dp=1,zero=2,mbs={mbs},recompute=full")).memory[0]
     lines = {each.name: float(each.num_bytes) for each in stage.lines}
@@ -253,7 +259,7 @@ def test_dropout_gives_each_adapter_an_input_and_a_mask_of_its_own(make_job):
 def test_products_of_quantised_weights_may_keep_their_inputs(make_job):
     """bitsandbytes 0.42, autograd/_functions.py (MatMul4Bit): ctx.tensors = (A, B); 0.43 has (None, B)."""
     sizes = {"gpus": 1, "batch": 1, "sequence": 2048, "engine": "fsdp"}
-    settings = lora(16, "[query, value]", "training.frozen_weights=nf4", "engine.memory.widens_stream=false")
+    settings = lora(16, "[query, value]", "training.frozen_weights=nf4")
     new = make_job("mistral-7b", settings=settings, **sizes)
     old = make_job("mistral-7b", settings=(*settings, "engine.memory.quantised_keep_inputs=true"), **sizes)
     h, f, tokens, layers = 4096, 14336, 2048, 32
@@ -267,7 +273,7 @@ def test_quantised_layers_are_gathered_in_4_bits(make_job):
     found = transient_bytes(job, layout, stages_of(job, layout), 0.0)
     # shapes of the model: hidden 3072, feed-forward 8192, 24 heads and 8 key-value heads of 128, vocabulary 128256
     layer = 3072 * (2 * 3072 + 2 * 1024 + 3 * 8192)
-    ends, two_layers, one_matrix = 2 * 128256 * 3072, 2 * layer * (0.5 + 0.127 / 8), 2 * 3072 * 8192
+    ends, two_layers, one_matrix = 2 * 128256 * 3072, 2 * layer * 0.5, 2 * 3072 * 8192
     assert float(found[0]) == pytest.approx(ends + two_layers + one_matrix, rel=0.01)
 
 
