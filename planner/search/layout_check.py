@@ -141,12 +141,12 @@ def _split(job: Job, chunks: int, pick: np.random.Generator) -> tuple[tuple[int,
 def _is_searched(space: Space, layout: Layout) -> bool:
     """Whether rules and pins allow the layout in a search."""
     constraints, policies = space.constraints, set(layout.recompute)
-    if constraints.lists or not constraints.allows_ends(layout.num_chunks, layout.mtp_before):
-        return False
-    if not constraints.fills_hosts(layout.world_size) or not constraints.allowed(layout):
-        return False
-    if not all(constraints.allows_policy(policy, layout) for policy in policies):
-        return False
-    if not constraints.value_of("recompute") and not all(map(space.is_of_use, policies)):
-        return False
-    return not broken_rules(space.job, layout, searched=True)
+    is_pinned = constraints.value_of("recompute")
+    return bool(
+        not constraints.lists
+        and constraints.allows_ends(layout.num_chunks, layout.mtp_before)
+        and constraints.fills_hosts(layout.world_size)
+        and constraints.allowed(layout)
+        and all(constraints.allows_policy(each, layout) and (is_pinned or space.is_of_use(each)) for each in policies)
+        and not broken_rules(space.job, layout, searched=True)
+    )
