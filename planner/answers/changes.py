@@ -23,22 +23,11 @@ class Change(NamedTuple):
     of: Callable[[Job], Job | None]
 
 
-def _other_losses(job: Job) -> Iterator[Change]:
-    """Other ways to compute the loss, in the engine's order."""
-    yield from (change_of_training(f"loss {each}", loss=each) for each in job.engine.can.losses if each != job.loss)
-
-
 def _tiles(job: Job) -> Iterator[Change]:
     """Feed-forward blocks in tiles of as many tokens as the hidden size (the number in DeepSpeed's own example)."""
     tiles = math.ceil(job.training.sequence_length / job.model.hidden_size)
     if job.engine.can.mlp_tiles and job.training.mlp_tiles == 1 < tiles:
         yield change_of_training(f"mlp_tiles {tiles}", mlp_tiles=tiles)
-
-
-def _no_overlap(job: Job) -> Iterator[Change]:
-    """Exchanges of experts without a second microbatch beside them, whose activations take memory."""
-    if job.training.expert_overlap:
-        yield change_of_training("expert_overlap false", expert_overlap=False)
 
 
 def _other_recipes(job: Job) -> Iterator[Change]:
@@ -49,13 +38,6 @@ def _other_recipes(job: Job) -> Iterator[Change]:
     kept = {each: _state_bytes(with_training(job, memory_recipe=each)) for each in others}
     for each in sorted(others, key=lambda each: -kept[each]):
         yield change_of_training(f"memory_recipe {each}", memory_recipe=each)
-
-
-def _other_optimizers(job: Job) -> Iterator[Change]:
-    """Other optimizers of the engine in its own order, with the engine's own recipe."""
-    for each in job.engine.can.optimizers:
-        if each != job.training.optimizer:
-            yield change_of_training(f"optimizer {each}", optimizer=each, memory_recipe="engine")
 
 
 _RANK: Final = 16
@@ -90,8 +72,21 @@ def change_of_training(words: str, **changes: Any) -> Change:
 
 
 def kinds_of_training(job: Job) -> tuple[Iterator[Change], ...]:
-    """Changes of the loss, of feed-forward blocks, of exchanges, of the optimizer's state, and to adapters alone."""
-    return tuple(of(job) for of in (_other_losses, _tiles, _no_overlap, _other_recipes, _other_optimizers, _adapters))
+    """Changes of the loss, of feed-forward blocks, of exchanges, of the optimizer's state, and to adapters alone.
+
+    Losses and optimizers are in the engine's order; another optimizer has the engine's own recipe. Exchanges of experts
+    lose the second microbatch beside them, whose activations take memory.
+    """
+    losses = (each for each in job.engine.can.losses if each != job.loss)
+    optimizers = (each for each in job.engine.can.optimizers if each != job.training.optimizer)
+    return (
+        (change_of_training(f"loss {each}", loss=each) for each in losses),
+        _tiles(job),
+        (change_of_training("expert_overlap false", expert_overlap=False) for _ in range(job.training.expert_overlap)),
+        _other_recipes(job),
+        (change_of_training(f"optimizer {each}", optimizer=each, memory_recipe="engine") for each in optimizers),
+        _adapters(job),
+    )
 
 
 def _state_bytes(job: Job) -> float:

@@ -122,14 +122,12 @@ def _report(plan: Plan, uses: Sequence[Operation]) -> GroupReport:
     first = layout.pools.index(where.pool) * layout.stride("pp") if inside else 0
     ranks = range(first, first + where.size * where.stride, where.stride)
     stages = layout.pools.count(where.pool) if inside else layout.pp
-    return GroupReport(
+    return GroupReport.of(
+        where,
         line=line.value,
         experts=uses[0].experts,
         line_busy_seconds=float(priced.busy_seconds),
         line_hidden_seconds=float(priced.hidden_seconds),
-        pool=where.pool,
-        size=where.size,
-        stride=where.stride,
         num_groups=stages * layout.stride("pp") // (layout.pp if line == LineName.TIED_EMBEDDING else where.size),
         first_ranks=tuple(ranks[:16]),
         links=tuple(level.link.name for level in found.levels),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from planner.cost.band import chance_of_budget, chance_of_deadline, time_distribution
 from planner.layout import Layout
 from planner.plan import Plan
+from planner.search.footprint import NothingFits
 from planner.search.objectives import LIMITS, objective_of
 from planner.search.search import fastest_layout, search
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.plan_parts import ObjectiveName
-    from planner.search.footprint import NothingFits
-    from planner.search.objectives import Objective
     from planner.search.reporter import Reporter
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job
@@ -32,41 +31,24 @@ def search_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, *, confidence: float, **options: Any
 ) -> Plan | NothingFits:
     """`search` under an objective that keeps its limits with the chance `confidence` (`_in_time`)."""
-    found = _in_time(
-        job,
-        name,
-        confidence,
-        solve=lambda objective: search(job, constraints, objective=objective, **options),
-        answer=lambda found: (found.layout, found.step_seconds) if isinstance(found, Plan) else None,
-    )
-    if not isinstance(found, Plan):
-        return found
-    return replace(found, options=replace(found.options, confidence=confidence))
+    solve = partial(search, job, constraints, **options)
+    found = _in_time(job, name, confidence, solve, lambda found: (found.layout, found.step_seconds))
+    return replace(found, options=replace(found.options, confidence=confidence)) if isinstance(found, Plan) else found
 
 
 def fastest_in_time(
     job: Job, constraints: Constraints, name: ObjectiveName, confidence: float, *, reporter: Reporter | None = None
 ) -> tuple[Layout, float] | None:
     """`fastest_layout` under an objective that keeps its limits with the chance `confidence` (`_in_time`)."""
-    return _in_time(
-        job,
-        name,
-        confidence,
-        solve=lambda objective: fastest_layout(job, constraints, reporter, objective=objective),
-        answer=lambda found: found,
-    )
+    return _in_time(job, name, confidence, partial(fastest_layout, job, constraints, reporter), lambda found: found)
 
 
 def _in_time(
-    job: Job,
-    name: ObjectiveName,
-    confidence: float,
-    *,
-    solve: Callable[[Objective], _Answer],
-    answer: Callable[[_Answer], tuple[Layout, float] | None],
+    job: Job, name: ObjectiveName, confidence: float, solve: Callable[..., _Answer], answer: Callable[[Any], Any]
 ) -> _Answer:
     """The result of `solve` under an objective that keeps the deadline and the budget with the chance `confidence`.
 
+    solve: gets the keyword `objective`.
     answer: extracts the layout and its seconds from a result.
 
     The first search allows the longest step that any kind of layout may take. If its answer keeps the limits, it is
@@ -77,12 +59,12 @@ def _in_time(
     objective = objective_of(job, name)
     quantile = _least_quantile(job, confidence) if objective.is_limited else None
     if quantile is None:
-        return solve(objective)
+        return solve(objective=objective)
     for _ in range(_MOST_SEARCHES):
-        found = solve(objective.over(quantile))
-        layout, seconds = answer(found) or (None, math.inf)
-        if layout is None:
+        found = solve(objective=objective.over(quantile))
+        if found is None or isinstance(found, NothingFits):
             break
+        layout, seconds = answer(found)
         longest = objective.longest_seconds(objective.devices_of(job, layout))
         if seconds * quantile > longest or is_kept(job, layout, seconds, name, confidence):
             break

@@ -25,9 +25,11 @@ def ledger_rows(plan: Plan, waterfall: Waterfall) -> list[dict[str, str]]:
     Lines of memory with one formula share a row, which has the least and the largest value of all stages.
     """
     numbers = {part.name: part.numbers for part in waterfall.parts}
+    seconds = {line.name: float(line.hidden_seconds) for line in plan.time}
+    hidden = {name: f"{format_seconds(each)} hidden" if each else "" for name, each in seconds.items()}
     rows = [
         _row(line, of="time", where=f"stage {line.stage}", value=format_seconds(float(line.exposed_seconds)))
-        | {"numbers": numbers.pop(line.name, ""), "more": _hidden_words(line), "bound": line.bound}
+        | {"numbers": numbers.pop(line.name, ""), "more": hidden[line.name], "bound": line.bound}
         for line in plan.time
     ]
     rows += [
@@ -52,10 +54,6 @@ def ledger_rows(plan: Plan, waterfall: Waterfall) -> list[dict[str, str]]:
 def _row(line: TimeLine | MemoryLine | TimePart, **cells: str) -> dict[str, str]:
     same = {"name": line_label(line.name), "formula": line.formula, "source": line.source}
     return {"numbers": "", "more": "", "bound": ""} | same | cells
-
-
-def _hidden_words(line: TimeLine) -> str:
-    return f"{format_seconds(float(line.hidden_seconds))} hidden" if line.hidden_seconds else ""
 
 
 _TITLES: Final = {"memory": "memory", "waterfall": "the waterfall", "time": "time"}

@@ -77,7 +77,8 @@ def layout_remedies(job: Job, layout: Layout) -> tuple[FittingChange, ...]:
         for one, other in combinations(helps, 2)
         if one.key != other.key
         and (math.isinf(least) or {one.key, other.key} & _SWITCHES)
-        and (case := _then(one.of(job, layout), other))
+        and (first := one.of(job, layout))  # the layout after the first change alone may be illegal
+        and (case := other.of(*first))
         and _is_legal(case)
         and _need(case) <= 1
     )
@@ -134,11 +135,6 @@ def _fastest_of_each(found: Iterable[tuple[str, str, _Case | None]]) -> list[Fit
                 chance_of_fitting=min(stage.chance_of_fitting for stage in priced.memory),
             )
     return sorted(best.values(), key=lambda each: each.step_seconds)
-
-
-def _then(case: _Case | None, step: _Step) -> _Case | None:
-    """The job and layout after two changes; the layout after the first change alone may be illegal."""
-    return step.of(*case) if case else None
 
 
 # --- changes of a key -------------------------------------------------------------------------------------------

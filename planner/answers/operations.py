@@ -10,11 +10,7 @@ import numpy as np
 from planner.cost.ledger import LineName
 from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import num_updates
-from planner.cost.stage import (
-    Stage,
-    pool_indices,
-    stages_of,
-)
+from planner.cost.stage import Stage, pool_indices, stages_of
 from planner.cost.traffic import network_of, priced
 from planner.cost.transfers import transfers
 

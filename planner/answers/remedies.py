@@ -102,7 +102,8 @@ def remedies(job: Job, constraints: Constraints, reporter: Reporter | None = Non
     hosts = [_more_hosts(job, number, goal) for number in range(len(job.pools))]
     kinds = [tuple(changes) for changes in _kinds(job, goal)]
     found = [remedy for changes in hosts if (remedy := _first_solved(changes, goal))]
-    single = [remedy for changes in kinds if (remedy := _first_solved(_each(changes, job), goal))]
+    changed = [((each.words, other) for each in changes if (other := each.of(job))) for changes in kinds]
+    single = [remedy for changes in changed if (remedy := _first_solved(changes, goal))]
     if not single:
         single = [
             remedy
@@ -116,14 +117,11 @@ def _kinds(job: Job, goal: _Goal) -> Iterator[Iterator[Change]]:
     """The changes of each kind, from the smallest to the largest."""
     yield from _later_or_less(job, goal)
     yield _shorter_sequences(job)
-    yield _less_headroom(job)
+    yield _of_pools("headroom", "no headroom", job.headroom, headroom=0.0)
     yield from kinds_of_training(job)
-    yield _wider_tensor_parallelism(job)
-    yield _offload(job, goal.constraints)
-
-
-def _each(changes: Iterable[Change], job: Job) -> Iterator[tuple[str, Job]]:
-    return ((each.words, changed) for each in changes if (changed := each.of(job)))
+    yield _of_pools("tp", "--allow-tp-across-nodes", not job.allow_tp_across_nodes, allow_tp_across_nodes=True)
+    is_fixed = Space(job, goal.constraints).offloads != ("none",) or goal.constraints.mentions("offload")
+    yield _of_pools("offload", "--allow-offload", not is_fixed, allow_offload=True)
 
 
 def _first_solved(changes: Iterable[tuple[str, Job]], goal: _Goal) -> Remedy | None:
@@ -137,15 +135,11 @@ def _smallest_pair(job: Job, one: Sequence[Change], other: Sequence[Change], goa
     Pairs are tried in the order of the sum of their positions in the two sequences.
     """
     places = sorted(product(range(len(one)), range(len(other))), key=lambda place: (sum(place), place))
-    pairs = [(f"{one[i].words} and {other[k].words}", _both(job, one[i], other[k])) for i, k in places]
+    first = [each.of(job) for each in one]
+    pairs = [(f"{one[i].words} and {other[k].words}", (a := first[i]) and other[k].of(a)) for i, k in places]
     if not pairs or pairs[-1][1] is None or not goal.is_reached(pairs[-1][1]):
         return None
     return next((words, changed) for words, changed in pairs if changed and goal.is_reached(changed))
-
-
-def _both(job: Job, one: Change, other: Change) -> Job | None:
-    changed = one.of(job)
-    return other.of(changed) if changed else None
 
 
 def each_lifted(constraints: Constraints) -> Iterator[tuple[str, Constraints]]:
@@ -254,18 +248,7 @@ def _shorter_sequences(job: Job) -> Iterator[Change]:
             yield change_of_training(words, sequence_length=length // factor, global_batch_size=batch * factor)
 
 
-def _less_headroom(job: Job) -> Iterator[Change]:
-    if job.headroom:
-        yield Change("headroom", "no headroom", lambda job: each_pool(job, lambda pool: replace(pool, headroom=0.0)))
-
-
-def _offload(job: Job, constraints: Constraints) -> Iterator[Change]:
-    if Space(job, constraints).offloads == ("none",) and not constraints.mentions("offload"):
-        allowed: dict[str, Any] = {"allow_offload": True}
-        yield Change("offload", "--allow-offload", lambda job: each_pool(job, lambda pool: replace(pool, **allowed)))
-
-
-def _wider_tensor_parallelism(job: Job) -> Iterator[Change]:
-    if not job.allow_tp_across_nodes:
-        wider: dict[str, Any] = {"allow_tp_across_nodes": True}
-        yield Change("tp", "--allow-tp-across-nodes", lambda job: each_pool(job, lambda pool: replace(pool, **wider)))
+def _of_pools(kind: str, words: str, is_open: object, **changes: Any) -> Iterator[Change]:
+    """A change of these fields of each pool's job, if it is open."""
+    if is_open:
+        yield Change(kind, words, lambda job: each_pool(job, lambda pool: replace(pool, **changes)))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from planner.cost.schedule_comparison import ScheduleOutcome
     from planner.plan import Plan
+    from planner.show.figures import Scale
     from planner.specs.recipe import Schedule
 
 
@@ -180,19 +181,17 @@ _LEGEND = (
 )
 
 
-def _cells(each: ScheduleRow, time: object, size: object) -> list[RenderableType]:
+def _cells(each: ScheduleRow, time: Scale, size: Scale) -> list[RenderableType]:
     name = Text(each.schedule, style="bold" if each.engine_has_it else "")
     if each.step_seconds is None or each.bubble_share is None:
         return [name, "", "", each.textbook, "", "", ""]
-    assert callable(time)
-    assert callable(size)
     return [
         name,
         _share(each.bubble_share),
         _share(each.equal_stages_bubble_share or 0.0),
         each.textbook,
         time(each.step_seconds),
-        size(each.activation_bytes),
+        size(each.activation_bytes or 0.0),
         str(each.staleness_steps) if each.staleness_steps else "-",
     ]
 

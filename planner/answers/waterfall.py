@@ -155,51 +155,31 @@ def _computing(job: Job, layout: Layout) -> Iterator[TimePart]:
     of_devices = f"{layout.world_size:,} x {format_flops(peak)}/s{' on average' if layout.pools else ''}"
     roofline = "roofline, Williams et al. (CACM 2009); device file"
     precision, per = job.training.precision, f"{_microbatches(m)} x"
-    yield TimePart(
-        name="ideal compute",
-        seconds=ideal,
-        formula="model FLOPs / (devices * peak)",
-        numbers=f"{format_flops(flops)} / ({of_devices})",
-        source="Chowdhery et al., PaLM (2022), appendix B",
-        bound=precision,
-    )
-    yield TimePart(
-        name="kernel efficiency",
-        seconds=kernels - ideal,
-        formula="products at the rate that their shapes reach - products at peak",
-        numbers=f"{ideal / kernels:.1%} of peak: {per} {format_seconds(kernels / m)} - {format_seconds(ideal / m)}",
-        source=roofline,
-        bound=precision,
-    )
-    yield TimePart(
-        name="memory-bound operators",
-        seconds=memory - kernels,
-        formula="norms, activations, residuals, loss: bytes / memory bandwidth",
-        numbers=f"{per} {format_seconds((memory - kernels) / m)} at "
-        + _of_pools(job, layout, lambda pool: format_rate(_memory_rate(pool))),
-        source=roofline,
-        bound="memory",
-    )
-    yield TimePart(
-        name="host and launches",
-        seconds=host - memory,
-        formula="a launch for each operator; a layer takes no less than the host needs for it",
-        numbers=f"{per} {format_seconds((host - memory) / m)} at "
-        + _of_pools(job, layout, lambda pool: f"{format_seconds(pool.cluster.device.efficiency.launch)} a launch"),
-        source="device file, launch and layer_floor; engine profile, host_factor",
-        bound="host",
-    )
-    yield TimePart(
-        name="calibration",
-        seconds=measured - host,
-        formula="(slowdown of measured runs - 1) * all of the above",
-        numbers=_of_pools(job, layout, lambda pool: f"({pool.calibration.slowdown:.3f} - 1)")
-        + f" x {format_seconds(host)}, "
-        + _of_pools(job, layout, lambda pool: f"{pool.calibration.num_rows} runs"),
-        source=", ".join(dict.fromkeys(name for pool in job.pools for name in pool.calibration.sources))
-        or "no measured runs",
-        bound="measured",
-    )
+    launch = _of_pools(job, layout, lambda pool: f"{format_seconds(pool.cluster.device.efficiency.launch)} a launch")
+    slower = _of_pools(job, layout, lambda pool: f"({pool.calibration.slowdown:.3f} - 1)")
+    runs = _of_pools(job, layout, lambda pool: f"{pool.calibration.num_rows} runs")
+    rate = _of_pools(job, layout, lambda pool: format_rate(_memory_rate(pool)))
+    names = ", ".join(dict.fromkeys(name for pool in job.pools for name in pool.calibration.sources))
+    parts = (
+        ("ideal compute", ideal, "model FLOPs / (devices * peak)",
+         f"{format_flops(flops)} / ({of_devices})",
+         "Chowdhery et al., PaLM (2022), appendix B", precision),
+        ("kernel efficiency", kernels - ideal, "products at the rate that their shapes reach - products at peak",
+         f"{ideal / kernels:.1%} of peak: {per} {format_seconds(kernels / m)} - {format_seconds(ideal / m)}",
+         roofline, precision),
+        ("memory-bound operators", memory - kernels, "norms, activations, residuals, loss: bytes / memory bandwidth",
+         f"{per} {format_seconds((memory - kernels) / m)} at {rate}",
+         roofline, "memory"),
+        ("host and launches", host - memory,
+         "a launch for each operator; a layer takes no less than the host needs for it",
+         f"{per} {format_seconds((host - memory) / m)} at {launch}",
+         "device file, launch and layer_floor; engine profile, host_factor", "host"),
+        ("calibration", measured - host, "(slowdown of measured runs - 1) * all of the above",
+         f"{slower} x {format_seconds(host)}, {runs}",
+         names or "no measured runs", "measured"),
+    )  # fmt: skip
+    for part in parts:
+        yield TimePart.model_validate(dict(zip(TimePart.model_fields, part, strict=True)))
 
 
 def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePrices) -> Iterator[TimePart]:
@@ -209,14 +189,9 @@ def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePr
         if line.name not in (LineName.RECOMPUTE, LineName.ACCUMULATION):
             continue
         each = _mean(job, layout, own.recompute if line.name == LineName.RECOMPUTE else own.accumulation)
-        yield TimePart(
-            name=line.name.value,
-            seconds=m * each,
-            formula=line.formula.replace("the slowest stage", "the mean stage"),
-            numbers=f"{_microbatches(m)} x {format_seconds(each)}",
-            source=line.source,
-            bound=line.bound,
-        )
+        formula = line.formula.replace("the slowest stage", "the mean stage")
+        numbers = f"{_microbatches(m)} x {format_seconds(each)}"
+        yield TimePart.of(line, name=line.name.value, seconds=m * each, formula=formula, numbers=numbers)
 
 
 def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
@@ -235,8 +210,11 @@ def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineNam
 
 def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, operations: Sequence[Operation]) -> TimePart:
     of_stage = job.pools[pool_indices(job, layout)[line.stage]]
-    mine = [each for each in operations if each.line == line.name]
-    numbers = "; ".join(_operation_words(each) for each in mine)
+    numbers = "; ".join(
+        f"{each.times:,.0f} x {each.kind} of {format_bytes(each.num_bytes)}, {format_seconds(each.seconds)} each"
+        for each in operations
+        if each.line == line.name
+    )
     if line.name == LineName.BUBBLE and layout.schedule in ("1f1b", "interleaved"):
         per_stage = np.broadcast_to(own.microbatch_seconds, (layout.pp,))
         fill, slack = interleaving_terms(job, layout, stages_of(job, layout), own)
@@ -249,19 +227,13 @@ def _of_ledger(job: Job, layout: Layout, line: TimeLine, own: StagePrices, opera
                 f" + {num_microbatches(job, layout):,.0f} x ({format_seconds(bottleneck)} - {format_seconds(slowest)})"
             )
     if line.name == LineName.OPTIMIZER:
-        numbers = f"{format_bytes(_streamed(of_stage, line))} at {format_rate(_memory_rate(of_stage))}"
+        streamed = max(0.0, float(line.busy_seconds) - of_stage.launch_seconds) * _memory_rate(of_stage)
+        numbers = f"{format_bytes(streamed)} at {format_rate(_memory_rate(of_stage))}"
     if host_rate := _host_rate(of_stage, layout, line):
         numbers = f"{format_bytes(float(line.busy_seconds) * host_rate)} at {format_rate(host_rate)}"
     if line.hidden_seconds:
         numbers += f"; {format_seconds(float(line.hidden_seconds))} hidden"
-    return TimePart(
-        name=line.name.value,
-        seconds=float(line.exposed_seconds),
-        formula=line.formula,
-        numbers=numbers,
-        source=line.source,
-        bound=line.bound,
-    )
+    return TimePart.of(line, name=line.name.value, seconds=float(line.exposed_seconds), numbers=numbers)
 
 
 def _host_rate(job: PoolJob, layout: Layout, line: TimeLine) -> float:
@@ -277,14 +249,6 @@ def _host_rate(job: PoolJob, layout: Layout, line: TimeLine) -> float:
 
 def _memory_rate(job: PoolJob) -> float:
     return job.cluster.device.memory_bandwidth * job.cluster.device.efficiency.memory / job.calibration.memory
-
-
-def _streamed(job: PoolJob, line: TimeLine) -> float:
-    return max(0.0, float(line.busy_seconds) - job.launch_seconds) * _memory_rate(job)
-
-
-def _operation_words(each: Operation) -> str:
-    return f"{each.times:,.0f} x {each.kind} of {format_bytes(each.num_bytes)}, {format_seconds(each.seconds)} each"
 
 
 # --- the rates --------------------------------------------------------------------------------------------------

@@ -199,7 +199,8 @@ def why_not_section(found: WhyNot) -> Group:
         fits = "" if difference.after.fits else f" It {difference.after.verdict}."
         best = f"If {', '.join(found.also)} change{'s' * (len(found.also) == 1)} as well, it" if found.also else "It"
         verdict = indented(Text(clean(f"{best} would be {slower_by(share)}: {step} a step.{fits}")))
-    return stack(title, _changed_alone(found), verdict, *outcome_body(found.outcome, names=("plan", _short(asked))))
+    names = "plan", asked if len(asked) <= 16 else "instead"
+    return stack(title, _changed_alone(found), verdict, *outcome_body(found.outcome, names=names))
 
 
 def _changed_alone(found: WhyNot) -> RenderableType | None:
@@ -222,7 +223,3 @@ def _changed_alone(found: WhyNot) -> RenderableType | None:
     missing = f"{format_bytes(alone.missing_bytes)} too much{host} on stage {alone.stage}"
     words = f"Changed alone it {alone.verdict}: {missing}, chance of fitting {chance_words(alone.chance_of_fitting)}."
     return indented(Text(words, style="bold red"))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 16 else "instead"

@@ -157,8 +157,7 @@ def _through_memory(cluster: ClusterSpec, link: LinkSpec) -> LinkSpec:
     """
     if link.kind != "pcie" or cluster.host is None:
         return link
-    senders = min(link.num_devices or cluster.devices_per_host, cluster.devices_per_host)
-    share = cluster.host.memory_bandwidth / (2 * senders)
+    share = cluster.host.memory_bandwidth / (2 * cluster.devices_per_host)
     return link.model_copy(update={"bandwidth": min(link.bandwidth, share)})
 
 

@@ -55,7 +55,8 @@ def smallest_footprint(space: Space) -> NothingFits:
             break  # all further bounds are at least as high
         for layout in _even_layouts(space, degrees):
             memory = memory_of_stages(job, layout)
-            footprint = _footprint(memory)
+            is_over = any(stage.host and stage.host.total_bytes > stage.host.limit_bytes for stage in memory)
+            footprint = is_over, max(stage.total_bytes / stage.limit_bytes for stage in memory)
             best = min(best, footprint)
             found.append((footprint, layout, memory))
     if not found:
@@ -63,16 +64,6 @@ def smallest_footprint(space: Space) -> NothingFits:
     smallest = [(layout, memory) for footprint, layout, memory in found if footprint <= best]
     layout, memory = min(smallest, key=lambda each: (estimate(job, each[0]).step_seconds, format_layout(each[0])))
     return NothingFits(layout=layout, memory=memory)
-
-
-def _footprint(memory: tuple[StageMemory, ...]) -> tuple[bool, float]:
-    """A sort key: whether the host memory is exceeded, then the fullest stage's share of its limit."""
-    hosts = [stage.host for stage in memory if stage.host is not None]
-    return any(host.total_bytes > host.limit_bytes for host in hosts), max(map(_share_of_limit, memory))
-
-
-def _share_of_limit(stage: StageMemory) -> float:
-    return stage.total_bytes / stage.limit_bytes
 
 
 def _even_layouts(space: Space, degrees: DegreeArrays) -> Iterator[Layout]:

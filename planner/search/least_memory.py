@@ -113,15 +113,8 @@ def least_of(space: Space, some: DegreeArrays, most_share: float, *, most_placem
             continue
         degrees = some.take(row)
         limits = np.array([memory_limit_bytes(pool, degrees) for pool in job.pools])
-        shape = stage_of(
-            job,
-            index=candidate.stage,
-            num_layers=candidate.layers,
-            policy=candidate.policy,
-            first=candidate.start,
-            layout=degrees,
-            last_chunk=candidate.last,
-        )
+        own = {"index": candidate.stage, "num_layers": candidate.layers, "policy": candidate.policy}
+        shape = stage_of(job, **own, first=candidate.start, layout=degrees, last_chunk=candidate.last)
         pool = placements_of(job, some).pool_of(np.full_like(candidate.stage, row), candidate.stage)
         num_bytes = by_pool(job, pool, partial(stage_bytes, layout=degrees, stage=shape))
         shares = np.broadcast_to(num_bytes, pool.shape) / limits[pool]

@@ -52,11 +52,9 @@ def simpler_in(chosen: Keys, other: Keys) -> str:
 
 def _of_key(key: str, value: int) -> str:
     words = _WORDS[key]
-    return (
-        words.format(value, s="s" * (value != 1), es="is" if value == 1 else "es")
-        if isinstance(words, str)
-        else words[value]
-    )
+    if isinstance(words, str):
+        return words.format(value, s="s" * (value != 1), es="is" if value == 1 else "es")
+    return words[value]
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:

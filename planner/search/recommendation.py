@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.numbers import FloatArray, IntArray
-    from planner.plan_parts import Keys
     from planner.search.best_first import Found
     from planner.search.objectives import Objective, Rank
     from planner.search.optimum.candidate import Candidate
@@ -65,18 +64,13 @@ def recommended(found: Found, window: Window) -> tuple[Assigned, Recommendation]
     """The first layout of the closed list by the ranking; of equal keys and step times the first by `fastest_of`."""
     listed = shortlist(found, window)
     layouts = [found.layout_of(each) for each in listed]
-    cheap = [_before_memory(keys_of(found.space.job, layout, with_risk=False)) for layout in layouts]
+    cheap = [astuple(keys_of(found.space.job, layout, with_risk=False))[:4] for layout in layouts]
     # the memory of a layout takes a millisecond, so only layouts that tie in the keys before the risk are rated in full
     first = [(each, layout) for each, layout, own in zip(listed, layouts, cheap, strict=True) if own == min(cheap)]
     keys = [keys_of(found.space.job, layout) for _, layout in first]
     tied = [each for (each, _), own in zip(first, keys, strict=True) if own == min(keys)]
     chosen = fastest_of(tied, [(each.seconds, each.seconds) for each in tied])
     return chosen, Recommendation(within=float(window.within), num_listed=len(listed), keys=min(keys))
-
-
-def _before_memory(keys: Keys) -> tuple[int, ...]:
-    """The keys that come before the risk."""
-    return astuple(keys)[:4]
 
 
 def shortlist(found: Found, window: Window) -> list[Assigned]:

@@ -200,7 +200,11 @@ def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
 
 
 def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
-    """The cluster with `gpus` devices: a part of one host, whose other devices are idle, or several whole hosts."""
+    """The cluster with `gpus` devices: a part of one host, whose other devices are idle, or several whole hosts.
+
+    A part of a host has its devices' share of the host's memory and bandwidth, as it has in a layout that leaves the
+    other devices idle.
+    """
     cluster = validate(ClusterSpec, tree)
     if gpus is None or not 1 <= gpus <= MAX_DEVICES:
         return cluster
@@ -214,7 +218,11 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
         )
     for key, count in (("devices_per_host", min(gpus, per_host)), ("hosts", max(1, gpus // per_host))):
         tree = with_value(tree, (key,), Node(data=count, where=f"--gpus {gpus}", key_where=f"--gpus {gpus}"))
-    return _with_idle_devices(validate(ClusterSpec, tree), per_host)
+    cluster = _with_idle_devices(validate(ClusterSpec, tree), per_host)
+    if cluster.host is None or gpus >= per_host:
+        return cluster
+    share = {key: getattr(cluster.host, key) * gpus / per_host for key in ("memory", "memory_bandwidth")}
+    return cluster.model_copy(update={"host": cluster.host.model_copy(update=share)})
 
 
 def _with_idle_devices(cluster: ClusterSpec, devices_per_host: int) -> ClusterSpec:

@@ -15,7 +15,10 @@ from planner.cost.collectives import (
     ring_all_reduce_seconds,
     ring_exchange_seconds,
 )
+from planner.cost.estimate import estimate
+from planner.layout import parse_layout
 from planner.specs.cluster import ClusterSpec
+from planner.specs.load import load_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,3 +106,27 @@ def test_cards_on_one_root_port_gain_nothing_from_the_ring(k: int) -> None:
     shared, own = (float(ring_all_reduce_seconds(group(box(on_one_port=p), k, 1), 1e9)) for p in (CARDS, 1))
     assert shared == pytest.approx(2 * (k - 1) / k * 1e9 / (SLOT / CARDS))
     assert own == pytest.approx(2 * (k - 1) / k * 1e9 / SLOT)
+
+
+@pytest.mark.parametrize("name", ["rtx4090-box", "l40s-box", "a40-box", "dgx-h100"])
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_a_part_of_a_host_is_priced_as_a_layout_that_leaves_the_rest_idle(name, num_devices):
+    """Both spellings are the same job on the same machine: links through host memory, updates and room on the host."""
+    for keys in ("zero=0", "zero=1", "zero=2,offload=optimizer"):
+        priced = []
+        for gpus in (num_devices, 8):
+            job = load_job(
+                model="llama3.2-1b",
+                cluster=name,
+                gpus=gpus,
+                engine="deepspeed",
+                global_batch_size=16,
+                sequence_length=2048,
+                allow_offload=True,
+            )
+            layout = parse_layout(f"dp={num_devices},mbs=1,{keys}", num_layers=16, num_devices=8)
+            priced.append(estimate(job, layout))
+        part, whole = priced
+        assert part.step_seconds == whole.step_seconds
+        assert part.time == whole.time
+        assert part.memory == whole.memory

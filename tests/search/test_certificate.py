@@ -14,12 +14,13 @@ import pytest
 from enumeration import long_forms
 
 from planner.cli import main
-from planner.search import best_first, bound_check, near
+from planner.layout import parse_layout
+from planner.search import best_first, bound_check, layout_check, near
 from planner.search import search as searching
 from planner.search.bounds import of_layers, of_memory, of_pools
 from planner.search.near import Bounded, Near
 from planner.search.objectives import THROUGHPUT, BestKinds, Objective
-from planner.search.optimum import certificate, integer_program
+from planner.search.optimum import certificate, integer_program, pricing
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pruning import LowerBounds
@@ -326,6 +327,57 @@ def test_a_partition_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeyp
     assert other.certificate.status == "optimal"
     assert other.step_seconds > best.step_seconds * 1.001
     with pytest.raises(Disagreement, match="drawn by the rules of"):
+        search(small_pipeline, Constraints(), check=True)
+
+
+def small_with_ends(engine="megatron", mtp_layers=1):
+    return load_job(
+        model="deepseek-v2-lite",
+        cluster="hgx-h800",
+        gpus=4,
+        engine=engine,
+        sequence_length=4096,
+        global_batch_size=16,
+        settings=(f"model.mtp_layers={mtp_layers}", "model.num_layers=9"),
+    )
+
+
+FORGOTTEN = {
+    "prediction beside the loss only": (Space, "replicas", lambda x: x.take(x.mtp_before == 0)),
+    "no policy for each stage of one device": (Space, "zero", lambda x: x.take(x.tp > 1)),
+    "no last chunk without a layer": (pricing, "_last_chunks", lambda x: (x[0][x[1] > 0], x[1][x[1] > 0])),
+}
+
+
+@pytest.mark.parametrize("name", ["prediction beside the loss only", *long_forms(*[*FORGOTTEN][1:])])
+def test_an_end_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeypatch, name):
+    (where, function, forget), job = FORGOTTEN[name], small_with_ends()
+    pins, honest = Constraints.parse(["pp>=2,ep=1"]), getattr(where, function)
+    best = search(job, pins)
+    monkeypatch.setattr(where, function, lambda *given, **named: forget(honest(*given, **named)))
+    other = search(job, pins)
+    assert other.step_seconds > best.step_seconds * 1.001
+    monkeypatch.setattr(searching, "check_bounds", lambda *_, **__: 0)
+    with pytest.raises(Disagreement, match="drawn by the rules of"):
+        search(job, pins, check=True)
+
+
+def test_drawn_layouts_have_ends_apart_and_several_policies():
+    """The oracle is the meaning of the lists; each of the three kinds is drawn often."""
+    ends = parse_layout("tp=1,pp=2,dp=2,mbs=2,interleave=2", num_layers=9, num_devices=4)
+    pick, job, by_stage = np.random.default_rng(3), small_with_ends(), small_with_ends("torch", 0)
+    drawn = [layout_check._drawn(job, ends, pick, keeps_most=number % 2 > 0) for number in range(200)]
+    found = [each for each in drawn if each]
+    assert sum(0 in each.layers_per_stage for each in found) > 5
+    assert sum(bool(each.mtp) for each in found) > 5
+    assert all(sum(each.layers_per_stage) == 9 for each in found)
+    drawn = [layout_check._drawn(by_stage, ends, pick, keeps_most=True) for _ in range(200)]
+    assert sum(len(set(each.recompute)) > 1 for each in drawn if each) > 5
+
+
+def test_a_minimum_that_no_rule_allows_is_noticed(monkeypatch, small_pipeline):
+    monkeypatch.setattr(layout_check, "broken_rules", lambda *_, **__: ("no chunk may be empty",))
+    with pytest.raises(Disagreement, match="cannot run: no chunk may be empty"):
         search(small_pipeline, Constraints(), check=True)
 
 

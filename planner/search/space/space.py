@@ -172,7 +172,7 @@ class Space:
         A policy may be used if it is pinned, if it is in the engine's profile and of use to this model, or if it
         recomputes only some layers and `with_policies` has already given it to a configuration.
         """
-        offered = [p for p in self.job.engine.can.recompute if self._is_of_use(p)]
+        offered = [p for p in self.job.engine.can.recompute if self.is_of_use(p)]
         pinned = self.constraints.value_of("recompute")
         offered += sorted(set(pinned.split("/") if pinned else ()) - set(offered))
         have = set(np.unique(degrees.recompute).tolist()) - {OWN}
@@ -304,7 +304,7 @@ class Space:
         largest = {v: -(-num_layers // (pp * v)) for v in range(2, most + 1)}
         return [v for v in largest if every or largest.get(v - 1) != largest[v]]
 
-    def _is_of_use(self, policy: str) -> bool:
+    def is_of_use(self, policy: str) -> bool:
         """Whether the model has every part that the policy names, and not all parts that it recomputes are idle."""
         parts, absent = modules_of(self.job, policy_code(policy)), absent_modules(self.job.model)
         return absent.keys().isdisjoint(policy.split("+")) and not (parts and parts <= idle_modules(self.job))

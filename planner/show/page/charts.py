@@ -132,8 +132,7 @@ def _around(values: Iterable[float], *, start: float, end: float, near: Iterable
     return _Axis(max(0.0, min(found) - room), max(found) + room, start, end)
 
 
-def _frame() -> dict[str, float]:
-    return {"left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM}
+_FRAME: Final = {"left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM}
 
 
 class _Row(NamedTuple):
@@ -163,15 +162,15 @@ def front_chart(plan: Plan, alternatives: Sequence[Alternative]) -> dict[str, An
              each.peak_bytes, f"the plan with {each.change}", each.fits)
         for each in alternatives if each.step_seconds is not None and each.peak_bytes is not None
     ]  # fmt: skip
-    fitting = [row for row in rows if row.fits]
+    fitting = sorted((row.seconds, row.num_bytes) for row in rows if row.fits)
     near = rows[: 1 + len(plan.runners_up)]
     slowest, largest = (_FAR * max(each) for each in ([row.seconds for row in near], [peak, limit]))
     x = _around((row.seconds for row in rows if row.seconds <= slowest), start=_LEFT, end=_WIDTH - _RIGHT)
     sizes = [row.num_bytes for row in rows if row.num_bytes <= largest]
     y = _around(sizes, start=_HEIGHT - _BOTTOM, end=_TOP, near=[limit])
-    front = sorted((row.seconds, row.num_bytes) for row in fitting if not any(_beats(one, row) for one in fitting))
+    front = [own for own in fitting if not any(s <= own[0] and b <= own[1] and (s, b) != own for s, b in fitting)]
     return {
-        "frame": _frame(),
+        "frame": _FRAME,
         "limit": y(limit) if y.low <= limit <= y.high else None,
         "x_ticks": x.ticks(format_seconds, seconds_scale([x.high]).factor),
         "y_ticks": y.ticks(format_bytes, bytes_scale([y.high]).factor),
@@ -209,11 +208,10 @@ def choices_chart(found: SideBySide) -> dict[str, Any]:
     y = _around([row[3] * share for row, share in shares], start=_HEIGHT - _BOTTOM, end=_TOP, near=most)
     unit = {"usd": "USD", "kilowatt_hours": "kWh", "device_hours": "h"}[found.measure]
     shown = next((UNITS["seconds"][name] for name in ("d", "h") if x.high >= 2 * UNITS["seconds"][name]), 1.0)
-    frame = _frame()
-    upright = {"y1": frame["top"], "y2": frame["bottom"]}
-    level = {"x1": frame["left"], "x2": frame["right"]}
+    upright = {"y1": _FRAME["top"], "y2": _FRAME["bottom"]}
+    level = {"x1": _FRAME["left"], "x2": _FRAME["right"]}
     return {
-        "frame": frame,
+        "frame": _FRAME,
         "unit": unit,
         "x_ticks": x.ticks(format_seconds, shown),
         "y_ticks": y.ticks(format_count),
@@ -238,11 +236,6 @@ def _ends(choice: Choice) -> list[float]:
     return [run.low_seconds, run.high_seconds] if run and run.low_seconds and run.high_seconds else []
 
 
-def _beats(one: _Row, other: _Row) -> bool:
-    no_worse = one.seconds <= other.seconds and one.num_bytes <= other.num_bytes
-    return no_worse and (one.seconds, one.num_bytes) != (other.seconds, other.num_bytes)
-
-
 def scaling_chart(plan: Plan, planned: Scaling | None, replicas: Sequence[ReplicaCount]) -> dict[str, Any]:
     """Chart the speed as a share of linear speed-up, against the number of devices.
 
@@ -261,7 +254,7 @@ def scaling_chart(plan: Plan, planned: Scaling | None, replicas: Sequence[Replic
     y = _Axis(0.0, max(1.05, 1.05 * max((row[2] for row in rows), default=1.0)), _HEIGHT - _BOTTOM, _TOP)
     return {
         "planned": planned is not None,
-        "frame": _frame(),
+        "frame": _FRAME,
         "ideal": y(1.0),
         "x_ticks": [{"at": x(math.log2(row[0])), "text": f"{row[0]:,}"} for row in rows[:: max(1, len(rows) // 6)]],
         "y_ticks": y.ticks(lambda value: f"{value:.0%}"),
