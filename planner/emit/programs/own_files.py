@@ -61,7 +61,7 @@ def _yours(form: Mapping[str, Any], plan: Plan, how: How) -> dict[str, str]:
 
 
 def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
-    refuse = refusals(_NAMES["refuses"] | form["refuses"] | form["over"].get(base.name, {}))
+    refuse = refusals(_NAMES["refuses"] | form["refuses"])
     return replace(
         base,
         name=f"{name}-{base.name}",
