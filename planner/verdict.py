@@ -1,4 +1,4 @@
-"""State in words whether a plan fits into memory, and check this before anything is written or started."""
+"""State in words whether a plan fits into memory, and check this and its schedule before anything is written."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def check_fits(plan: Plan, *, force_unfit: bool = False, tell: Callable[[str], N
         hint = "`planner explain PLAN` shows by how much; --force-unfit goes on all the same"
         raise NothingFitsError(words, hint=hint)
     tell(words)
+
+
+def check_schedule(plan: Plan) -> None:
+    """Refuse a schedule that the engine cannot run; `explain` can price such a plan."""
+    if plan.layout.schedule not in plan.engine.pipeline.schedules:
+        raise InputError(
+            f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
+            hint=f"it runs {', '.join(plan.engine.pipeline.schedules)}",
+        )
 
 
 def undecided(assumed: Sequence[Assumed], where: str = "") -> InputError:

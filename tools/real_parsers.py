@@ -37,6 +37,7 @@ class Parser:
 
 
 _HUGGING_FACE = "test_hugging_face_parsers.py"
+_OWN_FILES = "test_own_files_parsers.py"
 _TRANSFORMERS = (
     *("transformers==5.23.0", "tokenizers==0.23.3", "huggingface_hub==2.4.0", "hf-xet==1.8.0", "safetensors==0.8.0"),
     *("regex==2026.11.15", "psutil==7.2.2", "tqdm==4.70.1", "packaging==26.3", "httpx==0.28.1", "httpcore==1.0.9"),
@@ -51,6 +52,14 @@ _DEEPSPEED = (
     *("deepspeed==0.19.8", "hjson==3.1.0", "py-cpuinfo==9.0.0", "msgpack==1.2.4", "ninja==1.13.2"),
     *("einops==0.8.2", *_DATASETS),
 )
+
+
+def _beside(own: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    """Packages of a program, and those of `others` that it does not pin to a release of its own."""
+    names = {each.partition("==")[0] for each in own}
+    return (*own, *(each for each in others if each.partition("==")[0] not in names))
+
+
 PARSERS: dict[str, Parser] = {
     "megatron-lm": Parser(packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_megatron_lm.py",)),
     "megatron-core": Parser(packages=("megatron-core==0.16.1",), tests=("test_megatron_core.py",)),
@@ -82,6 +91,33 @@ PARSERS: dict[str, Parser] = {
         folder="executed",
         only="accelerate or deepspeed",
         options=("--no-deps", "--no-build-isolation"),
+    ),
+    "llama-factory": Parser(
+        packages=_beside(
+            (
+                *("llamafactory==0.9.5", "transformers==5.6.0", "tokenizers==0.22.2", "huggingface_hub==1.11.0"),
+                *("accelerate==1.11.0", "peft==0.18.1", "trl==0.24.0", "datasets==4.0.0", "dill==0.3.8"),
+                *("multiprocess==0.70.16", "fsspec==2025.3.0", "omegaconf==2.3.1", "antlr4-python3-runtime==4.9.3"),
+                *("fire==0.7.1", "termcolor==3.3.0", "modelscope==1.40.2", "hf-transfer==0.1.9"),
+                *("sentencepiece==0.2.3", "tiktoken==0.14.0", "protobuf==7.36.2", "six==1.17.0"),
+            ),
+            _DEEPSPEED,
+        ),
+        tests=(_OWN_FILES,),
+        only="llama_factory",
+        options=("--no-deps", "--no-build-isolation"),
+    ),
+    "axolotl": Parser(
+        packages=_beside(
+            (
+                *("axolotl==0.19.0", "transformers==5.16.1", "tokenizers==0.23.1", "huggingface_hub==1.17.0"),
+                *("hf-xet==1.4.3", "accelerate==1.13.0", "peft==0.20.0", "datasets==4.8.4", "trl==1.9.0"),
+                *("addict==2.4.0", "pillow==13.0.0", "colorama==0.4.6", "python-dotenv==1.2.4", "art==6.5"),
+            ),
+            _DATASETS,
+        ),
+        tests=(_OWN_FILES,),
+        only="axolotl",
     ),
     "megatron-bridge": Parser(
         packages=(

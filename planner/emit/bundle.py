@@ -16,7 +16,7 @@ from planner.run_arguments import RunArguments, option_name
 from planner.specs.by_name import other_engines
 from planner.specs.text import any_of
 from planner.specs.training import OF_THE_RUN, TrainingSpec
-from planner.verdict import check_fits
+from planner.verdict import check_fits, check_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ def bundle_of(
         NothingFitsError: the plan does not fit, and `force_unfit` is false.
     """
     target = target_of(plan, to, tell)
-    _check_schedule(plan)
+    check_schedule(plan)
     check_fits(plan, force_unfit=force_unfit, tell=tell)
     how = replace(how, arguments=_absolute(_taken(target, how.arguments), hub=target.name != "torch"))
     yours = {**target.yours(plan, how), **STARTERS[on].yours}
@@ -140,15 +140,6 @@ _PATHS: Final = {f"training.{name}": TrainingSpec.model_fields[name].default for
 def _shown(value: Any) -> str:
     """The value as text, with the digits that count when a value that was read is compared with the one written."""
     return "none" if value is None else f"{value:.6g}" if isinstance(value, int | float) else str(value)
-
-
-def _check_schedule(plan: Plan) -> None:
-    """Refuse a schedule that the engine cannot run; `explain` can price such a plan."""
-    if plan.layout.schedule not in plan.engine.pipeline.schedules:
-        raise InputError(
-            f"the plan's schedule is {plan.layout.schedule}, which engine {plan.engine.name} does not run",
-            hint=f"it runs {', '.join(plan.engine.pipeline.schedules)}",
-        )
 
 
 def _taken(target: Target, arguments: RunArguments) -> RunArguments:

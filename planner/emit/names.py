@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from planner.emit.target import Refusal, Value, Values
 
 
-def names_beside(module: str) -> dict[str, Any]:
+def names_beside(module: str) -> Any:
     """The YAML document beside a module; module: the module's file."""
     text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")
-    names: dict[str, Any] = yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader
-    return names
+    return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader
 
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader takes a tenth of the time

@@ -14,6 +14,7 @@ from planner.errors import EnvironmentProblem, InputError, Mistake
 from planner.specs.detect import total_memory_bytes
 from planner.specs.gpus import nvidia_gpus
 from planner.units import format_bytes
+from planner.verdict import check_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,11 +49,7 @@ def _check_engine(plan: Plan) -> None:
         emits = f"`planner emit PLAN -o DIR` writes what {plan.engine.program} runs" if plan.engine.emits else ""
         hint = emits or "plan again with --engine torch"
         raise InputError(f"the plan is made for {plan.engine.name}, and the planner starts the torch engine", hint=hint)
-    if plan.layout.schedule not in plan.engine.pipeline.schedules:
-        raise InputError(
-            f"the plan's schedule is {plan.layout.schedule}, which engine torch does not run",
-            hint=f"it runs {', '.join(plan.engine.pipeline.schedules)}",
-        )
+    check_schedule(plan)
 
 
 def _torch(plan: Plan) -> Iterator[Mistake]:

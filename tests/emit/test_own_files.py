@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,9 +134,14 @@ def test_plans_from_these_files_are_made_for_their_programs(tmp_path):
         ("factory", "--set training.optimizer=sgd", "training.optimizer is sgd"),
         ("axolotl", "--pin tp=2,sp=0 --set training.lora_rank=0", "layout.tp is 2"),
         ("axolotl", "--model olmoe-7b-a1b --pin ep=2 --set training.lora_rank=0", "layout.ep is 2"),
+        ("axolotl", "--pin cp=2,zero=3", "layout.cp is 2"),
         ("axolotl-deepspeed", "--pin cp=2,zero=3", "layout.cp is 2"),
+        (
+            "factory", "--set training.memory_recipe=pure-bf16 --pin zero=3",
+            "training.memory_recipe is pure-bf16, layout.zero is 3",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_plan_without_own_keys_is_written_for_the_program_below(name, words, why, tmp_path, capsys):
     """Whatever `planner plan --from` recommends, the `planner emit` that it names writes it, and says for what."""
     plan = planned(FILES[name], tmp_path, *words.split())
@@ -150,6 +156,16 @@ def test_a_plan_without_own_keys_is_written_for_the_program_below(name, words, w
     words = ["emit", str(plan), "--to", own, "-o", str(tmp_path / "own"), "--force-unfit"]
     assert main(words) == ExitCode.BAD_INPUT
     assert why in capsys.readouterr().err
+
+
+def test_frozen_weights_in_16_bits_are_not_adapters_in_16_bits(tmp_path):
+    """LLaMA-Factory loads frozen weights in bf16 by itself, and refuses pure_bf16 beside ZeRO-3."""
+    for name in ("factory-lora", "axolotl"):
+        written = yaml.safe_load(emitted(name, tmp_path).read_text())
+        assert written["bf16"] is True
+        assert "pure_bf16" not in written
+        (tmp_path / "plan.json").unlink()
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_weights_in_16_bits_are_written_as_llama_factory_says_them(tmp_path):

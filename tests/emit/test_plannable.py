@@ -105,11 +105,13 @@ def test_two_hundred_random_plans_can_be_emitted(engine):
 CUT = ("tp>=2,sp=1", "tp>=2,cp>=2")
 """What no program of transformers runs: neither AutoTP nor DistributedConfig cuts activations between the matrices."""
 
+OF_PIPELINES = ("pp>=2,zero=0", "pp>=2,offload=activations")
+
 
 @pytest.mark.parametrize(
     ("engine", "model", "left_out", "hosts"),
     [
-        ("deepspeed", "llama3-8b", (*CUT, "cp>=2,zero<=2", "pp>=2,zero=0", "pp>=2,offload=activations"), 0),
+        ("deepspeed", "llama3-8b", (*CUT, "tp>=2,pp>=2", "cp>=2,zero<=2", *OF_PIPELINES), 0),
         ("fsdp", "llama3-8b", (*CUT, "cp>=2,hsdp>=2"), 8),
         ("fsdp", "mixtral-8x7b", (*CUT, "ep>=2,tp>=2", "ep>=2,cp>=2", "ep>=2,hsdp>=2", "cp>=2,hsdp>=2"), 8),
         ("torchtitan", "qwen3-30b-a3b", (), 0),  # experts are spread

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from html import unescape
 
 import pytest
@@ -166,6 +167,37 @@ def test_every_axis_that_an_engine_offers_was_executed_constructed_or_banned(cap
         if not any(axis in rows for rows in runs[name].values())
     }
     assert untested == set()
+
+
+NAMED = {
+    "torch torch": "our trainer", "fsdp accelerate": "Accelerate under the Trainer", "megatron megatron": "Megatron-LM",
+    "deepspeed deepspeed": "DeepSpeed under the Trainer",
+}  # fmt: skip
+"""Engine and program of `planner engines --json` -> what is started, unless the run has adapters or a pipeline."""
+
+
+def started(key, run):
+    """The program that a run starts."""
+    if "lora_rank" in run:
+        return "PEFT"
+    return "DeepSpeed's pipeline.py" if key == "deepspeed deepspeed" and " pp=" in run else NAMED[key]
+
+
+def test_six_programs_run_what_is_emitted_for_them(capsys):
+    """Each run starts one program; what is only built, as by torchtitan and Megatron-Bridge, is counted apart."""
+    assert main(["engines", "--json"]) == 0
+    states = {"executed": {}, "constructed": {}}
+    for engine in json.loads(capsys.readouterr().out):
+        for program, axes in engine["runs"].items():
+            for axis, row in axes.items():
+                states[row["state"]].setdefault(f"{engine['name']} {program}", {})[axis] = row.get("run", "")
+    counts = Counter(started(key, run) for key, axes in states["executed"].items() for run in axes.values())
+    assert set(counts) == {*NAMED.values(), "PEFT", "DeepSpeed's pipeline.py"}
+    assert len(counts) == 6
+    assert sum(counts.values()) >= 71
+    assert min(counts.values()) >= 2
+    apart = {key: len(axes) for key, axes in states["constructed"].items() if key not in states["executed"]}
+    assert apart == {"megatron-fsdp megatron": 5, "megatron-bridge megatron-bridge": 5, "torchtitan torchtitan-0.3": 5}
 
 
 @pytest.mark.usefixtures("bans")

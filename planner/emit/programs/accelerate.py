@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -51,15 +50,13 @@ def _write_layout(plan: Plan) -> Values:
 
     Source: accelerate, commands/launch.py, parallelism_config.py, utils/dataclasses.py.
     """
-    layout, training = plan.layout, plan.training
+    layout, training, is_cut = plan.layout, plan.training, _is_cut_at_load(plan)
     config = config_of(plan.model)
-    wrapped: dict[str, Value] = (
-        {"fsdp_config.fsdp_transformer_layer_cls_to_wrap": layer_class(config)} if config else {}
-    )
+    wrapped = {"fsdp_config.fsdp_transformer_layer_cls_to_wrap": layer_class(config)} if config else {}
     precision = "no" if training.precision == "fp32" or training.memory_recipe == "pure-bf16" else training.precision
     found: dict[str, Value] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if _is_cut_at_load(plan) else "FSDP",
+        "distributed_type": "MULTI_GPU" if is_cut else "FSDP",
         "mixed_precision": precision,
         "num_machines": num_hosts(plan),
         "num_processes": layout.world_size,
@@ -80,10 +77,9 @@ def _write_layout(plan: Plan) -> Values:
     }
     # by default the Trainer reduces gradients once per step and keeps them unsharded until then
     reduced = {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
-    found |= {} if _is_cut_at_load(plan) else sharded
+    found |= {} if is_cut else sharded
     named = {f"accelerate.{key}": value for key, value in found.items()}
-    at_load = _cut_at_load(plan) if _is_cut_at_load(plan) else {}
-    return {**named, **at_load, **reduced, **shared.write_some_layers(layout)}
+    return {**named, **(_cut_at_load(plan) if is_cut else {}), **reduced, **shared.write_some_layers(layout)}
 
 
 def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the others
@@ -105,13 +101,11 @@ def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the files say them
-    words = ["accelerate", "launch", f"--config_file={FILE}"]
-    where = ""
+    words = f"accelerate launch --config_file={FILE}"
     if place is not None:
-        where = (
-            f" \\\n  --machine_rank={place.number} --main_process_ip={place.address} --main_process_port={place.port}"
-        )
-    return f"{shlex.join(words)}{where} \\\n  train.py training.yaml"
+        words += f" \\\n  --machine_rank={place.number} --main_process_ip={place.address}"
+        words += f" --main_process_port={place.port}"
+    return f"{words} \\\n  train.py training.yaml"
 
 
 TARGET: Final = Target(

@@ -54,11 +54,9 @@ NEUTRAL_EXPERTS: Final[dict[str, Value]] = _NAMES["neutral_experts"]
 
 def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
     """The overrides of a recipe, with dotted keys, for keys and values of the table."""
-    stages: dict[str, Value] = {}
+    found: dict[str, Value] = {"mixed_precision": None, **NEUTRAL, **(NEUTRAL_EXPERTS if plan.model.moe else {})}
     if plan.layout.interleave > 1:
-        stages["model.virtual_pipeline_model_parallel_size"] = plan.layout.interleave
-    experts = NEUTRAL_EXPERTS if plan.model.moe else {}
-    found: dict[str, Value] = {"mixed_precision": None, **NEUTRAL, **experts, **stages}
+        found["model.virtual_pipeline_model_parallel_size"] = plan.layout.interleave
     is_half = plan.training.precision == "fp16"
     kind = "torch.float16" if is_half else "torch.bfloat16"
     for section, names in _DTYPES.items():
@@ -193,9 +191,8 @@ def _write_loss(plan: Plan) -> Values:
 
     They are always written, because recipes fuse the loss and the planner's default does not.
     """
-    if plan.training.loss == "fused":
-        return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
-    return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native"}
+    kernel = "te" if plan.training.loss == "fused" else "native"
+    return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": kernel}
 
 
 def _read_loss(given: Given) -> Mapping[str, Any]:
@@ -246,11 +243,7 @@ TARGET: Final = Target(
         Setting(says=("training.loss",), write=_write_loss, read=_read_loss),
         LORA,
     ),
-    refuse=(
-        *REFUSALS,
-        *refusals(_NAMES["refuses"]),
-        Refusal(says=(), fault=_adapters_fault),
-    ),
+    refuse=(*REFUSALS, *refusals(_NAMES["refuses"]), Refusal(says=(), fault=_adapters_fault)),
     command=_command,
     yours=_yours,
     advice=_advice,

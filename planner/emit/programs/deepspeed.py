@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.names import refusals
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Setting, Target, refused
+from planner.emit.target import Target, refused, whole
 from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ def _write_layout(plan: Plan) -> Values:
     layout, training = plan.layout, plan.training
     # transformers counts a batch for each rank of a tensor-parallel group, and Accelerate for one of ZeRO's; where the
     # batch is not given, both leave it to DeepSpeed
-    whole: dict[str, Value] = {"train_batch_size": training.global_batch_size} if layout.tp * layout.cp == 1 else {}
     found: dict[str, Value] = {
-        **whole,
+        **({"train_batch_size": training.global_batch_size} if layout.tp * layout.cp == 1 else {}),
         "train_micro_batch_size_per_gpu": layout.mbs,
         "gradient_accumulation_steps": layout.num_microbatches(training.global_batch_size),
         "gradient_clipping": training.gradient_clip,
@@ -59,9 +58,7 @@ def _write_layout(plan: Plan) -> Values:
         found["sequence_parallel_size"] = layout.cp
     checkpoints = layout.recompute[0] == "full"
     beside: dict[str, Value] = {"gradient_checkpointing": checkpoints, **shared.write_some_layers(layout)}
-    if offloads_activations(
-        layout
-    ):  # the key of DeepSpeed's file concerns its own checkpoints, which the Trainer has not
+    if offloads_activations(layout):  # DeepSpeed's own key concerns its own checkpoints, which the Trainer has not
         beside["offload_activations"] = True
     if layout.cp > 1:
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
@@ -91,11 +88,7 @@ TARGET: Final = Target(
             *(f"layout.{key}" for key in ("tp", "pp", "cp", "zero", "layers_per_stage", "recompute", "offload")),
             write=_write_layout,
         ),
-        Setting(
-            says=("training.mlp_tiles",),
-            write=lambda plan: {"mlp_tiles": plan.training.mlp_tiles} if plan.training.mlp_tiles > 1 else {},
-            read=lambda given: {"training.mlp_tiles": given.whole("mlp_tiles")} if "mlp_tiles" in given else {},
-        ),
+        whole("training.mlp_tiles", "mlp_tiles", absent=1),
     ),
     refuse=(
         *shared.REFUSALS,

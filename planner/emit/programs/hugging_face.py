@@ -98,17 +98,13 @@ def _read_model(given: Given) -> Mapping[str, Any]:
     config = nested(given.values, "config.")
     given.understood |= {key for key in given.values if key.startswith("config.")}
     drops = {each for names in (*_DROPOUT.values(), ["attention_dropout"]) for each in names}
-    found: dict[str, Any] = {}
     dropout = max((given.number(f"config.{each}") for each in drops & set(config)), default=0.0)
-    config = {key: value for key, value in config.items() if key not in drops}
-    if config:
-        spec = model_from(config)
-        if spec is None:
-            raise InputError("the model's config.json is of no kind that is known here", where="config")
-        found = {f"model.{name}": getattr(spec, name) for name in ModelSpec.model_fields if name != "name"} | {
-            "training.dropout": dropout
-        }
-    return found
+    if not (config := {key: value for key, value in config.items() if key not in drops}):
+        return {}
+    if (spec := model_from(config)) is None:
+        raise InputError("the model's config.json is of no kind that is known here", where="config")
+    found = {f"model.{name}": getattr(spec, name) for name in ModelSpec.model_fields if name != "name"}
+    return found | {"training.dropout": dropout}
 
 
 _OF_TRANSFORMERS: Final = {"state", "sparse_attention", "further_blocks"}
@@ -181,31 +177,17 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
 
 def read_degrees(given: Given) -> dict[str, int]:
     """Tensor and context degrees, from the keys of any program that builds on Accelerate or DeepSpeed."""
-    tp, cp = (
-        max([1, *(given.whole(key) for key in keys)])
-        for keys in (
-            (
-                *(f"{_PARALLEL}tp_size", "deepspeed.tensor_parallel.autotp_size", "parallelism_config.tp_size"),
-                f"{AT_LOAD}tp_size",
-            ),
-            (
-                *(f"{_PARALLEL}cp_size", f"{_PARALLEL}sp_size", "deepspeed.sequence_parallel_size"),
-                *("parallelism_config.cp_size", "parallelism_config.sp_size"),
-            ),
-        )
-    )
-    return {"tp": tp, "cp": cp}
+    return {axis: max(1, *(given.whole(key) for key in listed(keys))) for axis, keys in NAMES["degrees"].items()}
 
 
 def _stages(given: Given) -> tuple[int, ...]:
     """The number of layers of each pipeline stage, from the key that `pipeline.py` reads; empty without a pipeline."""
-    listed = given.get("pipeline.layers_per_stage", ())
-    if not isinstance(listed, tuple) or not all(type(each) is int and each > 0 for each in listed):
+    layers = given.get("pipeline.layers_per_stage", ())
+    if not isinstance(layers, tuple) or not all(type(each) is int and each > 0 for each in layers):
         raise InputError("no list of whole numbers", where="pipeline.layers_per_stage")
-    return listed
+    return layers
 
 
-_PARALLEL: Final = "accelerate.parallelism_config.parallelism_config_"
 AT_LOAD: Final = "distributed_config."
 """Keys of transformers' DistributedConfig, which cuts a model while it loads it."""
 
@@ -230,7 +212,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         found |= {"layout.pp": len(layers), "layout.layers_per_stage": layers}
     if degrees["tp"] > 1:
         found["layout.sp"] = 0
-    replicas = given.whole(f"{_PARALLEL}dp_replicate_size", 1) or 1
+    replicas = given.whole("accelerate.parallelism_config.parallelism_config_dp_replicate_size", 1) or 1
     (fsdp, offload, is_hybrid), params = _read_fsdp(given), False
     at_load = _read_at_load(given)
     fsdp, replicas = at_load.pop("zero", fsdp), at_load.pop("replicas", replicas)
@@ -302,12 +284,11 @@ def _num_hosts(given: Given) -> int:
 def _write_precision(plan: Plan) -> Values:
     training = plan.training
     pure = training.memory_recipe == "pure-bf16" or training.lora_rank
-    found: dict[str, Value] = {
+    return {
         "bf16": training.precision == "bf16" and training.memory_recipe != "pure-bf16",
         "fp16": training.precision == "fp16",
         "dtype": {"fp16": "float16"}.get(training.precision, "bfloat16") if pure else "float32",
     }
-    return found
 
 
 def _read_precision(given: Given) -> Mapping[str, Any]:

@@ -324,12 +324,9 @@ def _read_rates(given: Given) -> Mapping[str, Any]:
 
 LAYOUT: Final = (
     whole("layout.tp", _TP, 1),
-    Setting(
-        says=("layout.sp",),
-        write=lambda plan: {"sequence_parallel": True} if plan.layout.sp else {},
-        read=lambda given: {  # off if tp is 1: arguments.py, validate_args
-            "layout.sp": int(given.flag("sequence_parallel") and given.whole(_TP, 1) > 1)
-        },
+    replace(  # off if tp is 1: arguments.py, validate_args
+        flag("layout.sp", "sequence_parallel", on=1, off=0),
+        read=lambda given: {"layout.sp": int(given.flag("sequence_parallel") and given.whole(_TP, 1) > 1)},
     ),
     pair("layout.pp layout.interleave layout.schedule layout.layers_per_stage layout.mtp", _write_chunks, _read_chunks),
     whole("layout.cp", "context_parallel_size", 1),

@@ -29,7 +29,11 @@ _NAMES: Final = names_beside(__file__)
 
 
 def own_keys(form: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """The keys of the program's own file, nested, for keys and values of Accelerate's or DeepSpeed's table."""
+    """The keys of the program's own file, nested, for keys and values of Accelerate's or DeepSpeed's table.
+
+    `dtype` is only for runs without `bf16`: with it these programs load frozen weights in 16 bits by themselves.
+    """
+    values = {key: value for key, value in values.items() if key != "dtype" or not values["bf16"]}
     ratio = values.get("warmup_steps")
     if isinstance(ratio, float) and ratio < 1:
         values = {**{key: value for key, value in values.items() if key != "warmup_steps"}, "warmup_ratio": ratio}
@@ -57,7 +61,7 @@ def _yours(form: Mapping[str, Any], plan: Plan, how: How) -> dict[str, str]:
 
 
 def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
-    refuse = refusals(_NAMES["refuses"] | form["refuses"] | form["over"].get(base.name, {}))
+    refuse = refusals(_NAMES["refuses"] | form["refuses"])
     return replace(
         base,
         name=f"{name}-{base.name}",

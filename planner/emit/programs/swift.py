@@ -30,18 +30,13 @@ DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Defaults of ms-swift's options that differ from Megatron-LM's defaults."""
 
 
-def _keys(plan: Plan) -> set[str]:
-    return {key for setting in MODEL for key in setting.write(plan)}
-
-
 def options_for(values: Values, plan: Plan) -> dict[str, Value]:
     """Options of `megatron sft` for keys and values of the table, including defaults that the plan overrides."""
-    model = _keys(plan)
+    model = {key for setting in MODEL for key in setting.write(plan)}
     found = translated({key: value for key, value in values.items() if key not in model}, _NAMES["options"])
     if plan.model.mtp_layers:
         found["mtp_num_layers"] = plan.model.mtp_layers
-    if "recompute_granularity" not in found:
-        found["recompute_granularity"] = "none"
+    found.setdefault("recompute_granularity", "none")
     if not plan.layout.zero:
         found["use_distributed_optimizer"] = "false"
     return found | {"packing": True}
@@ -87,10 +82,7 @@ TARGET: Final = Target(
         not_carried("training.weights"),
         Setting(says=("training.lora_rank",), write=lambda plan: {}, read=_read_adapters),  # noqa: ARG005 - read only
     ),
-    refuse=(
-        *MEGATRON.refuse,
-        *refusals(_NAMES["refuses"]),
-    ),
+    refuse=(*MEGATRON.refuse, *refusals(_NAMES["refuses"])),
     command=_command,
     yours=_yours,
     takes=("data",),
