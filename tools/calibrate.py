@@ -6,7 +6,7 @@ The slowdown of compute relative to the roofline is a product of factors: for th
 device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they
 differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a mixed
 model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
-causes of time have factors: the core of fused attention for each pair of device and engine, the innermost link and the
+causes of time have factors: the core of fused attention for each device, engine and kernel, the innermost link and the
 links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model.
 The evidence for error bands comes from folds that hold whole sources out. Folds that hold whole families of publishers
 out tell how much wider a band is where only one family ran an engine on a device.
@@ -69,7 +69,7 @@ class _Term(NamedTuple):
 _TERMS: Final = (
     _Term("slowdown", ("device", "engine", "precision", "experts"), 7.5),
     _Term("slowdown", ("device", "engine"), 4.5),
-    _Term("core_attention", ("device", "engine"), 0.3),
+    _Term("core_attention", ("device", "engine", "attention_kernel"), 0.3),
     _Term("slowdown", ("device", "precision"), 4.5),
     _Term("slowdown", ("engine", "precision"), 4.5),
     _Term("slowdown", ("engine", "experts"), 4.5),
@@ -101,6 +101,7 @@ class Sample:
     """A measured run for the fit, with its step seconds as forecast at a few values of each calibration factor.
 
     seconds: shape (factors, points). At each point, only one factor differs from its usual value.
+    kernel: the engine's kernel of fused attention.
     """
 
     run: str
@@ -112,6 +113,7 @@ class Sample:
     features: tuple[str, ...] = ()
     measured_seconds: float
     seconds: NDArray[np.float64]
+    kernel: str = "latest"
 
     @property
     def kind(self) -> dict[str, Any]:
@@ -120,7 +122,7 @@ class Sample:
 
     def group(self, keys: Iterable[str]) -> tuple[str | bool, ...]:
         """The sample's values of these keys."""
-        return tuple(self.keys[key] for key in keys)
+        return tuple({**self.keys, "attention_kernel": self.kernel}[key] for key in keys)
 
 
 _Group = tuple[_Term, tuple[str | bool, ...]]
@@ -193,6 +195,7 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
             "precision": precision_class(job.training.precision),
             "experts": job.model.moe is not None,
         },
+        kernel=job.engine.compute.attention_kernel,
         axes=axes_of(setup.layout),
         features=features_of(job, setup.layout),
         measured_seconds=measured_seconds,
@@ -294,7 +297,7 @@ def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Ca
             sources = tuple(sorted({s.source for s in members}))
             named = dict(zip(keys, group, strict=True))
             of_group = {**named, **groups[group], "num_rows": len(members), "sources": sources}
-            if keys in (("device", "engine"), ("engine",)):
+            if keys in (("device", "engine"), ("device", "engine", "attention_kernel"), ("engine",)):
                 of_group["family"] = _rests_on(named, fit, without)
             entries.append(CalibrationEntry.model_validate(of_group))
     evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))

@@ -264,14 +264,13 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         # an all-to-all makes the host wait for its sizes; DeepEP and HybridEP keep the sizes on the device
         ahead = ep.forward if experts and job.engine.communication.dispatches_once_per_host else 0.0
         priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ahead)
-        beside_core = priced.core
         exchange = ep * float(experts)
         beside = np.minimum(priced.passes.total, exchange.total - priced.covered)  # a wait hides seconds only once
         hidden = {
             LineName.TP_COMM: _hidden_of_layer(job, layout, priced, tp),
             LineName.CP_COMM: PassSeconds(
-                forward=hidden_context_parallel_seconds(job, layout, cp.forward, beside_core.forward),
-                backward_input=hidden_context_parallel_seconds(job, layout, cp.backward, beside_core.backward),
+                forward=hidden_context_parallel_seconds(job, layout, cp.forward, priced.core.forward),
+                backward_input=hidden_context_parallel_seconds(job, layout, cp.backward, priced.core.backward),
             ),
             LineName.EP_COMM: _halves(hidden_expert_seconds(job, exchange.total, beside)),
         }

@@ -270,11 +270,10 @@ def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt
         own = np.clip(posterior(slopes[others], errors[others]).logs, -_MOST, _MOST)
         left_out.append(float(_predicted([runs[index]], own)[0]))
     spread = float(np.mean(found.spread(slopes)))
-    names = _fields(logs, over=CalibrationEntry())
     entry = CalibrationEntry(
         device=device,
         engine=engine,
-        **{name: round(value, 4) for name, value in names.items()},
+        **{name: round(value, 4) for name, value in _fields(logs, over=CalibrationEntry()).items()},
         low=round(math.exp(-EIGHT_OF_TEN * spread), 4),
         high=round(math.exp(EIGHT_OF_TEN * spread), 4),
         kinds=tuple(dict.fromkeys(kind for run in runs for kind in kinds_of(run.job, run.layout))),

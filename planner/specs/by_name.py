@@ -154,6 +154,7 @@ def calibrations_of(
             engine=engine.name,
             precision=training.precision,
             experts=model.moe is not None,
+            kernel=engine.compute.attention_kernel,
         )
         for pool in cluster.pools
     )

@@ -19,6 +19,7 @@ class CalibrationEntry(Document):
     """Measured corrections for a device, engine, precision class and kind of layers; a missing key matches any value.
 
     experts: whether the model has experts, which need other kernels and exchanges.
+    attention_kernel: the engine's kernel of fused attention, as in the engine's profile.
     slowdown: factor on the roofline's compute time; the factors of all matching entries multiply.
     memory: the same factor for operators that only move bytes.
     host: the same factor for the host's time for launches, layers and steps.
@@ -40,6 +41,7 @@ class CalibrationEntry(Document):
     engine: Name | None = None
     precision: PrecisionClass | None = None
     experts: bool | None = None
+    attention_kernel: Name | None = None
     slowdown: float = Field(default=1.0, gt=0, le=100)
     memory: float = Field(default=1.0, gt=0, le=100)
     host: float = Field(default=1.0, gt=0, le=100)
@@ -133,13 +135,14 @@ def precision_class(precision: Precision) -> PrecisionClass:
 
 
 def find_entry(
-    calibration: Calibration, *, device: str, engine: str, precision: Precision, experts: bool
+    calibration: Calibration, *, device: str, engine: str, precision: Precision, experts: bool, kernel: str = "latest"
 ) -> CalibrationEntry:
     """The combination of all matching entries; `UNCALIBRATED` if none matches.
 
     Slowdowns and other factors multiply. Every other value comes from the first entry that has it.
     """
     wanted = {"device": device, "engine": engine, "precision": precision_class(precision), "experts": experts}
+    wanted["attention_kernel"] = kernel
     matching = [
         entry
         for entry in calibration.entries

@@ -256,7 +256,7 @@ class EngineCompute(_Explained):
     """Costs of the engine's computing in addition to the device's efficiency.
 
     attention_kernel: `latest`: fused attention written for the device's generation (cuDNN in Transformer Engine,
-    FlashAttention-3 and 4); `flash-2`: FlashAttention-2.
+    FlashAttention-3 and 4); `flash-2`: FlashAttention-2; `flash-1`: that of 2022, written in Triton.
     fp8_attention: in fp8 or fp4 training, the products of fused attention run in 8 bits.
     low_precision_speed: speed of products in 8 or 4 bits, relative to those with one scale for each tensor.
     fp8_experts: in fp8 training, products of routed experts also run in 8 bits.
@@ -270,7 +270,7 @@ class EngineCompute(_Explained):
     loops_over_experts: experts run one after the other, not as one grouped product.
     """
 
-    attention_kernel: Literal["latest", "flash-2"] = "latest"
+    attention_kernel: Literal["latest", "flash-2", "flash-1"] = "latest"
     fp8_attention: bool = False
     low_precision_speed: float = Field(default=1.0, gt=0, le=2)
     fp8_experts: bool = True

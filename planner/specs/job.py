@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 
 _SPREAD: Final = Spread()
+_FLASH_1: Final = 1.3
+"""Time of FlashAttention's first version over that of its second.
+
+The second is 1.3 to 2.5 times as fast as the first in Triton (Dao, FlashAttention-2, 2023, section 4). The value within
+this range is chosen on the published runs of LLM Foundry.
+"""
 RISK: Final = 0.05
 """Accepted chance that a plan does not fit, unless `--risk` changes it."""
 MOST_RISK: Final = 0.95
@@ -135,9 +141,10 @@ class PoolJob(Job):
     @property
     def attention_share(self) -> float:
         """Share of the 16-bit peak that the engine's fused attention reaches."""
-        own = self.cluster.device.efficiency
-        flash_2 = own.attention_flash_2 if self.engine.compute.attention_kernel == "flash-2" else None
-        return self.calibration.attention or min(1.0, (flash_2 or own.attention) / self.calibration.core_attention)
+        own, kernel = self.cluster.device.efficiency, self.engine.compute.attention_kernel
+        share = own.attention if kernel == "latest" else own.attention_flash_2 or own.attention
+        slower = self.calibration.core_attention * (_FLASH_1 if kernel == "flash-1" else 1.0)
+        return self.calibration.attention or min(1.0, share / slower)
 
     @property
     def launch_seconds(self) -> float:

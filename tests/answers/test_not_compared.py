@@ -39,15 +39,16 @@ def text_of(view):
     return " ".join(to_text(view, Screen()).split())
 
 
-def publishers_of_long_sequences(engine, device, length):
-    """Families whose runs show how fast the core of attention is, counted in the table of runs itself."""
+def publishers_of_kernel(engine, device, kernel):
+    """Families whose runs have a kernel of attention, counted in the table of runs itself."""
     found = set()
     for run in FITTED:
-        if (run.seq or 0) >= length and run.measured_step_seconds and run.gpu.startswith("H100"):
+        if run.measured_step_seconds and run.gpu.startswith("H100"):
             setup = job_of(run)
             if not isinstance(setup, Unsupported):
-                one = setup.job.engine.name, setup.job.cluster.device.name
-                found |= {FAMILIES[run.source_set]} if one == (engine, device) else set()
+                own = setup.job.engine
+                one = own.name, setup.job.cluster.device.name, own.compute.attention_kernel
+                found |= {FAMILIES[run.source_set]} if one == (engine, device, kernel) else set()
     return found
 
 
@@ -59,8 +60,10 @@ def test_every_source_of_the_evidence_has_its_family():
 
 def test_a_correction_of_one_family_is_named_and_engines_are_not_compared():
     old, new = plan_of("fsdp"), plan_of("torchtitan")
-    (family,) = publishers_of_long_sequences("fsdp", "h100-80gb", 16384)
-    assert old.band.family == family
+    first = plan_of("fsdp", settings=("engine.compute.attention_kernel=flash-1",))
+    assert publishers_of_kernel("fsdp", "h100-80gb", "flash-1") == {first.band.family}
+    family = old.band.family
+    assert family in publishers_of_kernel("fsdp", "h100-80gb", "flash-2")
     assert family in text_of(rows_of(old, BAND))
     assert "than with the corrections that all engines share" not in text_of(rows_of(old, BAND))
     found = difference_of(new, old)

@@ -99,6 +99,19 @@ def test_the_core_of_attention_has_a_factor_of_its_own_beside_the_slowdown():
     assert (found.slowdown, found.core_attention) == (pytest.approx(1.3, rel=0.03), pytest.approx(1.4, rel=0.05))
 
 
+def test_a_slow_kernel_of_attention_says_nothing_about_another():
+    factors = {"flash-1": 1.6, "flash-2": 1.0}
+    runs = [
+        replace(made_up(slowdown=1.3, core_attention=(1.2 * c, 1.3 / 1.2 * factor)), kernel=kernel)
+        for kernel, factor in factors.items()
+        for c in np.linspace(0.0, 5.0, 40)
+    ]
+    fitted, asked = calibrate(runs), {"device": "a100-80gb", "engine": "megatron", "precision": "bf16"}
+    for kernel, factor in factors.items():
+        found = find_entry(fitted, experts=False, kernel=kernel, **asked)
+        assert found.core_attention == pytest.approx(factor, rel=0.05)
+
+
 @pytest.mark.parametrize(("fit", "has_errors"), [("bands", True), ("no", False)])
 def test_sources_kept_for_validation_move_no_factor_and_bands_only_where_their_family_says_so(fit, has_errors):
     wild = [replace(made_up(slowdown=9.0, source="wild"), fit=fit) for _ in range(50)]
