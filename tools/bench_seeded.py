@@ -14,6 +14,7 @@ import statistics
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from bench_bounds import JOBS, job_named, used_seconds
 from rich.console import Console
@@ -23,6 +24,7 @@ import planner.search.search as the_search
 from planner.cost.estimate import estimate
 from planner.plan_parts import WITHIN
 from planner.search.best_first import best_first
+from planner.search.footprint import NothingFits
 from planner.search.objectives import BestKinds
 from planner.search.space.arrays import AGREEMENT
 from planner.search.space.constraints import Constraints
@@ -55,11 +57,11 @@ def knowing(job: Job, layouts: Sequence[Layout]) -> Iterator[None]:
                 seconds = float(estimate(job, each).step_seconds) * (1 + AGREEMENT)
                 self.add(each, self.objective.devices_of(job, each), seconds)
 
-    the_search.BestKinds, the_search.best_first = Seeded, partial(best_first, has_incumbent=True)  # type: ignore[misc]
-    try:
+    with (
+        mock.patch.object(the_search, "BestKinds", Seeded),
+        mock.patch.object(the_search, "best_first", partial(best_first, has_incumbent=True)),
+    ):
         yield
-    finally:
-        the_search.BestKinds, the_search.best_first = BestKinds, best_first  # type: ignore[misc]
 
 
 def _timed(job: Job, top: int) -> tuple[float, Plan]:
@@ -67,7 +69,7 @@ def _timed(job: Job, top: int) -> tuple[float, Plan]:
     before = used_seconds()
     found = the_search.search(job, Constraints(), top=top, within=WITHIN)
     after = used_seconds()
-    assert not isinstance(found, the_search.NothingFits)
+    assert not isinstance(found, NothingFits)
     return after - before, found
 
 
