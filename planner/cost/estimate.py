@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from planner.cost.schedule import (
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of
 from planner.layout import balanced_chunks, last_chunks, offloads_optimizer
+from planner.specs.yaml import shipped_yaml
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -52,13 +54,6 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.numbers import Number
     from planner.specs.job import Job, PoolJob
-
-_CONTEXT: Final = {
-    "ring": "m * layers * (c - 1) * 3 hops of keys and values (4 with full recompute), beside their parts of attention",
-    "gathered-ring": "m * layers * (2 all-gathers of keys and values (3 with full recompute) + c hops of gradients)",
-    "gather": "m * layers * (all-gather of keys and values, again in full recompute, + reduce-scatter of gradients)",
-    "all-to-all": "m * layers * (all-to-all of queries, keys, values and outputs, twice, 3 times with full recompute)",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,83 +264,22 @@ def _at(pp: int, index: int, of_stages: Number) -> float:
     return float(np.broadcast_to(of_stages, pp)[index])
 
 
-_ROOFLINE: Final = "roofline, Williams et al. (CACM 2009); device file"
-_SAID: Final[dict[str, tuple[str, str]]] = {
-    LineName.COMPUTE: ("m * layers * (forward + backward) of the slowest stage", _ROOFLINE),
-    LineName.RECOMPUTE: (
-        "m * layers * repeated forward of the slowest stage",
-        "Chen et al. (2016); Korthikanti et al. (2022), section 5",
-    ),
-    LineName.HEAD: ("m * (embedding{tower}, or output head and loss) of the slowest stage", _ROOFLINE),
-    LineName.ACCUMULATION: (
-        "m * bytes moved per parameter of the stage to add a gradient / memory bandwidth",
-        "engine profile, accumulation_bytes",
-    ),
-    LineName.TP_COMM: (
-        "m * (layers * 4 collectives, 6 with full recompute, + 1 at each end) of one s b h activation",
-        "Shoeybi et al. (2019), section 3; Korthikanti et al. (2022), section 4.2.2",
-    ),
-    LineName.CP_COMM: ("{context}", "Liu et al., Ring Attention (2023), section 3; Llama 3 (2024), section 3.3.2"),
-    LineName.EP_COMM: (
-        "m * layers with experts * 4 all-to-alls (6 with full recompute) of s b k h / (c t)",
-        "Lepikhin et al., GShard (2020), section 3.2",
-    ),
-    LineName.PP_COMM: (
-        "m * v * (activation + gradient) sent to the neighbour stage",
-        "Narayanan et al. (SC 2021), sections 3.2 and 4.1",
-    ),
-    LineName.DP_COMM: (
-        "{updates}gradient reduction and weight gathering of the stage, less what hides behind its layers",
-        "Rajbhandari et al., ZeRO (SC 2020), section 7",
-    ),
-    LineName.TIED_EMBEDDING: (
-        "{updates}all-reduce of the tied embedding's gradient between first and last stage",
-        "Megatron-LM, megatron/core/distributed/finalize_model_grads.py",
-    ),
-    LineName.HOST_COMM: (
-        "activations down and up, gradients of the shard down and its weights up, less what is hidden",
-        "Ren et al., ZeRO-Offload (USENIX ATC 2021), section 4",
-    ),
-    LineName.OPTIMIZER: (
-        "{updates}bytes moved per parameter of the shard (52 of AdamW) / memory bandwidth",
-        "SimuMax, optimizer cost by memory traffic",
-    ),
-    "host memory": (
-        (
-            "{updates}bytes moved per parameter of the shard (30 of AdamW) / the device's part of the host's memory "
-            "bandwidth"
-        ),
-        "Ren et al., ZeRO-Offload (2021), table 4",
-    ),
-    LineName.BUBBLE: ("(sum of the stages' seconds - slowest stage's) / v", "Narayanan et al. (SC 2021), section 2.2"),
-    "naive": ("m * (sum of the stages' seconds - slowest stage's)", "one microbatch at a time: counted"),
-    "zb-h1": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
-    "zbv": ("end of the executed schedule - m * slowest stage's seconds", "Qi et al., Zero Bubble (2023)"),
-    "dualpipev": ("end of the executed schedule - m * slowest stage's seconds", "DeepSeek, DualPipe (README)"),
-    "interleaved": (
-        "(sum of the stages' seconds at their largest chunk - bottleneck) / v + m * (bottleneck - slowest stage's)",
-        "Narayanan et al. (SC 2021), section 2.2; chunks that differ: derived, tested against execution",
-    ),
-    "pipedream": ("0: the pipeline is never drained", "Narayanan et al., PipeDream (SOSP 2019)"),
-}
-"""Formula and source of the lines of time, and of kinds of a line: updates on the host, bubbles of schedules.
-
-m is the number of microbatches.
-"""
+_SAID: Final[Any] = shipped_yaml(Path(__file__).with_name("time_lines.yaml")).plain
+"""Formula and source of the lines of time, and of kinds of a line."""
 
 
 def _line(
     name: LineName, stage: int, busy: float, bound: str, hidden: float = 0.0, of: str = "", **words: str
 ) -> TimeLine:
     """A line of time, in seconds; `of` chooses among formulas, and `words` are what the formula leaves open."""
-    formula, source = _SAID.get(of) or _SAID[name]
+    said = _SAID.get(of) or _SAID[name]
     return TimeLine(
         name=name,
         stage=stage,
         busy_seconds=busy,
         hidden_seconds=hidden,
-        formula=formula.format(**words),
-        source=source,
+        formula=said["formula"].format(**words),
+        source=said["source"],
         bound=bound,
     )
 
@@ -364,12 +298,10 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
         LineName.EP_COMM: (own.ep_comm, own.ep_hidden, link(layout.ep, layout.etp)),
         LineName.PP_COMM: (own.pp_comm, own.pp_hidden, _pipeline_link(job, layout)),
     }
-    words = {
-        "tower": " and tower of images" if job.model.vision else "",
-        "context": _CONTEXT[job.engine.communication.context_exchange],
-    }
+    tower = " and tower of images" if job.model.vision else ""
+    kinds = {LineName.CP_COMM: job.engine.communication.context_exchange}
     return tuple(
-        _line(name, stage, m * at(busy), bound, m * at(hidden), **words)
+        _line(name, stage, m * at(busy), bound, m * at(hidden), of=kinds.get(name, ""), tower=tower)
         for name, (busy, hidden, bound) in seconds.items()
     )
 

@@ -551,16 +551,10 @@ class ModelSpec(InputDocument):
 
 
 _FURTHER: tuple[str, ...] = (
-    "value_head_size",
-    "keys_are_values",
-    "shares_keys",
-    "embedding_size",
-    "head_input_size",
-    "head_bias",
-    "layer_matrix_params",
+    *("value_head_size", "keys_are_values", "shares_keys", "embedding_size", "head_input_size", "head_bias"),
+    *("layer_matrix_params", "layer_vector_params", "table_params", "input_matrix_params", "output_matrix_params"),
     "cross_attention",
 )
-_FURTHER += ("layer_vector_params", "table_params", "input_matrix_params", "output_matrix_params")
 
 
 @lru_cache(maxsize=64)

@@ -378,7 +378,8 @@ def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, fl
 
     A run that ran out of memory failed in its first microbatch, so its row needs no batch.
     """
-    batch = run.gbs or _accumulated_batch(run, dp, mbs)
+    steps = re.search(r"(?:grad_accum|ga)\s*=\s*(\d{1,6})", run.flags.lower())
+    batch = run.gbs or (dp * mbs * int(steps[1]) if steps else None)
     if not batch and run.oom:
         batch = dp * mbs
         assumed.append(Assumed(key="global_batch", value=str(batch), rule="one microbatch a step shows its memory"))
@@ -392,11 +393,6 @@ def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, fl
     if whole != batch:
         assumed.append(Assumed(key="global_batch", value=str(whole), rule=f"{batch} in whole microbatches"))
     return whole, batch / whole
-
-
-def _accumulated_batch(run: Run, dp: int, mbs: int) -> int | None:
-    steps = re.search(r"(?:grad_accum|ga)\s*=\s*(\d{1,6})", run.flags.lower())
-    return dp * mbs * int(steps[1]) if steps else None
 
 
 # --- the layout -------------------------------------------------------------------------------------------------
