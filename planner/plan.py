@@ -16,14 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.goodput import Checkpoint, Goodput, checkpoint_of, goodput
-from planner.cost.ledger import (
-    HostMemory,
-    StageMemory,
-    TimeLine,
-    Verdict,
-    verdict_of,
-    worst_stage,
-)
+from planner.cost.ledger import HostMemory, StageMemory, TimeLine, Verdict, verdict_of, worst_stage
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import LENGTH, Assumed, Layout, format_layout, parse_layout

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.answers.batch import Batch, batch_of
 from planner.answers.collectives import Collectives, collectives_of
 from planner.answers.layout_remedies import FittingChange, layout_remedies
-from planner.answers.peak import (
-    Alternative,
-    MemoryBand,
-    StagePeak,
-    alternatives_of,
-    memory_band_of,
-    peaks_of,
-)
+from planner.answers.peak import Alternative, MemoryBand, StagePeak, alternatives_of, memory_band_of, peaks_of
 from planner.answers.plan_inputs import job_of
 from planner.answers.scaling import Scaling, scaling_of
 from planner.answers.schedules import Schedules, schedules_of

@@ -10,15 +10,7 @@ from rich.text import Text
 from planner.cost.run import REFERENCE_TOKENS, devices_in_use, price_of
 from planner.errors import InputError
 from planner.plan import layout_to_dict, length_assumed
-from planner.show.comparison_rows import (
-    Measure,
-    Row,
-    marks,
-    price_words,
-    requirements_missed,
-    run_to_dict,
-    table,
-)
+from planner.show.comparison_rows import Measure, Row, marks, price_words, requirements_missed, run_to_dict, table
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, length_words, work_words
 from planner.sums import sum_of

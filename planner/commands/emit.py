@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from planner.commands.console import Console, run_folder
-from planner.commands.options import (
-    Command,
-    force_unfit_option,
-    plan_argument,
-    run_options,
-    with_run_arguments,
-)
+from planner.commands.options import Command, force_unfit_option, plan_argument, run_options, with_run_arguments
 from planner.emit.programs import PROGRAMS
 from planner.errors import ExitCode, InputError
 

@@ -34,13 +34,7 @@ from planner.cost.prices import (
     interleaving_terms,
     layout_prices,
 )
-from planner.cost.schedule import (
-    EXECUTED,
-    bubble_of,
-    exists,
-    interleaved_bubble_seconds,
-    steady_seconds,
-)
+from planner.cost.schedule import EXECUTED, bubble_of, exists, interleaved_bubble_seconds, steady_seconds
 from planner.cost.simulate import Timeline, simulate
 from planner.cost.stage import by_pool, pattern_of, pool_indices, stages_of
 from planner.layout import balanced_chunks, last_chunks, offloads_optimizer

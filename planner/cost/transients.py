@@ -7,23 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.activations import (
-    activation_terms,
-    inner_gradient_bytes,
-    kept_bytes_of_layer,
-    layer_activation_bytes,
-)
+from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer, layer_activation_bytes
 from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
 from planner.cost.model_states import model_state_bytes, whole_gradients
 from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
-from planner.cost.parameters import (
-    head_params_on_device,
-    layer_params_on_device,
-    vision_params,
-)
+from planner.cost.parameters import head_params_on_device, layer_params_on_device, vision_params
 from planner.cost.stage import (
     by_policy,
     end_params,

@@ -44,7 +44,7 @@ class Bundle:
 def target_of(plan: Plan, to: str | None, tell: Callable[[str], None] = lambda _: None) -> Target:
     """The program that runs a plan: `to`, or by default the first program in the engine's profile.
 
-    If this default refuses the plan, its `otherwise` runs it, and `tell` is called with the reason.
+    If this default refuses the plan and its `otherwise` does not, that one runs it; `tell` is called with the reason.
 
     Raises:
         InputError: the profile of the plan's engine does not name the program `to`, or names no program at all.
@@ -58,7 +58,8 @@ def target_of(plan: Plan, to: str | None, tell: Callable[[str], None] = lambda _
         wanted = f"`planner emit PLAN --to {emits[0]}` writes what runs it" + (f", or {again}" if again else "")
         raise InputError(f"the plan is made for {plan.engine.name}, and {name} is another program", hint=wanted)
     target = PROGRAMS[name]
-    if to is None and target.otherwise in emits and (faults := refusals(target, plan)):
+    faults = refusals(target, plan) if to is None and target.otherwise in emits else []
+    if faults and not refusals(PROGRAMS[target.otherwise], plan):
         tell(f"{target.name} does not run this plan: {faults[0][0]}; these are files of {target.otherwise}")
         return PROGRAMS[target.otherwise]
     return target

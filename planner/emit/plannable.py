@@ -58,16 +58,17 @@ def unplannable(job: Job, pinned: Collection[str]) -> tuple[str, ...]:
     for text, probes in _PROBES.items():
         parts = text.split(",")
         known = any(set(each.split(",")) < set(parts) for each in found)
-        if known or not _is_open(job, probes[0], axes, pinned):
+        says_all = {part.partition("=")[0].rstrip("<>") for part in parts} <= {*pinned}
+        if known or says_all or not _is_open(job, probes[0], axes):
             continue
         if targets and all(_faults(job, each, **more) for each in targets for more in probes):
             found.append(text)
     return tuple(found)
 
 
-def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str], pinned: Collection[str]) -> bool:
-    """Whether a search could reach a test layout: the engine supports it, and the user's pins leave it open."""
-    if {*probe} - {"sp", "dp"} <= {*pinned} or not {*probe} & _SPLITS <= {*axes}:
+def _is_open(job: Job, probe: Mapping[str, Any], axes: Collection[str]) -> bool:
+    """Whether a search could reach a test layout, because the engine supports it."""
+    if not {*probe} & _SPLITS <= {*axes}:
         return False
     if probe.get("zero") not in (None, *job.engine.pipeline.zero_stages):
         return False

@@ -393,7 +393,8 @@ class _Search:
             self._add(degrees.take(position), float(seconds[position]))
 
     def _try_greedy(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff with greedy splits."""
+        """Lower the cutoff with greedy splits of the configurations that pins and rules allow."""
+        degrees = degrees.take(self._space.legal(degrees)) if len(degrees) else degrees
         if not len(degrees):
             return
         cutoff = self._cutoff(degrees)

@@ -27,13 +27,7 @@ from planner.show.memory import memory_section, stages_section
 from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.screen import clean, section, stack
 from planner.show.summary import heading, runners_up, with_reason
-from planner.show.words import (
-    limit_words,
-    line_label,
-    run_words,
-    short_layout,
-    slowest_words,
-)
+from planner.show.words import limit_words, line_label, run_words, short_layout, slowest_words
 from planner.specs.text import did_you_mean, quoted
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from planner.specs import library
 from planner.specs.by_name import is_there, named_tree
 from planner.specs.cluster import ClusterSpec, MixedClusterSpec
 from planner.specs.detect import local_host
-from planner.specs.settings import apply_setting, pool_names, with_value
+from planner.specs.settings import apply_setting, pool_names, value_at, with_value
 from planner.specs.text import did_you_mean, printable, quoted
 from planner.specs.validate import validate
 from planner.specs.yaml import Node, read_yaml, shipped_yaml
@@ -203,7 +203,7 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
     """The cluster with `gpus` devices: a part of one host, whose other devices are idle, or several whole hosts.
 
     A part of a host has its devices' share of the host's memory and bandwidth, as it has in a layout that leaves the
-    other devices idle.
+    other devices idle; values of `--set` hold as they are.
     """
     cluster = validate(ClusterSpec, tree)
     if gpus is None or not 1 <= gpus <= MAX_DEVICES:
@@ -221,7 +221,10 @@ def sized_cluster(tree: Node, gpus: int | None) -> ClusterSpec:
     cluster = _with_idle_devices(validate(ClusterSpec, tree), per_host)
     if cluster.host is None or gpus >= per_host:
         return cluster
-    share = {key: getattr(cluster.host, key) * gpus / per_host for key in ("memory", "memory_bandwidth")}
+    keys = ("memory", "memory_bandwidth")
+    said = {key: value_at(f"cluster.host.{key}", {"cluster": tree}, "") for key in keys}
+    of_file = [key for key, node in said.items() if node and not node.where.startswith("--set")]
+    share = {key: getattr(cluster.host, key) * gpus / per_host for key in of_file}
     return cluster.model_copy(update={"host": cluster.host.model_copy(update=share)})
 
 

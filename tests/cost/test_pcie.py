@@ -130,3 +130,13 @@ def test_a_part_of_a_host_is_priced_as_a_layout_that_leaves_the_rest_idle(name, 
         assert part.step_seconds == whole.step_seconds
         assert part.time == whole.time
         assert part.memory == whole.memory
+
+
+def test_a_host_that_the_user_states_is_not_divided():
+    """Four cards of a box whose host the user states are four cards alone on this host."""
+    options = {"model": "llama3.2-1b", "cluster": "a100-pcie-box", "global_batch_size": 16, "sequence_length": 2048}
+    stated = load_job(**options, gpus=4, settings=("cluster.host.memory=100GiB",))
+    alone = load_job(**options, settings=("cluster.host.memory=100GiB", "cluster.devices_per_host=4"))
+    assert stated.cluster.host.memory == alone.cluster.host.memory == 100 * 2**30
+    share = load_job(**options, gpus=4).cluster.host.memory / load_job(**options).cluster.host.memory
+    assert share == 4 / load_job(**options).cluster.devices_per_host

@@ -259,3 +259,29 @@ def test_adapters_of_nemo_rl_and_its_other_methods(written) -> None:
         read_foreign(
             written("defaults: sft.yaml\ngrpo: {num_prompts_per_step: 8}\npolicy:\n  precision: fp8\n", "a.yaml")
         )
+
+
+@pytest.mark.parametrize(
+    ("own", "where"),
+    [
+        ("precision: float32", "policy.precision"),
+        ("optimizer: {name: torch.optim.SGD}", "policy.optimizer.name"),
+        ("dynamic_batching: {enabled: true}", "policy.dynamic_batching.enabled"),
+        ("dtensor_cfg: {enabled: false}", "policy"),
+        ("dtensor_cfg: {lora_cfg: {enabled: true, exclude_modules: [mlp]}}", "policy.dtensor_cfg.lora_cfg.exclude"),
+    ],
+)
+def test_what_nemo_rl_is_not_priced_with_is_refused(own, where, written) -> None:
+    written(BASE, "sft.yaml")
+    with pytest.raises(InputError) as caught:
+        read_foreign(written(f"defaults: sft.yaml\npolicy:\n  {own}\n", "a.yaml"))
+    assert where in str(caught.value)
+
+
+def test_sequence_parallelism_and_dropout_of_adapters_are_those_of_the_file(written) -> None:
+    written(BASE, "sft.yaml")
+    lora = "lora_cfg: {enabled: true, dropout: 0.1}"
+    own = f"  dtensor_cfg: {{tensor_parallel_size: 4, sequence_parallel: false, {lora}}}\n"
+    found = read_foreign(written(f"defaults: sft.yaml\npolicy:\n{own}", "a.yaml"), num_devices=8)
+    assert found.layout["sp"] == "0"
+    assert "training.lora_dropout=0.1" in found.settings

@@ -119,6 +119,8 @@ def test_only_adapters_with_a_price_are_read_from_axolotl(tmp_path: Path) -> Non
         read(tmp_path, f"{AXOLOTL}adapter: ia3\n", "run.yaml")
     assert caught.value.mistakes[0].hint == "known: lora, qlora"
     assert "training.lora_rank=16" not in read(tmp_path, f"{AXOLOTL}adapter:\n", "run.yaml").settings
+    with pytest.raises(InputError, match="adapters need a rank"):
+        read(tmp_path, AXOLOTL.replace("lora_r: 16\n", "") + "adapter: lora\n", "run.yaml")
 
 
 def test_a_part_of_llama_factory_v1_is_keys_and_values(tmp_path: Path) -> None:

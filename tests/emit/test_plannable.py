@@ -141,6 +141,14 @@ def test_a_pin_of_pipelines_leaves_the_rest_to_the_search_that_emit_can_write():
     assert "pipeline.py" in bundle_of(plan, how=How()).texts
 
 
+def test_a_pin_of_tensor_parallelism_leaves_sequence_parallelism_to_what_emit_can_write():
+    plan = plan_job(
+        "llama3-8b", "a100-pcie-box", engine="deepspeed", gpus=4, global_batch=16, seq_len=2048, pin=["tp=2"]
+    )
+    assert (plan.layout.tp, plan.layout.sp) == (2, 0)
+    assert bundle_of(plan, how=How()).texts
+
+
 def test_no_host_is_left_partly_idle_where_no_program_can():
     """With hosts of eight, 20 devices would leave half of the third host idle."""
     degrees = Constraints(whole_hosts=8)

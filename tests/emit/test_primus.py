@@ -134,3 +134,25 @@ def test_a_program_that_is_not_read_is_named_with_what_says_the_run(
     said = capsys.readouterr().err
     assert f"a file of {name}, which is not read" in said
     assert "--layout tp=..,pp=.." in said or "megatron sft" in said
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ("peft: none\n      peft_dim: 16", ""),
+        ("peft_dim: 16\n      peft: none", ""),
+        ("peft_dim: 16\n      peft: lora", "training.lora_rank=16"),
+        ("precision_config: fp8_mixed", "'fp8_mixed' has no price here"),
+    ],
+)
+def test_adapters_over_megatron_bridge_are_those_that_are_on(own: str, words: str, tmp_path: Path) -> None:
+    part = "    framework: megatron_bridge\n    config: sft_trainer.yaml\n    model: llama3_8b.yaml\n    overrides:\n"
+    keys = "tensor_model_parallel_size: 2\n      global_batch_size: 32\n      micro_batch_size: 1"
+    path = tmp_path / "run.yaml"
+    path.write_text(f"modules:\n  post_trainer:\n{part}      {keys}\n      seq_length: 4096\n      {own}\n")
+    if "price" in words:
+        with pytest.raises(InputError, match=words):
+            read_foreign(path, num_devices=8)
+    else:
+        found = [each for each in read_foreign(path, num_devices=8).settings if "lora_rank" in each]
+        assert found == ([words] if words else [])

@@ -438,6 +438,12 @@ def test_pools_go_with_a_policy_for_each_chunk(job, pins):
     assert "/".join(found.layout.recompute) == pins.partition("recompute=")[2]
 
 
+@pytest.mark.parametrize("pin", ["layers_per_stage=16/16", "recompute=full/none"])
+def test_what_a_pinned_list_says_and_is_forbidden_is_refused(job, pin):
+    with pytest.raises(InputError, match="every legal layout is forbidden, by pp=2"):
+        search(job, Constraints.parse([pin], ["pp=2"]))
+
+
 def test_policies_for_other_stages_than_the_pools_say_are_refused(job):
     with pytest.raises(InputError, match="cannot be planned"):
         search(job, Constraints.parse(["pools=pool0/pool0/pool1/pool1", "recompute=none/full"]))

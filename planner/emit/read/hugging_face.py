@@ -275,6 +275,8 @@ def _axolotl_values(text: str) -> Values:
         own["accelerate.distributed_type"] = "FSDP"
     if not own.get("adapter"):
         own = {key: value for key, value in own.items() if key != "adapter" and not key.startswith(_OF_ADAPTERS)}
+    elif "lora_r" not in own:
+        raise InputError("adapters need a rank", where="adapter", hint="lora_r: 16 states it")
     if own.get("lora_target_linear"):
         own.pop("lora_target_modules", None)
     if own.get("adapter") == "qlora":

@@ -7,6 +7,7 @@ sft.yaml; nemo_rl/models/policy.
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import adapters_of
@@ -46,7 +47,12 @@ def _complete(found: Values) -> Values:
     """
     if other := next((key for key in found if key.partition(".")[0] in _NAMES["methods"]), None):
         raise InputError("of NeMo RL, only supervised fine-tuning is read", where=other, hint=_NAMES["instead"])
+    if not _is_megatron(found) and str(found.get(f"{_DTENSOR}enabled")).lower() != "true":
+        raise InputError("neither dtensor_cfg nor megatron_cfg is enabled", where="policy")
     off = _DTENSOR if _is_megatron(found) else _MEGATRON
+    for key, known in _NAMES["only"].items():
+        if not key.startswith(off) and not fnmatchcase(said := str(found.get(key, known)).lower(), known):
+            raise InputError(f"{said[:40]!r} has no price here", where=key)
     named = {key: each for each, key in {HOSTS: "cluster.num_nodes", RANKS: "cluster.gpus_per_node"}.items()}
     named |= {"policy.model_name": MODEL}
     return {METHOD: None, **{named.get(key, key): each for key, each in found.items() if not key.startswith(off)}}
@@ -61,12 +67,12 @@ def _read(given: Given) -> Mapping[str, Any]:
         for field, key in (_NAMES["both"] | _NAMES["megatron" if is_megatron else "dtensor"]).items()
         if "." not in key or key in given.values
     }
+    found |= {"layout.sp": int(given.flag(f"{start}sequence_parallel"))} if found["layout.tp"] > 1 else {}
     is_on = given.flag(f"{start}activation_checkpointing")
     kind = given.text(f"{start}recompute_granularity", "full")
     if is_megatron:
         found["layout.zero"] = int(given.flag(f"{start}optimizer.use_distributed_optimizer"))
         on_host = given.flag(f"{start}optimizer.optimizer_cpu_offload")
-        found |= {"layout.sp": int(given.flag(f"{start}sequence_parallel"))} if found["layout.tp"] > 1 else {}
     else:
         found["layout.zero"] = 3
         on_host = given.flag(f"{start}cpu_offload")
@@ -77,6 +83,7 @@ def _read(given: Given) -> Mapping[str, Any]:
         if given.get(f"{part}target_modules"):
             raise InputError("adapters on named modules are not read", where=f"{part}target_modules")
         found |= adapters_of(given, f"{part}dim", given.whole(f"{part}dim", 8), ("all-linear",))
+        found["training.lora_dropout"] = given.number(f"{part}dropout", 0)
     return found
 
 

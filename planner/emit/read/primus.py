@@ -67,13 +67,16 @@ def _experiment(text: str) -> tuple[str, str, dict[str, Any]]:
 
 def _titan_values(text: str) -> Values:
     name, _, own = _experiment(text)
-    sections = own if not name.endswith("fp8") else {**own, "model": {"converters": ["quantize.linear.float8"]}}
+    sections = dict(own)
+    if name.endswith("fp8"):
+        sections["model"] = {"converters": ["quantize.linear.float8"], **own.get("model", {})}
     return {**torchtitan.READER.values(json.dumps(sections)), MODEL: name}
 
 
 def _of_bridge(text: str) -> Values:
     name, _, own = _experiment(text)
-    said = {key: value for key, value in flat(own).items() if value is not None}
+    has_adapters = own.get("peft") == "lora"
+    said = {key: value for key, value in flat(own).items() if value is not None and (has_adapters or key != "peft_dim")}
     return {**bridge_values(translated(said, _NAMES["bridge"])), MODEL: name.replace("_", "-")}
 
 

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.plan import plan_to_dict
 from planner.show.goodput import checkpoint_words, goodput_rows
 from planner.show.rows import FACTS
-from planner.show.words import (
-    certificate_sentence,
-    cluster_words,
-    fold_runs,
-    minimum_words,
-    saved_words,
-    stage_range,
-)
+from planner.show.words import certificate_sentence, cluster_words, fold_runs, minimum_words, saved_words, stage_range
 from planner.sums import sum_of
 from planner.units import format_bytes, format_count, format_seconds
 from planner.verdict import chance_words
