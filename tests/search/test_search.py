@@ -383,10 +383,16 @@ def test_search_equals_brute_force_on_many_jobs():
     assert not wrong
 
 
+@cache
+def found_of(seed):
+    """What a search of a small job finds."""
+    return search(small_job(seed), NO_CONSTRAINTS)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_known_layout_changes_no_answer(seed):
-    job = small_job(seed)
-    found, (least, _) = search(job, NO_CONSTRAINTS), brute_force(job)
+    job, found = small_job(seed), found_of(seed)
+    least, _ = brute_force(job)
     if isinstance(found, NothingFits):
         assert fastest_layout(job, NO_CONSTRAINTS, known=found.layout) is None
         return
@@ -947,7 +953,7 @@ def test_an_executed_schedule_is_found_as_by_brute_force_where_layers_differ(see
 
 @pytest.mark.parametrize("seed", [*range(6), *long_forms(*range(6, 60))])
 def test_each_legal_configuration_is_ruled_out_or_priced(seed):
-    found = search(small_job(seed), NO_CONSTRAINTS)
+    found = found_of(seed)
     if not isinstance(found, NothingFits):
         certificate = found.certificate
         assert sum(certificate.num_pruned.values()) + certificate.num_priced == certificate.num_legal
