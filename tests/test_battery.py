@@ -138,7 +138,7 @@ def test_a_run_that_is_killed_twice_has_the_bits_of_one_that_is_not(tool, tmp_pa
         with contextlib.suppress(OSError):  # somebody else has taken it
             other.bind(("127.0.0.1", 29500))
             other.listen()
-        run = kills.Run(kills.TWO, tmp_path, "run", 100, "--checkpoint-every", "5")
+        run = kills.Run(kills.TWO, tmp_path, "run", 60, "--checkpoint-every", "5")
         stack.callback(run.end)
         kills.wait_for(lambda: run.steps_done() >= 5)
         kills.os.kill(run.ranks()[1], signal.SIGKILL)
@@ -147,12 +147,12 @@ def test_a_run_that_is_killed_twice_has_the_bits_of_one_that_is_not(tool, tmp_pa
         run.launchers[0].kill()
         run.launchers[0].wait()
         kills.wait_for(lambda: not run.ranks(), 10)
-        assert run.steps_done() < 100
+        assert run.steps_done() < 60
         run.launchers[0] = run.start()
         assert run.wait() == [0], run.messages
-        assert calm.train(kills.plan_of(kills.TWO), tmp_path / "calm", steps=100, checkpoint_every=1000) == ""
+        assert calm.train(kills.plan_of(kills.TWO), tmp_path / "calm", steps=60, checkpoint_every=1000) == ""
     assert kills._losses(run.output) == kills._losses(tmp_path / "calm")
-    assert len(kills._losses(run.output)) == 100
+    assert len(kills._losses(run.output)) == 60
 
 
 def test_fuzzed_inputs_are_read_or_refused(tool, tmp_path):

@@ -17,18 +17,22 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from battery_commands import Planner
 
 from planner.cli import cli
 from planner.specs.schema import schemas as document_schemas
@@ -43,19 +47,34 @@ BLOCK = re.compile(r"<!-- command: (?P<command>[^\n]+?) -->\n```console\n(?P<old
 FILE = re.compile(r"<!-- file: (?P<name>[\w.-]+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
 DOCSTRING = re.compile(r"<!-- docstring: (?P<path>\S+) -->\n```text\n.*?```\n", re.DOTALL)
 FIELDS = re.compile(r"<!-- fields: (?P<name>(?!end)\w+) -->\n.*?<!-- fields: end -->\n", re.DOTALL)
+ONE_COMMAND = re.compile(r"planner (?P<words>[^|<>&;$`]+)(?: \| (?P<pipe>(?:(?!planner ).)+))?")
+ENVIRONMENT = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "xterm", "PYTHONUTF8": "1"}
 ANSWERS = (0, 3)  # exit codes of results: it worked, or nothing fits
 
 
-def run_in(folder: Path) -> Callable[[str], str]:
-    """A function that runs a command line in `folder` and returns what it prints to standard output."""
-    environment = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "xterm", "PYTHONUTF8": "1"}
+def run_in(folder: Path, planner: Planner | None = None) -> Callable[[str], str]:
+    """A function that runs a command line in `folder` and returns what it prints to standard output.
+
+    planner: runs one command without a shell, and the commands behind its pipe read what it printed.
+    """
     python = f'set -o pipefail; python() {{ "{sys.executable}" "$@"; }}; planner() {{ python -m planner "$@"; }}; '
+
+    def shell(command: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        line, variables = ["/bin/bash", "-c", command], os.environ | ENVIRONMENT
+        return subprocess.run(
+            line, cwd=folder, env=variables, input=given, capture_output=True, text=True, check=False
+        )  # fmt: skip
 
     def run(command: str) -> str:
         if not command.startswith(("planner ", "python ")):
             sys.exit(f"only `planner` and `python` commands are quoted, not: {command}")
-        line = ["/bin/bash", "-c", python + command]
-        answer = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        one = ONE_COMMAND.fullmatch(command) if planner else None
+        if planner and one:
+            answer = planner.run(shlex.split(one["words"]), folder)
+            if one["pipe"] and answer.returncode in ANSWERS:
+                answer = shell(one["pipe"], answer.stdout)
+        else:
+            answer = shell(python + command)
         if answer.returncode not in ANSWERS:
             sys.exit(f"{command}\nended with exit code {answer.returncode}:\n{answer.stderr}")
         return answer.stdout
@@ -204,20 +223,26 @@ def schemas(folder: Path) -> dict[Path, str]:
     return {ROOT / "docs" / "schemas" / path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
-def filled(path: Path) -> str:
+def filled(path: Path, planner: Planner) -> str:
     """A document with all its quotes renewed."""
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         write_files(text, Path(folder))
-        return fill_fields(fill_docstrings(fill_blocks(text, run_in(Path(folder)))))
+        return fill_fields(fill_docstrings(fill_blocks(text, run_in(Path(folder), planner))))
 
 
 def quoting_documents() -> dict[Path, str]:
-    """The documents that quote something, with their quotes renewed."""
+    """The documents that quote something, with their quotes renewed; each thread has a planner for its commands."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     quoting = [path for path in paths if "make docs`" not in path.read_text(encoding="utf-8").partition("\n## ")[0]]
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return dict(zip(quoting, pool.map(filled, quoting), strict=True))
+    own = threading.local()
+    with contextlib.ExitStack() as planners:
+
+        def start() -> None:
+            own.planner = planners.enter_context(Planner(**ENVIRONMENT))
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count(), initializer=start) as pool:
+            return dict(zip(quoting, pool.map(lambda path: filled(path, own.planner), quoting), strict=True))
 
 
 def generate() -> dict[Path, str]:

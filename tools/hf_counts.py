@@ -258,7 +258,7 @@ def of_checkpoints(target: Path, data: dict[str, Any]) -> None:
 
 def main(path: str, *names: str) -> None:
     """Write the file; with names, count only these types again."""
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     target = Path(path)
     data = json.loads(target.read_text()) if target.exists() else {}
     if "checkpoints" in data:

@@ -81,6 +81,7 @@ def install(venv: Path, python: Path, torch_index: str, group: str) -> None:
         pinned = Path(folder, "constraints.txt")
         pinned.write_text(constraints(keep_torch=torch is not None), encoding="utf-8")
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(pinned)]
+        pip += ["--no-compile"]  # Python compiles what is imported; of the large packages that is a small part
         pip += ["--extra-index-url", torch_index] if torch_index else []
         for what in steps:
             print("+ pip install", " ".join(what), flush=True)

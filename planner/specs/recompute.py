@@ -13,6 +13,7 @@ In arrays a policy is a whole number, its code.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, WithJsonSchema
@@ -66,6 +67,7 @@ _PATTERN: Final = rf"^(none|selective|full(:[1-9][0-9]*)?|every:[1-9][0-9]*|({_M
 Recompute = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "string", "pattern": _PATTERN})]
 
 
+@cache
 def policy_code(text: str) -> int:
     """The number that represents a policy in arrays; the inverse of `policy_name`."""
     kind, _, number = text.partition(":")

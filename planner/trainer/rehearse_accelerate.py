@@ -108,7 +108,7 @@ def _with_frozen(from_config: Callable[..., Any], config: Any, *, dtype: torch.d
     """The model with the modules that `from_pretrained` makes of linear maps, if it loads weights in 4 bits."""
     model = from_config(config, dtype=dtype, **options)
     kinds = {"bnb_4bit_compute_dtype": dtype, "bnb_4bit_quant_storage": dtype}
-    how = transformers.BitsAndBytesConfig(load_in_4bit=True, **kinds)  # type: ignore[no-untyped-call] # transformers'
+    how = transformers.BitsAndBytesConfig(load_in_4bit=True, **kinds)
     model.is_loaded_in_4bit = True  # for peft
     return replace_with_bnb_linear(model, get_keys_to_not_convert(model), how)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,6 +35,12 @@ def job(**changes):
     return replace(job, **changes)
 
 
+@cache
+def plain():
+    """The plan of the job with all runs."""
+    return search(job(), FREE, within=0.02)
+
+
 def with_axes(asked, *axes):
     """The job, as if its engine's runs on layers with experts had these axes only."""
     own = next(each for each in asked.evidence if each.engine == "megatron" and each.experts)
@@ -52,18 +59,16 @@ def best_with(asked, axes):
 
 def test_a_plan_with_runs_names_no_other_layout():
     asked = job()
-    plan = search(asked, FREE, within=0.02)
-    assert search(with_axes(asked, axes_of(plan.layout)), FREE, within=0.02).with_runs is None
+    assert search(with_axes(asked, axes_of(plain().layout)), FREE, within=0.02).with_runs is None
     assert search(with_axes(asked), FREE, within=0.02).with_runs is None  # no run of its kind at all
 
 
 def test_the_best_layout_with_runs_is_named_with_them():
     """A search that is pinned to these axes finds the same step."""
-    plain = search(job(), FREE, within=0.02)
-    axes = "ep" if axes_of(plain.layout) != "ep" else "pp+ep"
+    axes = "ep" if axes_of(plain().layout) != "ep" else "pp+ep"
     asked = with_axes(job(), axes)
     plan = search(asked, FREE, within=0.02)
-    assert plan.layout == plain.layout
+    assert plan.layout == plain().layout
     found = plan.with_runs
     assert found.axes == axes_of(found.layout) == axes
     assert found.step_seconds == pytest.approx(best_with(asked, axes), rel=1e-9)
@@ -78,8 +83,7 @@ def test_the_best_layout_with_runs_is_named_with_them():
 
 
 def test_of_several_axes_the_fastest_layout_counts():
-    plain = search(job(), FREE, within=0.02)
-    others = [each for each in ("ep", "pp+ep", "tp+ep") if each != axes_of(plain.layout)]
+    others = [each for each in ("ep", "pp+ep", "tp+ep") if each != axes_of(plain().layout)]
     asked = with_axes(job(), *others)
     found = search(asked, FREE, within=0.02).with_runs
     assert found.step_seconds == pytest.approx(min(best_with(asked, axes) for axes in others), rel=1e-9)

@@ -6,11 +6,12 @@ import base64
 import hashlib
 import json
 import re
+from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from planner.answers.formulas import ledger_rows
@@ -75,21 +76,27 @@ def page_text(found: Explanation, step: ExecutedStep, *, replicas: tuple[Replica
 
 def template(name: str, **values: Any) -> str:
     """Render a template of this folder with the styles and the script that all pages share."""
-    folder = files(__package__)
-    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["whole"] = _whole
-    environment.filters["term"] = _term
-    page = environment.from_string((folder / name).read_text(encoding="utf-8"))
-    return page.render(
+    style, script = map(_text, ("page.css", "page.js"))
+    return _compiled(name).render(
         **values,
         style=Markup(style),  # noqa: S704 - the package's own files
         script=Markup(script),  # noqa: S704
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
+
+
+def _text(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+@cache
+def _compiled(name: str) -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"whole": _whole, "term": _term}
+    return environment.from_string(_text(name))
 
 
 def _shown(value: Any) -> Any:
