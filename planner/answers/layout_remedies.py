@@ -32,7 +32,7 @@ _MOST_PAIRS: Final = 6
 _KEYS: Final = ("sp", "zero", "interleave", "tp", "pp", "cp", "ep", "mbs", "recompute", "loss", "offload")
 """The keys of single changes, in their order; other changes of the training document only make a layout fit."""
 _ADAPTERS: Final = "lora_rank"
-_SWITCHES: Final = {"loss", "mlp_tiles", "expert_overlap"}
+_SWITCHES: Final = {"loss", "mlp_tiles", "expert_overlap", "attention"}
 """Keys that are one switch of a training program, and cost little time."""
 _Case: TypeAlias = "tuple[Job, Layout]"
 
