@@ -69,27 +69,19 @@ def change_of_training(words: str, **changes: Any) -> Change:
     return Change(next(iter(changes)), words, changed)
 
 
-_SWITCHED: Final[dict[str, Any]] = {"expert_overlap": False, "attention": "flash"}
-"""The value of each switch that takes less memory: exchanges of experts without a second microbatch beside them, and
-attention without its scores.
-"""
-
-
 def kinds_of_training(job: Job) -> tuple[Iterator[Change], ...]:
     """Changes of the loss, of feed-forward blocks, of one switch, of the optimizer's state, and to adapters alone.
 
-    Losses and optimizers are in the engine's order; another optimizer has the engine's own recipe.
+    Losses and optimizers are in the engine's order; another optimizer has the engine's own recipe. Exchanges of experts
+    lose the second microbatch beside them, whose activations take memory, and attention loses its scores.
     """
     losses = (each for each in job.engine.can.losses if each != job.loss)
     optimizers = (each for each in job.engine.can.optimizers if each != job.training.optimizer)
     return (
         (change_of_training(f"loss {each}", loss=each) for each in losses),
         _tiles(job),
-        *(
-            iter([change_of_training(f"{key} {str(value).lower()}", **{key: value})])
-            for key, value in _SWITCHED.items()
-            if getattr(job.training, key) != value
-        ),
+        (change_of_training("expert_overlap false", expert_overlap=False) for _ in range(job.training.expert_overlap)),
+        (change_of_training("attention flash", attention="flash") for _ in range(job.training.attention != "flash")),
         _other_recipes(job),
         (change_of_training(f"optimizer {each}", optimizer=each, memory_recipe="engine") for each in optimizers),
         _adapters(job),
