@@ -8,6 +8,7 @@ also be among the values that `Space` offers for its keys, whatever it costs.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,7 @@ from planner.search.space.arrays import AGREEMENT
 from planner.search.space.constraints import Constraints
 from planner.search.space.degree_rules import searched_ends
 from planner.search.space.rules import broken_rules
-from planner.specs.recompute import policy_code
+from planner.specs.recompute import is_of_some_layers, policy_code
 
 if TYPE_CHECKING:
     from planner.search.best_first import Assigned, Found
@@ -180,13 +181,15 @@ def _check_values(space: Space, optimum: Layout) -> None:
 def _check_offered(space: Space, layout: Layout) -> None:
     """Check that the lists of `Space` hold a layout that rules and pins allow.
 
+    A policy that recomputes some layers is tried only where memory asks for it, so any other layout may lack it.
+
     Raises:
         Disagreement: they do not, which is a bug.
     """
     keys = ("tp", "cp", "pp", "dp", "mbs", "interleave", "zero", "ep", "etp")
     pins = Constraints.parse([f"{key}={getattr(layout, key)}" for key in keys]).pins
     own = space.under(replace(space.constraints, pins=(*space.constraints.pins, *pins)))
-    codes = {policy_code(each) for each in layout.recompute}
+    codes = {*itertools.filterfalse(is_of_some_layers, map(policy_code, layout.recompute))}
     for block in own.blocks(with_replicas=False):
         here = block.take((block.sp == layout.sp) & (block.mtp_before == layout.mtp_before))
         is_alike = (block.schedule, block.offload) == (layout.schedule, layout.offload)

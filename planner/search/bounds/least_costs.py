@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,14 +60,8 @@ class LeastCosts:
 
     def take(self, index: Rows) -> LeastCosts:
         """The prices of these configurations."""
-        return LeastCosts(
-            layer=self.layer[:, :, index],
-            num_main=self.num_main,
-            send=self.send[index],
-            ends=self.ends[index],
-            last=self.last[index],
-            tail=self.tail[index],
-        )
+        arrays = ("layer", "send", "ends", "last", "tail")
+        return replace(self, **{name: getattr(self, name)[..., index] for name in arrays})
 
 
 def least_costs(
