@@ -17,7 +17,7 @@ from rich.table import Table
 import planner.search.best_first as the_search
 from planner.answers.remedies import remedies
 from planner.search import least_memory
-from planner.search.bounds import of_memory, of_pools, of_steps
+from planner.search.bounds import least_costs, of_memory, of_pools, of_steps
 from planner.search.bounds.of_layers import most_layers
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds
@@ -97,8 +97,8 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "step": ((of_pools, "lower_bound_seconds", _zeros),),
     "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),
     "whole-layers": ((of_steps, "_layers_of_slowest", lambda _, num_stages, __: 0.0 * num_stages),),
-    "tail": ((of_steps, "_least_tail", _zeros),),
-    "transfer": ((of_steps, "_least_transfer", _zeros),),
+    "tail": ((least_costs, "_least_tail", _zeros),),
+    "transfer": ((least_costs, "_least_transfer", _zeros),),
     "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),
     "first-assignments": ((the_search._Search, "_try_assignments", _nothing),),  # noqa: SLF001
     "may-fit": ((the_search, "may_fit", _all),),

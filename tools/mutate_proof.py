@@ -137,8 +137,8 @@ def verdict(copy: Path, right: dict[str, dict[str, Any]]) -> tuple[str, str]:
     return ("silent", f"{differs[0]}: {said[differs[0]]}") if differs else ("harmless", "")
 
 
-def outcomes(root: Path) -> Iterator[tuple[tuple[str, str, str], str, str]]:
-    """Every change with its outcome and the plan that shows it."""
+def outcomes(root: Path, only: str) -> Iterator[tuple[tuple[str, str, str], str, str]]:
+    """Every change of the files whose path has a text, with its outcome and the plan that shows it."""
     copy, stamp = copied(root), int(time.time())
     found = planned(copy, JOBS)
     if found is None:
@@ -146,7 +146,7 @@ def outcomes(root: Path) -> Iterator[tuple[tuple[str, str, str], str, str]]:
     right = dict(zip(JOBS, found, strict=True))
     for name, each in right.items():
         print(f"{name}: {each}", flush=True)
-    for number, (path, before, after) in enumerate(changes()):
+    for number, (path, before, after) in enumerate(each for each in changes() if only in each[0]):
         text = (copy / path).read_text(encoding="utf-8")
         with swapped(copy / path, text.replace(before, after), stamp + 2 * number):
             yield (path, before, after), *verdict(copy, right)
@@ -157,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", choices=JOBS, nargs="+", help="print the plans of these jobs as JSON")
     parser.add_argument("--check", action="store_true", help="plan them with --check")
+    parser.add_argument("--only", default="", metavar="TEXT", help="changes of the files whose path has this text")
     asked = parser.parse_args()
     if asked.job:
         for name in asked.job:
@@ -164,7 +165,7 @@ def main() -> None:
         return
     os.nice(5)
     counts: Counter[str] = Counter()
-    for (path, before, after), outcome, where in outcomes(TOOLS.parent):
+    for (path, before, after), outcome, where in outcomes(TOOLS.parent, asked.only):
         counts[outcome] += 1
         print(f"{outcome.upper()} {path}\n    - {before.strip()}\n    + {after.strip()}\n    {where}", flush=True)
     print(dict(counts))

@@ -41,8 +41,6 @@ def _other_recipes(job: Job) -> Iterator[Change]:
 
 
 _RANK: Final = 16
-
-
 """The rank of proposed adapters: the most common value of papers and recipes."""
 
 
@@ -72,10 +70,10 @@ def change_of_training(words: str, **changes: Any) -> Change:
 
 
 def kinds_of_training(job: Job) -> tuple[Iterator[Change], ...]:
-    """Changes of the loss, of feed-forward blocks, of exchanges, of the optimizer's state, and to adapters alone.
+    """Changes of the loss, of feed-forward blocks, of one switch, of the optimizer's state, and to adapters alone.
 
     Losses and optimizers are in the engine's order; another optimizer has the engine's own recipe. Exchanges of experts
-    lose the second microbatch beside them, whose activations take memory.
+    lose the second microbatch beside them, whose activations take memory, and attention loses its scores.
     """
     losses = (each for each in job.engine.can.losses if each != job.loss)
     optimizers = (each for each in job.engine.can.optimizers if each != job.training.optimizer)
@@ -83,6 +81,7 @@ def kinds_of_training(job: Job) -> tuple[Iterator[Change], ...]:
         (change_of_training(f"loss {each}", loss=each) for each in losses),
         _tiles(job),
         (change_of_training("expert_overlap false", expert_overlap=False) for _ in range(job.training.expert_overlap)),
+        (change_of_training("attention flash", attention="flash") for _ in range(job.training.attention != "flash")),
         _other_recipes(job),
         (change_of_training(f"optimizer {each}", optimizer=each, memory_recipe="engine") for each in optimizers),
         _adapters(job),

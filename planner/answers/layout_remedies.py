@@ -17,7 +17,7 @@ from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.segments import with_segment
 from planner.layout import divisors, even_split
 from planner.plan_parts import WrittenLayout
-from planner.search.given import policies_of
+from planner.search.given import policies_of, with_policy
 from planner.search.space.rules import broken_rules
 from planner.specs.banned import searched_axes
 from planner.specs.document import Document
@@ -32,7 +32,7 @@ _MOST_PAIRS: Final = 6
 _KEYS: Final = ("sp", "zero", "interleave", "tp", "pp", "cp", "ep", "mbs", "recompute", "loss", "offload")
 """The keys of single changes, in their order; other changes of the training document only make a layout fit."""
 _ADAPTERS: Final = "lora_rank"
-_SWITCHES: Final = {"loss", "mlp_tiles", "expert_overlap"}
+_SWITCHES: Final = {"loss", "mlp_tiles", "expert_overlap", "attention"}
 """Keys that are one switch of a training program, and cost little time."""
 _Case: TypeAlias = "tuple[Job, Layout]"
 
@@ -150,7 +150,7 @@ def _steps(job: Job, layout: Layout) -> Iterator[_Step]:
     for interleave in (1, 2, 4, 8):
         if interleave != layout.interleave and not layout.pools and layout.schedule in ("1f1b", "interleaved"):
             yield _on_layout("interleave", interleave, _with_interleave)
-    yield from (_on_layout("recompute", each, _with_policy) for each in policies_of(job, layout))
+    yield from (_on_layout("recompute", each, lambda _, *key: with_policy(*key)) for each in policies_of(job, layout))
     yield _on_layout("sp", 1 - layout.sp, lambda _, layout, value: replace(layout, sp=value) if layout.tp > 1 else None)
     for offload in job.engine.offload.what if job.has_hosts else ():
         yield _on_layout("offload", offload, lambda _, layout, value: replace(layout, offload=value))
@@ -248,7 +248,3 @@ def _with_microbatch(job: Job, layout: Layout, mbs: int) -> Layout | None:
 
 def _with_zero(_: Job, layout: Layout, zero: int) -> Layout | None:
     return replace(layout, zero=zero, hsdp=layout.hsdp if zero else 1) if layout.dp * layout.cp > 1 else None
-
-
-def _with_policy(_: Job, layout: Layout, policy: str) -> Layout:
-    return replace(layout, recompute=(policy,) * layout.num_chunks)

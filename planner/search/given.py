@@ -264,17 +264,18 @@ def policies_of(job: Job, layout: Layout) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _with_policy(layout: Layout, policy: str) -> Layout:
+def with_policy(layout: Layout, policy: str) -> Layout:
+    """The layout with one recompute policy on all stages."""
     return replace(layout, recompute=(policy,) * layout.num_chunks)
 
 
 def _is_legal(job: Job, layout: Layout, policy: str) -> bool:
-    return not broken_rules(job, _with_policy(layout, policy), except_for=("schedule",))
+    return not broken_rules(job, with_policy(layout, policy), except_for=("schedule",))
 
 
 def _fits(job: Job, layout: Layout, policy: str) -> bool:
     likely = each_pool(job, lambda pool: replace(pool, risk=0.5))
-    return all(stage.fits for stage in memory_of_stages(likely, _with_policy(layout, policy)))
+    return all(stage.fits for stage in memory_of_stages(likely, with_policy(layout, policy)))
 
 
 RULES: Final[dict[str, Callable[[Job, Layout, Mapping[str, str]], _Filled | None]]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -207,16 +206,12 @@ class BestKinds:
                 self._last = sorted(self._ways.values())[self._places - 1]
 
 
-class _ByTime(ABC):
+class _ByTime(Incumbents):
     """Incumbents that compare step times alone: a device counts as one, whatever it costs, and kinds do not matter."""
 
     def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
         """Devices in use, regardless of their price."""
         return degrees.world_size
-
-    @abstractmethod
-    def cutoff_seconds(self, num_devices: Number) -> Number:
-        """The longest step of a layout on `num_devices` devices that is still wanted; broadcasts."""
 
     def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
         """The same limit as `cutoff_seconds`; broadcasts."""

@@ -106,13 +106,9 @@ def fastest_of_kinds(found: Found, window: Window) -> list[Assigned]:
     for each in found.layouts:
         kinds.setdefault(kind_of(each.degrees), []).append(each)
     best = [best_layout(found, window.objective, layouts) for layouts in kinds.values()]
-    return [each for each in best if is_within(found, window, each)]
-
-
-def is_within(found: Found, window: Window, assigned: Assigned) -> bool:
-    """Whether a layout is in the window."""
-    devices = np.array([window.objective.devices(found.space.job, assigned.degrees)], dtype=np.float64)
-    return bool(assigned.seconds <= window.longest_seconds(devices)[0] * (1 + AGREEMENT))
+    devices = [window.objective.devices(found.space.job, each.degrees) for each in best]
+    longest = window.longest_seconds(np.array(devices, dtype=np.float64)) * (1 + AGREEMENT)
+    return [each for each, seconds in zip(best, longest.tolist(), strict=True) if each.seconds <= seconds]
 
 
 def _configurations(space: Space, one: DegreeArrays) -> Iterator[DegreeArrays]:

@@ -113,3 +113,18 @@ def test_a_switch_of_the_loss_saves_a_degree_of_context_parallelism():
     pairs = {words: value for words, value in told.items() if words.startswith("cp=") and ",loss " in words}
     assert min(pairs.values()) == pytest.approx(min(seconds.values()))
     assert min(pairs.values()) < told["cp=8"]
+
+
+def test_a_kernel_of_attention_is_named_alone_and_beside_a_degree():
+    """Scores of unfused attention fill the memory; a layout fits beside the switch exactly if its ledger says so."""
+    unfused = ("training.attention=unfused",)
+    for gib in (40, 60):
+        job = job_with(gib, settings=unfused)
+        told = {each.change: each.step_seconds for each in layout_remedies(job, layout_of(BASE))}
+        flash = change_job(job, "training.attention=flash")
+        for key, value in (("recompute", "full"), ("mbs", 1), ("tp", 4)):
+            words, seconds = f"{key}={value},attention flash", by_hand(flash, BASE | {key: value})
+            assert words not in told or told[words] == pytest.approx(seconds)
+        assert any(words.endswith(",attention flash") for words in told)
+    told = layout_remedies(job_with(60, settings=unfused), layout_of(BASE | {"mbs": 1}))
+    assert "attention flash" in {each.change for each in told}

@@ -12,7 +12,11 @@ from planner.emit.read.all import READERS
 from planner.emit.target import How, facts_of
 from planner.errors import InputError
 from planner.layout import parse_layout
-from planner.search.given import plan_for_layout
+from planner.plan_parts import WITHIN
+from planner.search.footprint import NothingFits
+from planner.search.given import given_layout, plan_for_layout
+from planner.search.search import search
+from planner.search.space.constraints import Constraints
 from planner.specs.load import load_job
 from planner.specs.pipeline_letters import letters_of, pieces_of_letters
 
@@ -79,6 +83,23 @@ def test_published_pipeline_layouts_are_read_priced_and_written_as_they_are(name
     plan = plan_for_layout(job, wanted)
     assert plan.step_seconds == pytest.approx(estimate(job, wanted).step_seconds)
     assert letters in bundle_of(plan, to, how=How(smoke=True), force_unfit=True).texts["run.sh"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-235b-a22b"])
+def test_the_plan_is_at_most_a_hundredth_slower_than_a_published_pipeline_layout(model: str) -> None:
+    job = load_job(
+        model=model, cluster="dgx-h100", nodes=128, engine="megatron", global_batch_size=4096, sequence_length=4096
+    )
+    plan = search(job, Constraints(), within=WITHIN, top=0)
+    assert not isinstance(plan, NothingFits)
+    for _, options, layout, _ in (each for each in PUBLISHED.values() if each[0] == model):
+        tp, ep, pp = (
+            re.search(rf"--{axis}-model-parallel-size (\d+)", options)[1] for axis in ("tensor", "expert", "pipeline")
+        )
+        published, _ = given_layout(job, f"tp={tp},pp={pp},ep={ep},etp=1,zero=1,{layout}")
+        own = estimate(job, published)
+        assert plan.step_seconds <= 1.01 * own.step_seconds
 
 
 @pytest.mark.parametrize("text", ["Et|tL|t", "Et|m|tL", "t|tL", "Et|t", "Et|tLL", "EEt|tL", "tE|tL"])

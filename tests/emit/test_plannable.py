@@ -112,8 +112,8 @@ OF_PIPELINES = ("pp>=2,zero=0", "pp>=2,offload=activations")
     ("engine", "model", "left_out", "hosts"),
     [
         ("deepspeed", "llama3-8b", (*CUT, "tp>=2,pp>=2", "cp>=2,zero<=2", *OF_PIPELINES), 0),
-        ("fsdp", "llama3-8b", (*CUT, "cp>=2,hsdp>=2"), 8),
-        ("fsdp", "mixtral-8x7b", (*CUT, "ep>=2,tp>=2", "ep>=2,cp>=2", "ep>=2,hsdp>=2", "cp>=2,hsdp>=2"), 8),
+        ("fsdp", "llama3-8b", (*CUT, "cp>=2,hsdp=dp"), 8),
+        ("fsdp", "mixtral-8x7b", (*CUT, "ep>=2,tp>=2", "ep>=2,cp>=2", "ep>=2,hsdp>=2", "cp>=2,hsdp=dp"), 8),
         ("torchtitan", "qwen3-30b-a3b", (), 0),  # experts are spread
         ("megatron", "qwen3-30b-a3b", ("tp>=2,sp=0",), 8),
         ("megatron", "llama3-8b", (), 8),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -19,6 +21,19 @@ def long_forms(*values):
     return [
         pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
     ]
+
+
+def check_many(check):
+    """Call `check` with each seed and report all that fail: BRUTE_FORCE_JOBS seeds from BRUTE_FORCE_SEED on."""
+    first, count = int(os.environ.get("BRUTE_FORCE_SEED", "48")), int(os.environ.get("BRUTE_FORCE_JOBS", "60"))
+    wrong, outcomes = {}, Counter()
+    for seed in range(first, first + count):
+        try:
+            outcomes[check(seed)] += 1
+        except AssertionError as error:  # a `Disagreement` too
+            wrong[seed] = str(error)
+    print(f"{sum(outcomes.values())} of {count} jobs are equal from seed {first} on: {dict(outcomes)}")  # noqa: T201 - the result
+    assert not wrong
 
 
 def all_alike(layers, num_layers):

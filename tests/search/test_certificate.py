@@ -365,6 +365,33 @@ def test_an_end_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeypatch,
         search(job, pins, check=True)
 
 
+SHORT = {
+    "pp": slice(0, 3),
+    "ep": slice(0, 1),
+    "tp": slice(0, 1),
+    "zero": slice(0, 1),
+    "interleave": slice(1, None),
+    "dp": slice(1, None),
+    "mbs": slice(1, 2),
+}
+"""Key -> the part of its values that a search offers by mistake."""
+
+
+@pytest.mark.parametrize("key", ["pp", "ep", *long_forms(*[*SHORT][1:])])
+def test_a_value_that_no_configuration_has_is_noticed_whatever_it_costs(monkeypatch, key):
+    """The layouts without the value may be worse or may not fit; the search has to try them all the same."""
+    job, honest = load_job(**JOBS["experts"], sequence_length=2048, global_batch_size=16), Space._cross
+    monkeypatch.setattr(searching, "check_bounds", lambda *_, **__: 0)
+    assert search(job, Constraints(), check=True).certificate.num_layouts_drawn > 50
+
+    def short(space, degrees, name, options):
+        return honest(space, degrees, name, list(options)[SHORT[key]] if name == key else options)
+
+    monkeypatch.setattr(Space, "_cross", short)
+    with pytest.raises(Disagreement, match="the search does not try it"):
+        search(job, Constraints(), check=True)
+
+
 def test_drawn_layouts_have_ends_apart_and_several_policies():
     """The oracle is the meaning of the lists; each of the three kinds is drawn often."""
     ends = parse_layout("tp=1,pp=2,dp=2,mbs=2,interleave=2", num_layers=9, num_devices=4)

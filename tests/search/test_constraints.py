@@ -8,6 +8,7 @@ from planner.errors import InputError
 from planner.search.given import plan_for_text
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints
+from planner.search.space.space import Space
 from planner.specs.load import load_job
 
 
@@ -173,3 +174,19 @@ def test_a_plan_keeps_a_pinned_chunk_of_the_loss():
     assert search(job, Constraints.parse(["loss=3"], [])).layout.num_chunks == 4
     with pytest.raises(InputError, match="cannot be planned"):
         Constraints.parse([], ["loss=3"])
+
+
+def test_two_degrees_can_be_compared_in_what_is_forbidden():
+    job = small_job()
+    forbidden = Constraints.parse((), ["tp>=2,hsdp=dp", "pp=tp"])
+    degrees = [each.take(i) for each in Space(job, forbidden).blocks(with_replicas=True) for i in range(len(each))]
+    assert any(each.tp > 1 and each.hsdp > 1 for each in degrees)
+    assert not any((each.tp > 1 and each.hsdp == each.dp) or each.pp == each.tp for each in degrees)
+    free = [each.take(i) for each in Space(job).blocks(with_replicas=True) for i in range(len(each))]
+    assert len(degrees) == sum(not ((x.tp > 1 and x.hsdp == x.dp) or x.pp == x.tp) for x in free)
+
+
+@pytest.mark.parametrize(("pins", "forbids"), [(["hsdp=dp"], []), ([], ["recompute=dp"]), ([], ["hsdp=recompute"])])
+def test_only_numbers_are_compared_and_only_in_what_is_forbidden(pins, forbids):
+    with pytest.raises(InputError, match="is no legal value"):
+        Constraints.parse(pins, forbids)

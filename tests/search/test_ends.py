@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from dataclasses import astuple, replace
 from unittest.mock import patch
 
 import pytest
-from enumeration import compositions, long_forms
+from enumeration import check_many, compositions, long_forms
 from test_search import every_configuration
 
 from planner.cost.estimate import estimate
@@ -22,6 +21,9 @@ from planner.search.space.rules import broken_rules
 from planner.search.space.space import Space
 from planner.specs.load import load_job
 
+SHARES = (0.02, 0.02, 0.3)
+"""Windows of jobs with subsequent seeds."""
+
 PINNED = {"tp": 1, "cp": 1, "mbs": 1, "zero": 1, "hsdp": 1}
 
 
@@ -32,18 +34,18 @@ LEVERS = (
 """Settings that are one switch of the engine, of which each job has one."""
 
 
-def job_with_ends(seed):
+def job_with_ends(seed, *, most_layers=6, most_gpus=6):
     """A small job whose head may take longer than several layers, with or without multi-token prediction."""
     pick = random.Random(seed)
     return load_job(
         model="tiny-llama",
         cluster="dgx-a100",
         engine="megatron",
-        gpus=pick.choice([2, 3, 4, 6]),
+        gpus=pick.choice([count for count in (2, 3, 4, 6) if count <= most_gpus]),
         sequence_length=256,
         global_batch_size=pick.choice([4, 8, 12]),
         settings=(
-            f"model.num_layers={pick.randint(2, 6)}",
+            f"model.num_layers={pick.randint(2, most_layers)}",
             f"model.vocab_size={pick.choice([512, 4096, 16384, 65536])}",
             f"model.mtp_layers={seed % 2}",
             f"device.memory={pick.choice([0.05, 0.1, 0.5])} GiB",
@@ -120,14 +122,13 @@ def keys_of(layout):
     return (1, int(layout.pp > 1), 0, layout.interleave, 0, int(len(inner) > 1))
 
 
-def check_with_ends(seed, within=0.02):
+def check_with_ends(job, within=0.02, **options):
     """Compare minimum, list and choice with all layouts; returns whether the minimum has a chunk without a layer."""
-    job = job_with_ends(seed)
     pins = ",".join(f"{key}={value}" for key, value in PINNED.items()) + ",recompute=none"
     every = {text: (layout, estimate(job, layout)) for text, layout in every_layout_with_ends(job).items()}
     priced = {text: (layout, each.step_seconds) for text, (layout, each) in every.items() if each.fits}
     with patch.object(recommendation, "shortlist", wraps=recommendation.shortlist) as asked:
-        found = search(job, Constraints.parse([pins]), within=within)
+        found = search(job, Constraints.parse([pins]), within=within, **options)
     if not priced:
         assert isinstance(found, NothingFits)
         return False
@@ -157,22 +158,14 @@ def check_with_ends(seed, within=0.02):
 
 @pytest.mark.parametrize("block", [0, *long_forms(1, 2, 3, 4, 5)])
 def test_the_search_equals_brute_force_with_ends_as_pieces(block):
-    found = [check_with_ends(seed, (0.02, 0.3)[seed % 3 > 1]) for seed in range(8 * block, 8 * block + 8)]
+    found = [check_with_ends(job_with_ends(seed), SHARES[seed % 3]) for seed in range(8 * block, 8 * block + 8)]
     assert any(found)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_search_equals_brute_force_with_ends_on_many_jobs():
-    """BRUTE_FORCE_JOBS is the number of jobs, from seed BRUTE_FORCE_SEED on."""
-    first, count = (int(os.environ.get(f"BRUTE_FORCE_{name}", least)) for name, least in (("SEED", 48), ("JOBS", 60)))
-    wrong = {}
-    for seed in range(first, first + count):
-        try:
-            check_with_ends(seed, (0.02, 0.3)[seed % 3 > 1])
-        except AssertionError as error:  # a `Disagreement` too
-            wrong[seed] = str(error)
-    assert not wrong
+    check_many(lambda seed: check_with_ends(job_with_ends(seed, most_layers=5, most_gpus=4), SHARES[seed % 3], top=0))
 
 
 @pytest.mark.parametrize("pin", ["loss=3", "loss=5", "mtp=4"])

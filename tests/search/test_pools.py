@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 from functools import cache
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
-from enumeration import compositions, grouped, long_forms, obeying, policies_of, shrinks, step_seconds
+from enumeration import (
+    as_arrays,
+    check_many,
+    compositions,
+    grouped,
+    long_forms,
+    obeying,
+    policies_of,
+    shrinks,
+    step_seconds,
+)
+from test_search import SHARES, Priced, check_answer
+from test_search import keys_of as of_one_cluster
 
 from planner.cost.chance import memory_limit_bytes
 from planner.cost.estimate import estimate
@@ -26,7 +39,6 @@ from planner.search.objectives import Objective
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.pricing import price_candidates
 from planner.search.search import NothingFits, search
-from planner.search.space.configurations import OWN, DegreeArrays
 from planner.search.space.constraints import Constraints
 from planner.search.space.placements import most_layers_on, orders_of, placement_codes, placements_of, stage_counts
 from planner.search.space.refusals import legal_degrees
@@ -67,7 +79,7 @@ def joined(*jobs, rate="1 GB/s"):
 WINDOWS = ("model.sliding_window=4", "device.efficiency.attention=0.002")  # global layers take several times as long
 
 
-def small_job(seed, *, num_pools=None, different=False):
+def small_job(seed, *, num_pools=None, different=False, most_layers=5):
     """A random small mixed job: two or three pools of one to four devices, each pool with its own memory.
 
     In three of four jobs devices are slow compared with their links, and pools are small, so that several pools often
@@ -77,7 +89,7 @@ def small_job(seed, *, num_pools=None, different=False):
     num_pools = num_pools or pick.choice([2, 2, 3])
     model, engine = pick.choice(["tiny-gpt", "tiny-llama"]), pick.choice(["torch", "megatron"])
     engine = "megatron" if different else engine  # runs windows in a pipeline too
-    layers, batch, long = pick.randint(2, 5), pick.choice([4, 6, 8, 8]), pick.random() < 3 / 4
+    layers, batch, long = pick.randint(2, most_layers), pick.choice([4, 6, 8, 8]), pick.random() < 3 / 4
     jobs = []
     for _ in range(num_pools):
         settings = (
@@ -154,58 +166,91 @@ def borders(places, v):
         yield int(before != own) + int(after != own)
 
 
-def stage_price(job, common, r, k, policy, pool, crossings, apart, first, known):
-    key = (tuple(common.values()), r, k, policy, pool, crossings, apart, first)
-    if key not in known:
-        own = job.pools[pool]
-        names = [name for name in common if name != "schedule"]
-        degrees = DegreeArrays(
-            **{n: np.array([common[n]]) for n in names},
-            ep=np.array([1]), etp=np.array([1]), segment=np.array([0]), placement=np.array([0]),
-            mtp_before=np.array([0]),
-            recompute=np.array([OWN]),
-            schedule=common["schedule"],
-        )  # fmt: skip
-        index, layers = np.array([r]), np.array([k])
-        stage = stage_of(own, index=index, num_layers=layers, policy=np.array([policy]), first=first, layout=degrees)
+class Placed(NamedTuple):
+    """A layout of the brute force with the devices of each stage's pool, and its fullest share of a limit."""
+
+    priced: Priced
+    devices: dict[int, int]
+    share: float
+
+    @property
+    def seconds(self):
+        return self.priced.seconds
+
+
+def ways_of(job, common):
+    """Each way to choose pools, layers and policies of a configuration's stages, and the cell of each stage."""
+    v = common["interleave"]
+    for places in every_place(job, common):
+        crossings, apart = list(borders(places, v)), places[0] != places[-1]
+        for split, chosen in assignments(job, common["pp"], v):
+            cells = [
+                (r, k, policy_code(p), places[r], crossings[r], apart, sum(split[:r]))
+                for r, (k, p) in enumerate(zip(split, chosen, strict=True))
+            ]
+            yield places, split, chosen, cells
+
+
+def cell_prices(job, alike, cells):
+    """(position of the configuration, cell of `ways_of`) -> what `step_seconds` reads, and the share of the limit.
+
+    The cells are priced as arrays, and those that do not fit are left out.
+    """
+    found = {}
+    for pool, own in enumerate(job.pools):
+        here = [(c, cell) for c, cell in cells if cell[3] == pool]
+        if not here:
+            continue
+        owner = np.array([c for c, _ in here])
+        index, layers, policy, _, crossings, apart, first = (
+            np.array(each) for each in zip(*(cell for _, cell in here), strict=True)
+        )
+        degrees = as_arrays(alike).take(owner)
+        stage = stage_of(own, index=index, num_layers=layers, policy=policy, first=first, layout=degrees)
         stage = replace(stage, num_crossings=crossings, ends_apart=apart)
-        share = float(np.ravel(stage_bytes(own, degrees, stage))[0]) / float(memory_limit_bytes(own, degrees))
         prices = stage_prices(own, degrees, stage)
-        each = prices.microbatch_seconds, prices.tail_seconds, k, prices.ends
-        found = tuple(float(np.ravel(value)[0]) for value in each)
-        known[key] = (found, share) if share <= 1 else None
-    return known[key]
+        share = stage_bytes(own, degrees, stage) / memory_limit_bytes(own, degrees)
+        columns = (prices.microbatch_seconds, prices.tail_seconds, layers, prices.ends, share)
+        columns = [np.broadcast_to(each, owner.shape).tolist() for each in columns]
+        for each, *values, share in zip(here, *columns, strict=True):
+            if share <= 1:
+                found[each] = tuple(values), share
+    return found
 
 
 def every_layout(job):
-    """Seconds, devices of each stage's pool and fullest share of each layout, by prices of single stages.
-
-    None for a layout that does not fit.
-    """
-    known = {}
-    for common in every_configuration(job):
-        m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
-        for places in every_place(job, common):
-            crossings, apart = list(borders(places, v)), places[0] != places[-1]
-            for split, chosen in assignments(job, common["pp"], v):
-                stages = [
-                    stage_price(
-                        job, common, r, k, policy_code(p), places[r], crossings[r], apart, sum(split[:r]), known
-                    )
-                    for r, (k, p) in enumerate(zip(split, chosen, strict=True))
-                ]
+    """Each layout by prices of single stages; None for a layout that does not fit."""
+    names = [pool.cluster.name for pool in job.pools]
+    for alike in grouped(every_configuration(job)).values():
+        ways = [list(ways_of(job, common)) for common in alike]
+        of_cell = cell_prices(
+            job, alike, sorted({(c, cell) for c, own in enumerate(ways) for *_, cells in own for cell in cells})
+        )
+        for c, (common, own) in enumerate(zip(alike, ways, strict=True)):
+            m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
+            for places, split, chosen, cells in own:
+                stages = [of_cell.get((c, cell)) for cell in cells]
                 if None in stages:
                     yield None
                     continue
                 prices, shares = zip(*stages, strict=True)
                 devices = {pool: places.count(pool) * common["tp"] * common["dp"] * common["cp"] for pool in places}
-                yield step_seconds(m, v, prices), devices, max(shares)
+                placed_at = {**common, "pools": tuple(names[pool] for pool in places)}
+                keys = keys_of(job, common, split, chosen, devices)
+                priced = Priced(step_seconds(m, v, prices), keys, placed_at, split, chosen)
+                yield Placed(priced, devices, max(shares))
+
+
+def keys_of(job, common, split, chosen, devices):
+    """The keys of a layout without classes of risk, computed independently of the search: machines of every pool."""
+    machines = sum(math.ceil(count / job.pools[pool].cluster.devices_per_host) for pool, count in devices.items())
+    return (machines, *of_one_cluster(job.pools[0], common, split, chosen, 0)[1:])
 
 
 def brute_force(job):
     """The least step time of all layouts that fit, and how many layouts there are."""
     layouts = list(every_layout(job))
-    return min((each[0] for each in layouts if each), default=np.inf), len(layouts)
+    return min((each.seconds for each in layouts if each), default=np.inf), len(layouts)
 
 
 def with_prices(job, seed):
@@ -224,18 +269,18 @@ def check_against_brute_force(seed, **options):
     if not layouts:
         assert all(isinstance(each, NothingFits) for each in found.values())
         return 0
-    fastest = min(seconds for seconds, _, _ in layouts)
+    fastest = min(each.seconds for each in layouts)
     assert found["throughput"].step_seconds == pytest.approx(fastest, rel=1e-9)
-    usd = min(seconds * sum(prices[pool] * count for pool, count in devices.items()) for seconds, devices, _ in layouts)
+    usd = min(x.seconds * sum(prices[pool] * count for pool, count in x.devices.items()) for x in layouts)
     in_use = devices_in_use(job.cluster, found["cost"].layout)
     spent = sum(prices[int(pool.name[-1])] * count for pool, count in in_use)
     assert found["cost"].step_seconds * spent == pytest.approx(usd, rel=1e-9)
-    fewest = min((sum(devices.values()), seconds) for seconds, devices, _ in layouts)
+    fewest = min((sum(each.devices.values()), each.seconds) for each in layouts)
     assert (found["gpus"].layout.world_size, found["gpus"].step_seconds) == pytest.approx(fewest, rel=1e-9)
-    least = min(share for _, _, share in layouts)
+    least = min(each.share for each in layouts)
     share = max(stage.total_bytes / stage.limit_bytes for stage in found["memory"].memory)
     assert share == pytest.approx(least, rel=1e-6)
-    fastest = min(seconds for seconds, _, share in layouts if share <= least * (1 + 1e-9))
+    fastest = min(each.seconds for each in layouts if each.share <= least * (1 + 1e-9))
     assert found["memory"].step_seconds <= fastest * (1 + 1e-9)
     for each in found.values():
         assert each.certificate.status == "optimal"
@@ -259,6 +304,27 @@ def test_search_equals_brute_force_where_layers_differ(seed):
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_search_equals_brute_force_on_many_jobs_whose_layers_differ(seed):
     check_against_brute_force(seed, different=True)
+
+
+def list_against_brute_force(seed, job=None, **options):
+    """Minimum, list of the recommendation and choice of a mixed job, against every layout and placement."""
+    job = job or small_job(seed)
+    return check_answer(job, [each.priced for each in every_layout(job) if each], SHARES[seed % 3], **options)
+
+
+@pytest.mark.parametrize("seed", [2, *long_forms(0, 1, 5, 7)])
+def test_the_recommendation_equals_brute_force(seed):
+    assert list_against_brute_force(seed) != "nothing fits"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_the_recommendation_equals_brute_force_on_many_jobs():
+    def check(seed):
+        job = small_job(seed, num_pools=2 + (seed % 4 == 0), most_layers=4)
+        return list_against_brute_force(seed, job, top=0)
+
+    check_many(check)
 
 
 @pytest.mark.slow

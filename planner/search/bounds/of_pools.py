@@ -20,9 +20,10 @@ import numpy as np
 
 from planner.cost.microbatch import num_microbatches
 from planner.cost.schedule import steady_count, step_seconds
+from planner.search.bounds.least_costs import least_costs
 from planner.search.bounds.of_layers import LayerBounds, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
-from planner.search.bounds.of_steps import least_costs, lower_bound_seconds, single_stage_seconds
+from planner.search.bounds.of_steps import lower_bound_seconds, single_stage_seconds
 from planner.search.space.arrays import unrolled
 from planner.search.space.configurations import expert_options
 from planner.search.space.placements import (

@@ -36,7 +36,7 @@ _NUMERIC: Final = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "hsdp", "mbs", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One comparison of a layout key with a value, such as `tp=8` or `mbs<=4`."""
+    """One comparison of a layout key with a value, such as `tp=8` or `mbs<=4`, or with another degree: `hsdp=dp`."""
 
     key: str
     sign: str
@@ -47,6 +47,11 @@ class Condition:
         """Whether the key is a degree; the values of other keys are words and lists."""
         return self.key in _NUMERIC
 
+    @property
+    def keys(self) -> set[str]:
+        """The keys that it reads."""
+        return {self.key, *({self.value} & {*_NUMERIC})}
+
     def holds(self, degrees: Degrees) -> Flag:
         """Whether each layout of `degrees` meets this condition.
 
@@ -54,7 +59,8 @@ class Condition:
         """
         if self.key in _UNIFORM:
             return np.asarray(_OPERATORS[self.sign](getattr(degrees, self.key), self.value))
-        return _OPERATORS[self.sign](getattr(degrees, self.key, 1), int(self.value))
+        other = getattr(degrees, self.value, 1) if self.value in _NUMERIC else int(self.value)
+        return _OPERATORS[self.sign](getattr(degrees, self.key, 1), other)
 
     def __str__(self) -> str:
         """The condition as written on the command line."""
@@ -150,11 +156,11 @@ class Constraints:
 
     def mentions(self, key: str) -> bool:
         """Whether a pin or a forbidden combination is about this key."""
-        return any(condition.key == key for condition in (*self.pins, *chain(*self.forbidden)))
+        return any(key in condition.keys for condition in (*self.pins, *chain(*self.forbidden)))
 
     def only(self, *keys: str) -> Constraints:
         """Constraints with only the pins on these keys, and the forbidden combinations that mention no other key."""
-        forbidden = tuple(each for each in self.forbidden if all(condition.key in keys for condition in each))
+        forbidden = tuple(each for each in self.forbidden if all(condition.keys <= {*keys} for condition in each))
         return Constraints(pins=tuple(pin for pin in self.pins if pin.key in keys), forbidden=forbidden)
 
     def without(self, one: Condition | tuple[Condition, ...]) -> Constraints:
@@ -197,7 +203,8 @@ def _conditions(text: str, option: str, mistakes: list[Mistake]) -> list[Conditi
             mistakes.extend(error.mistakes)
             continue
         condition = Condition(key=key, sign=sign, value=value)
-        bad = check_value(key, value, option) or _cannot_obey(condition, part, option)
+        is_between = option == "--forbid" and condition.is_numeric and value in _NUMERIC
+        bad = None if is_between else check_value(key, value, option) or _cannot_obey(condition, part, option)
         if bad is None and sign not in ("=", "!=") and not condition.is_numeric:
             bad = Mistake(
                 message=f"{quoted(part)}: {key} has no order", where=option, hint=f"write {quoted(f'{key}={value}')}"
