@@ -561,4 +561,4 @@ def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Flag:
     """
     fits = stage_bytes(job, layout, stage) <= memory_limit_bytes(job, layout)
     on_host = host_lines(job, layout, stage)
-    return fits & (total_bytes(on_host) <= job.host_limit_bytes) if on_host else fits
+    return fits & (total_bytes(on_host) <= memory_limit_bytes(job, layout, of_host=True)) if on_host else fits

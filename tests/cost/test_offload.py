@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cost.chance import spread_of
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.limits import unpriced
 from planner.cost.offload import host_update_seconds
 from planner.cost.parameters import num_params
+from planner.cost.prices import stage_fits
+from planner.cost.stage import stages_of
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
@@ -179,6 +182,26 @@ def test_the_hosts_memory_is_a_limit(make_job):
     assert not estimate(job, layout).fits  # 8 devices of 16 GB
     roomy = make_job("llama3-8b", gpus=8, batch=8)
     assert estimate(roomy, layout).fits
+
+
+def test_the_hosts_memory_has_a_chance_like_the_devices(make_job):
+    """A host as full as a device has the device's chance, and the chance at the two limits is theirs."""
+    layout = layout_of(make_job("llama3-8b", gpus=8, batch=8), "dp=8,zero=1,offload=optimizer")
+    whole = estimate(make_job("llama3-8b", gpus=8, batch=8), layout).memory[0]
+    need, seen = whole.host.total_bytes, []
+    for free in (0.5, 0.7, 0.85, 0.95, 1.05, 1.3, 2.0):
+        size = 8 * need * free / 0.9  # the share that training can use
+        job = make_job("llama3-8b", gpus=8, batch=8, settings=(f"cluster.host.memory={size!r} B",))
+        (stage,) = estimate(job, layout).memory
+        spread = spread_of(job, layout)
+        assert stage.host.chance == pytest.approx(float(spread.chance(free)))
+        assert stage.chance_of_fitting == min(stage.host.chance, stage.device_chance)
+        assert stage.host.limit_bytes == pytest.approx(free * need / float(spread.quantile(0.95)))
+        assert bool(stage_fits(job, layout, stages_of(job, layout))) == stage.fits
+        seen.append(stage.verdict)
+        plain = replace(job, headroom=0.0)
+        assert estimate(plain, layout).fits == (free >= 1)
+    assert seen == ["does not fit"] * 2 + ["may not fit"] * 3 + ["fits"] * 2
 
 
 def test_a_cluster_without_hosts_says_so(make_job):
