@@ -234,6 +234,11 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     Engines that gather the context keep the keys and values of all cp ranks, and a second, joined copy of the output.
     Engines that exchange sequence parts for heads (Ulysses) keep the output twice: divided by heads, and divided by
     sequence.
+
+    Attention in 8 bits keeps its inputs and its output in 8 bits. A trained product after it keeps an 8-bit copy of its
+    own, so only beside frozen weights the output has fewer bytes.
+
+    Source: Transformer Engine, pytorch/attention/dot_product_attention/backends.py (FusedAttnFunc, delayed scaling).
     """
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
@@ -241,6 +246,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     outputs = np.where(cut & ("ring" not in exchange), 2.0, 1.0)
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
+    held = tokens if job.attention_precision == "fp8" else element
     further = _mixer_terms(job, layout)
     if not model.attends:
         return further
@@ -253,9 +259,10 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
         heads = layer_of(model, experts=False).width("key_value_up")  # keys without positions, and values
         values = np.where(cut, layout.cp * value, heads) if exchange == "gather" else heads
         read, saved, dropped = query + values + context * key, 0.5, {"mla_up_proj": 1.0}  # keys joined with positions
+    output = held if job.training.lora_rank else element
     terms = [
-        ActivationTerm(name="queries, keys and values", num_bytes=element * read / t, saved=saved, dropped=dropped),
-        ActivationTerm(name="attention output", num_bytes=outputs * element * output_width(model) / t, saved=1.0),
+        ActivationTerm(name="queries, keys and values", num_bytes=held * read / t, saved=saved, dropped=dropped),
+        ActivationTerm(name="attention output", num_bytes=outputs * output * output_width(model) / t, saved=1.0),
     ]
     if model.mla is not None:
         layer = layer_of(model, experts=False)
