@@ -92,13 +92,12 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
-    shards = np.greater_equal(layout.zero, 3)
-    weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
-    weights = weights + frozen.experts / np.where(shards, expert_shard_divisor(job, layout), 1)
+    sharded = np.greater_equal(layout.zero, 3)
+    frozen_shards = _of_shards(job, layout, frozen.common, frozen.experts) * (not gathers_from_host(job, layout))
+    weights = weights + np.where(sharded, frozen_shards, frozen.common + frozen.experts)
     if not job.state_bytes.sharded_weights:  # gathered weights are copies, and shards of frozen weights have no master
         copies = np.equal(layout.zero, 2) & np.greater(shard_degree(layout), 1)
-        weights = weights + copies * frozen.common / shard_degree(layout)
-        weights = weights + copies * frozen.experts / expert_shard_divisor(job, layout)
+        weights = weights + copies * _of_shards(job, layout, frozen.common, frozen.experts)
     weights = weights + low_precision_bytes(job, layout, stage)
     if constants := job.training.lora_rank and CONSTANT_BYTES[job.training.frozen_weights]:
         quantised = held_params(job, layout, stage).total - end_params(job, layout, stage)
@@ -136,16 +135,34 @@ def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if job.engine.offload.optimizer_takes == "gradients":
         each = each + np.greater_equal(layout.zero, 3) * job.state_bytes.grads
     more, more_routed = extra_moment_bytes(job, layout, stage)
-    common = (each * held.common + more) / shard_degree(layout)
-    routed = (each * held.experts + more_routed) / expert_shard_divisor(job, layout)
-    return common + routed
+    return _of_shards(job, layout, each * held.common + more, each * held.experts + more_routed)
+
+
+def _of_shards(job: PoolJob, layout: Degrees, common: Number, experts: Number) -> Number:
+    """A device's shard of what it would hold without ZeRO; experts use their own shard group."""
+    return common / shard_degree(layout) + experts / expert_shard_divisor(job, layout)
 
 
 def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes on the host for the shards of weights that ZeRO-3 gathers, of one device of a stage.
 
+    Trained weights are among the states that the host updates, if the engine gathers these.
+
     Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision).
     """
     held = trained_params(job, layout, stage)
-    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
-    return job.state_bytes.weights * shards
+    trained = job.state_bytes.weights * offloads_params(layout)
+    return _of_shards(job, layout, trained * held.common, trained * held.experts) + host_frozen_bytes(
+        job, layout, stage
+    )
+
+
+def host_frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes on the host for the shards of frozen weights that ZeRO-3 gathers, of one device of a stage.
+
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (offload_to_cpu: every parameter of a unit);
+    DeepSpeed, runtime/zero/partition_parameters.py.
+    """
+    frozen = frozen_bytes(job, layout, stage)
+    at_host = np.greater_equal(layout.zero, 3) & gathers_from_host(job, layout)
+    return at_host * _of_shards(job, layout, frozen.common, frozen.experts)

@@ -149,6 +149,25 @@ def test_shards_of_fsdp_come_up_for_every_gathering(make_job):
     assert lines_of(priced.memory[0])[LineName.PARAMS] == 0
 
 
+@pytest.mark.parametrize(("engine", "offload"), [("fsdp", "optimizer"), ("deepspeed", "states+params")])
+def test_frozen_weights_wait_on_the_host_and_come_up_for_every_gathering(make_job, engine, offload):
+    """CPUOffloadPolicy and offload_param move every parameter, trained or not; else the device holds a shard."""
+    adapters = ("training.lora_rank=8", "training.lora_targets=[query, value]")
+    job = make_job("llama3-8b", "dgx-h100", gpus=8, batch=16, engine=engine, settings=adapters)
+    whole = layout_of(job, "dp=8,zero=3,mbs=1,recompute=full")
+    moved = replace(whole, offload=offload)
+    plain, priced = (estimate(job, layout) for layout in (whole, moved))
+    shard = 2 * num_params(job.model) / 8  # 16 bits
+    gone = lines_of(plain.memory[0])[LineName.PARAMS] - lines_of(priced.memory[0])[LineName.PARAMS]
+    assert gone == pytest.approx(shard, rel=2e-3)
+    assert lines_of(priced.memory[0].host)[LineName.PARAMS] == pytest.approx(shard, rel=2e-3)
+    trained = 2 * 32 * 8 * (4096 + 4096 + 4096 + 1024) / 8  # bytes of a copy of the adapters' shard: nearly nothing
+    host = job.cluster.host
+    copies = 2 * 2 * shard / (host.bandwidth * host.efficiency)  # two microbatches of two passes
+    found = seconds_of(priced)[LineName.HOST_COMM].busy_seconds
+    assert copies <= found <= copies + 20 * trained / (host.bandwidth * host.efficiency)
+
+
 LAYOUTS = st.builds(
     "tp={},pp={},dp={},zero=1,mbs={},recompute={}".format,
     st.sampled_from([1, 2]),
