@@ -8,8 +8,8 @@ import numpy as np
 
 from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
-from planner.cost.parameters import layer_params_on_device
-from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, sum_over_layers
+from planner.cost.parameters import HeldParams, layer_params_on_device
+from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, shard_of, sum_over_layers
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
@@ -93,11 +93,12 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
     sharded = np.greater_equal(layout.zero, 3)
-    frozen_shards = _of_shards(job, layout, frozen.common, frozen.experts) * (not gathers_from_host(job, layout))
-    weights = weights + np.where(sharded, frozen_shards, frozen.common + frozen.experts)
+    frozen_shard = shard_of(job, layout, frozen)
+    at_home = frozen_shard * (not gathers_from_host(job, layout))
+    weights = weights + np.where(sharded, at_home, frozen.common + frozen.experts)
     if not job.state_bytes.sharded_weights:  # gathered weights are copies, and shards of frozen weights have no master
         copies = np.equal(layout.zero, 2) & np.greater(shard_degree(layout), 1)
-        weights = weights + copies * _of_shards(job, layout, frozen.common, frozen.experts)
+        weights = weights + copies * frozen_shard
     weights = weights + low_precision_bytes(job, layout, stage)
     if constants := job.training.lora_rank and CONSTANT_BYTES[job.training.frozen_weights]:
         quantised = held_params(job, layout, stage).total - end_params(job, layout, stage)
@@ -135,12 +136,8 @@ def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if job.engine.offload.optimizer_takes == "gradients":
         each = each + np.greater_equal(layout.zero, 3) * job.state_bytes.grads
     more, more_routed = extra_moment_bytes(job, layout, stage)
-    return _of_shards(job, layout, each * held.common + more, each * held.experts + more_routed)
-
-
-def _of_shards(job: PoolJob, layout: Degrees, common: Number, experts: Number) -> Number:
-    """A device's shard of what it would hold without ZeRO; experts use their own shard group."""
-    return common / shard_degree(layout) + experts / expert_shard_divisor(job, layout)
+    states = HeldParams(common=each * held.common + more, experts=each * held.experts + more_routed)
+    return shard_of(job, layout, states)
 
 
 def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -150,11 +147,8 @@ def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision).
     """
-    held = trained_params(job, layout, stage)
-    trained = job.state_bytes.weights * offloads_params(layout)
-    return _of_shards(job, layout, trained * held.common, trained * held.experts) + host_frozen_bytes(
-        job, layout, stage
-    )
+    trained = shard_of(job, layout, trained_params(job, layout, stage))
+    return job.state_bytes.weights * offloads_params(layout) * trained + host_frozen_bytes(job, layout, stage)
 
 
 def host_frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -163,6 +157,5 @@ def host_frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (offload_to_cpu: every parameter of a unit);
     DeepSpeed, runtime/zero/partition_parameters.py.
     """
-    frozen = frozen_bytes(job, layout, stage)
     at_host = np.greater_equal(layout.zero, 3) & gathers_from_host(job, layout)
-    return at_host * _of_shards(job, layout, frozen.common, frozen.experts)
+    return at_host * shard_of(job, layout, frozen_bytes(job, layout, stage))

@@ -15,7 +15,7 @@ from planner.cost.model_states import (
     host_state_bytes_per_param,
     whole_gradients,
 )
-from planner.cost.stage import expert_shard_divisor, shard_degree
+from planner.cost.stage import shard_of
 from planner.cost.traffic import BesideSeconds
 from planner.layout import offloads_activations, offloads_optimizer
 
@@ -69,8 +69,7 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
     if offloads_activations(layout):
         forward = backward = _copy_seconds(job, kept_activation_bytes(job, layout, stage)[0])
     if offloads_optimizer(layout):
-        held = trained_params(job, layout, stage)
-        shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+        shard = shard_of(job, layout, trained_params(job, layout, stage))
         gradients = _copy_seconds(job, _GRADIENT_BYTES * shard)
         each_time = np.greater_equal(layout.zero, 2) & ~np.asarray(whole_gradients(job, layout))
         states = job.state_bytes

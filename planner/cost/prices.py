@@ -26,12 +26,11 @@ from planner.cost.stage import (
     by_policy,
     by_pool,
     chunks_of,
-    expert_shard_divisor,
     holds_embedding,
     holds_head,
     mtp_layers,
     pool_indices,
-    shard_degree,
+    shard_of,
     stages_of,
     timed_kinds,
 )
@@ -423,7 +422,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         LineName.DP_COMM: dp.exposed,
         LineName.ACCUMULATION: PassSeconds(backward_weight=accumulation),
     }
-    shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+    shard = shard_of(job, layout, held)
     return StagePrices(
         passes=sum(whole.values(), work.passes),
         whole=whole,

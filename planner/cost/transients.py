@@ -19,11 +19,11 @@ from planner.cost.stage import (
     by_policy,
     end_params,
     expert_padding,
-    expert_shard_divisor,
     held_params,
     holds_head,
     largest_of_layers,
     shard_degree,
+    shard_of,
 )
 from planner.cost.transfers import context_bytes
 from planner.layout import offloads_optimizer
@@ -145,11 +145,7 @@ def _peak_with_separate_ends(
     if job.model.tied_embeddings:
         layer = layer + (gathered + waits) * ends
         last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (held + copied + shard) * ends)
-        moments: tuple[Number, ...] = (
-            loss + gathered * ends,
-            forward + gathered * ends + gathered_layer,
-            layer,
-        )
+        moments: tuple[Number, ...] = (loss + gathered * ends, forward + gathered * ends + gathered_layer, layer)
     else:
         head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
         # a loss in chunks sums the head's gradients in the precision of their reduction, while the head is gathered
@@ -159,7 +155,9 @@ def _peak_with_separate_ends(
         last = (held + copied + shard) * (ends - head)
         layer = layer + np.maximum(copied * head - copied_layer, 0.0)
         moments = (loss + gathered * head, forward + (1 + several) * gathered * head, reduced, layer)
-    kept = np.greater(layout.hsdp, 1) * _reduced_shards(job, layout, stage)
+    summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
+    # _fsdp_param_group.py (AllReduceState): before the gradients of earlier microbatches are added
+    kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
     return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)
 
@@ -172,16 +170,6 @@ def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     alone = np.equal(layout.pp, 1) & np.equal(job.training.global_batch_size, layout.dp * layout.mbs)
     frees = job.engine.memory.whole_gradients != "lasting"
     return model_state_bytes(job, layout, stage)[1] * (alone & frees)
-
-
-def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the summed gradients of a device's shards, before the gradients of earlier microbatches are added.
-
-    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (AllReduceState).
-    """
-    held = trained_params(job, layout, stage)
-    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
-    return np.where(whole_gradients(job, layout), 0.0, job.reduced_bytes * shards)
 
 
 @once
@@ -405,9 +393,6 @@ def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
     """
     if job.training.frozen_weights == "16-bit":
         return 0.0
-    sizes = [
-        inputs * outputs
-        for product in layer_of(job.model, experts=False).products
-        for inputs, outputs in (product.sides(layout, width) for width in product.outputs.values())
-    ]
-    return job.compute_bytes * reduce(np.maximum, sizes)
+    products = layer_of(job.model, experts=False).products
+    sides = [product.sides(layout, width) for product in products for width in product.outputs.values()]
+    return job.compute_bytes * reduce(np.maximum, [inputs * outputs for inputs, outputs in sides])
