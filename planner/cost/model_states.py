@@ -8,8 +8,8 @@ import numpy as np
 
 from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
-from planner.cost.parameters import HeldParams, layer_params_on_device
-from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, shard_of, sum_over_layers
+from planner.cost.parameters import HeldParams
+from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, shard_of
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
@@ -101,8 +101,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
         weights = weights + copies * frozen_shard
     weights = weights + low_precision_bytes(job, layout, stage)
     if constants := job.training.lora_rank and CONSTANT_BYTES[job.training.frozen_weights]:
-        quantised = held_params(job, layout, stage).total - end_params(job, layout, stage)
-        weights = weights + constants * np.maximum(quantised, 0.0)
+        weights = weights + constants * _params_of_layers(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
@@ -120,10 +119,12 @@ def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     each = job.engine.memory.fp8_weight_bytes * of_precision
     if not each or (job.training.lora_rank and job.engine.memory.fp8_frozen_bytes):  # no 16-bit weights beside them
         return 0.0
-    on_layers = sum_over_layers(
-        job, layout, stage, lambda kind: layer_params_on_device(job.model, layout, experts=kind).total
-    )
-    return np.equal(layout.zero, 0) * each * on_layers
+    return np.equal(layout.zero, 0) * each * _params_of_layers(job, layout, stage)
+
+
+def _params_of_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Parameters on one device of a stage without those outside the layers."""
+    return np.maximum(held_params(job, layout, stage).total - end_params(job, layout, stage), 0.0)
 
 
 def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -9,12 +9,7 @@ import numpy as np
 from planner.cost.activations import kept_activation_bytes
 from planner.cost.adapters import trained_params
 from planner.cost.compute import PassSeconds
-from planner.cost.model_states import (
-    gathers_from_host,
-    host_frozen_bytes,
-    host_state_bytes_per_param,
-    whole_gradients,
-)
+from planner.cost.model_states import gathers_from_host, host_frozen_bytes, host_state_bytes_per_param, whole_gradients
 from planner.cost.stage import shard_of
 from planner.cost.traffic import BesideSeconds
 from planner.layout import offloads_activations, offloads_optimizer

@@ -86,6 +86,11 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     ends = end_params(job, layout, stage)
     ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are separate units
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
+    if (
+        job.training.frozen_weights != "16-bit" and not engine.memory.keeps_ends_gathered
+    ):  # the head is alone in 16 bits
+        head = holds_head(layout, stage) * head_params_on_device(job.model, engine, layout)
+        gathered = np.greater_equal(layout.zero, 3) * weights * head
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
@@ -129,8 +134,8 @@ def _peak_with_separate_ends(
     pass ends.
 
     Source: accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model); torch FSDP2, torch/distributed/fsdp/
-    _fully_shard/_fsdp_param_group.py (wait_for_unshard, post_backward), _fsdp_collectives.py (foreach_reduce); `planner
-    verify` counts it.
+    _fully_shard/_fsdp_param_group.py (wait_for_unshard, post_backward, AllReduceState), _fsdp_collectives.py
+    (foreach_reduce); `planner verify` counts it.
     """
     gathered = np.greater_equal(layout.zero, 3) * job.state_bytes.weights
     whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
@@ -156,7 +161,6 @@ def _peak_with_separate_ends(
         layer = layer + np.maximum(copied * head - copied_layer, 0.0)
         moments = (loss + gathered * head, forward + (1 + several) * gathered * head, reduced, layer)
     summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
-    # _fsdp_param_group.py (AllReduceState): before the gradients of earlier microbatches are added
     kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
     return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)
@@ -188,9 +192,7 @@ def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes that the layer in its backward pass needs in addition to stored activations.
-
-    The result is for the kind of layer that needs most.
+    """Bytes that the layer in its backward pass needs beside stored activations, for the kind of layer that needs most.
 
     Three parts add up: the bytes that recompute restores; the weights that ZeRO-3 gathers for the present layer and
     prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the gradients that
@@ -199,17 +201,17 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/ _fsdp_param_group.py
     (forward and backward prefetch).
     """
-    states = job.state_bytes
     inner = largest_of_layers(job, layout, stage, lambda kind: inner_gradient_bytes(job, layout, experts=kind))
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
-    gathered = gathered_layers(job, layout, stage)
     sizes = (trained, _largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
-    waits = np.where(whole_gradients(job, layout), 0.0, states.weights * waiting + job.reduced_bytes * copied)
+    waits = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting + job.reduced_bytes * copied)
     reduced = waits + inner
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
-    moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    moved = (
+        gathered_layers(job, layout, stage) + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    )
     # attention's gradients come after those of the feed-forward block, whose inner tensors (gate, up, their activation
     # and product) and two gradients are freed by then: three times the bytes of the gradients
     moved = moved + np.maximum(0.0, _gathered_context(job, layout) - 3.0 * inner)
@@ -258,8 +260,6 @@ def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     reduce_bucket_size with overlap_comm, for models of any size); `planner verify` counts it.
     """
     bucket = job.engine.memory.gradient_bucket
-    if not bucket:
-        return 0.0
     reduced = np.minimum(trained_params(job, layout, stage).total, bucket)
     return _shards_gradients(layout) * job.state_bytes.weights * (reduced + job.engine.memory.bucket_buffers * bucket)
 
