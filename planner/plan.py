@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from planner.cost.adapters import num_trained_params
 from planner.cost.band import Band
 from planner.cost.goodput import Checkpoint, Goodput, checkpoint_of, goodput
-from planner.cost.ledger import HostMemory, StageMemory, TimeLine, Verdict, verdict_of, worst_stage
+from planner.cost.ledger import MemoryLedger, StageMemory, TimeLine, Verdict, verdict_of, worst_stage
 from planner.cost.run import WholeRun, devices_in_use, whole_run
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import LENGTH, Assumed, Layout, format_layout, parse_layout
@@ -302,14 +302,15 @@ def _stage_memory_to_dict(stage: StageMemory, *, is_known: bool) -> dict[str, An
         "verdict": stage.verdict if is_known else "unknown",
         "chance_of_fitting": stage.chance_of_fitting if is_known else None,
         "device_chance": stage.device_chance if is_known else None,
-        "most_bytes": stage.most_bytes,
         **_memory_to_dict(stage, stage.stage),
-        "host": stage.host and _memory_to_dict(stage.host, stage.stage),
+        "host": stage.host
+        and {"chance": stage.host.chance if is_known else None} | _memory_to_dict(stage.host, stage.stage),
     }
 
 
-def _memory_to_dict(memory: StageMemory | HostMemory, stage: int) -> dict[str, Any]:
+def _memory_to_dict(memory: MemoryLedger, stage: int) -> dict[str, Any]:
     return {
+        "most_bytes": memory.most_bytes,
         "total_bytes": memory.total_bytes,
         "limit_bytes": memory.limit_bytes,
         "lines": [{"stage": stage, **asdict(line)} for line in memory.lines],

@@ -67,8 +67,8 @@ def fit_words(plan: Plan) -> str:
     """
     stage = plan.worst_stage
     if stage.host is not None and not stage.host_fits and not plan.unknown_because:
-        over = format_bytes(stage.missing_bytes)
-        return f"each device of stage {stage.stage} keeps {over} too much in its host's memory"
+        over, chance = format_bytes(stage.missing_bytes), f"chance of fitting {chance_words(stage.chance_of_fitting)}"
+        return f"each device of stage {stage.stage} keeps {over} too much in its host's memory; {chance}"
     whole = format_bytes(whole_bytes(plan, stage))
     words = f"stage {stage.stage} needs {format_bytes(stage.total_bytes)} of {whole}"
     free, asked = 1 - stage.total_bytes / whole_bytes(plan, stage), plan.options.headroom

@@ -37,10 +37,16 @@ def test_what_fits_passes_what_may_not_is_told_and_what_does_not_is_refused(plan
 
 def test_a_host_that_overflows_is_told_as_the_host_s(plan):
     line = replace(plan.memory[2].lines[0], num_bytes=100 * 2**30)
-    stage = replace(plan.memory[2], host=HostMemory(limit_bytes=85 * 2**30, lines=(line,)))
+    stage = replace(
+        plan.memory[2], host=HostMemory(limit_bytes=85 * 2**30, most_bytes=90 * 2**30, chance=0.012, lines=(line,))
+    )
     full = replace(plan, memory=(*plan.memory[:2], stage, plan.memory[3]))
-    assert (full.verdict, full.chance_of_fitting) == ("does not fit", 0.0)
-    assert fit_words(full) == "each device of stage 2 keeps 15.0 GiB too much in its host's memory"
+    assert (full.verdict, full.chance_of_fitting) == ("does not fit", 0.012)
+    words = "each device of stage 2 keeps 15.0 GiB too much in its host's memory; chance of fitting 1%"
+    assert fit_words(full) == words
+    unsure = replace(stage, host=replace(stage.host, most_bytes=101 * 2**30, chance=0.3))
+    assert (unsure.verdict, unsure.chance_of_fitting) == ("may not fit", 0.3)
+    assert replace(unsure, device_chance=0.1).chance_of_fitting == 0.1
 
 
 def test_headroom_that_is_missed_says_what_is_left(plan):

@@ -110,9 +110,8 @@ def _standing(case: _Case) -> tuple[int, float]:
 
 def _need(case: _Case) -> float:
     """Memory need of the fullest device or host, as a share of its limit."""
-    memory = memory_of_stages(*case)
-    hosts = [stage.host.total_bytes / stage.host.limit_bytes for stage in memory if stage.host]
-    return max(*hosts, *(stage.total_bytes / stage.limit_bytes for stage in memory), 0.0)
+    held = [each for stage in memory_of_stages(*case) for each in (stage, stage.host) if each]
+    return max(each.total_bytes / each.limit_bytes for each in held)
 
 
 def _is_legal(case: _Case) -> bool:

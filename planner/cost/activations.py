@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.adapters import adapted_matrices, widens_stream
+from planner.cost.adapters import adapted_matrices, frozen_bytes_per_param, widens_stream
 from planner.cost.layers import norm_is_one_kernel, num_tiles, rows_of
 from planner.cost.microbatch import tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
@@ -159,10 +159,12 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
     """Outputs of the adapters' first matrices, and the inputs that only products with frozen weights read.
 
     The products of ZeRO-3, or of quantised weights, may keep such inputs, too. With dropout each adapter has an input
-    and a mask of its own.
+    and a mask of its own. A product with quantised weights refers to them until its backward pass, so weights that
+    DeepSpeed gathered stay whole when it releases them.
 
-    Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3); peft,
-    tuners/lora/layer.py (Linear); engine profile.
+    Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3),
+    partition_parameters.py (free_param); bitsandbytes, autograd/_functions.py (MatMul4Bit, ctx.tensors); peft,
+    tuners/lora/layer.py (Linear); engine profile. `planner verify` counts it.
     """
     adapters = adapted_matrices(job.model, job.training, experts=experts)
     for product, _ in adapters:
@@ -173,6 +175,11 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
         num_bytes = job.compute_bytes * width * product.share * rows * batch
         yield ActivationTerm(name="adapters", num_bytes=num_bytes, dropped=dict.fromkeys(product.modules, 1.0))
     memory, quantised = job.engine.memory, job.training.frozen_weights != "16-bit"
+    if adapters and quantised and memory.zero3_keeps_inputs:
+        for product in layer_of(job.model, experts=experts).products:
+            num_bytes = np.equal(layout.zero, 3) * frozen_bytes_per_param(job) * product.held(layout)
+            dropped = dict.fromkeys(product.modules, 1.0)
+            yield ActivationTerm(name="gathered frozen weights", num_bytes=num_bytes, dropped=dropped)
     if not adapters or not (memory.zero3_keeps_inputs or (memory.quantised_keep_inputs and quantised)):
         return
     frozen: Number = 0.0
@@ -234,6 +241,11 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     Engines that gather the context keep the keys and values of all cp ranks, and a second, joined copy of the output.
     Engines that exchange sequence parts for heads (Ulysses) keep the output twice: divided by heads, and divided by
     sequence.
+
+    Attention in 8 bits keeps its inputs and its output in 8 bits. A trained product after it keeps an 8-bit copy of its
+    own, so only beside frozen weights the output has fewer bytes.
+
+    Source: Transformer Engine, pytorch/attention/dot_product_attention/backends.py (FusedAttnFunc, delayed scaling).
     """
     model, t, exchange = job.model, layout.tp, job.engine.communication.context_exchange
     cut = np.greater(layout.cp, 1)
@@ -241,6 +253,7 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
     outputs = np.where(cut & ("ring" not in exchange), 2.0, 1.0)
     tokens = tokens_per_microbatch(job, layout)
     element = job.compute_bytes * tokens
+    held = tokens if job.attention_precision == "fp8" else element
     further = _mixer_terms(job, layout)
     if not model.attends:
         return further
@@ -253,9 +266,10 @@ def _attention_terms(job: PoolJob, layout: Degrees) -> tuple[ActivationTerm, ...
         heads = layer_of(model, experts=False).width("key_value_up")  # keys without positions, and values
         values = np.where(cut, layout.cp * value, heads) if exchange == "gather" else heads
         read, saved, dropped = query + values + context * key, 0.5, {"mla_up_proj": 1.0}  # keys joined with positions
+    output = held if job.training.lora_rank else element
     terms = [
-        ActivationTerm(name="queries, keys and values", num_bytes=element * read / t, saved=saved, dropped=dropped),
-        ActivationTerm(name="attention output", num_bytes=outputs * element * output_width(model) / t, saved=1.0),
+        ActivationTerm(name="queries, keys and values", num_bytes=held * read / t, saved=saved, dropped=dropped),
+        ActivationTerm(name="attention output", num_bytes=outputs * output * output_width(model) / t, saved=1.0),
     ]
     if model.mla is not None:
         layer = layer_of(model, experts=False)

@@ -62,28 +62,34 @@ def spread_for(job: Job) -> Spread:
     return job.spread.model_copy(update={"memory": memory})
 
 
-def memory_limit_bytes(job: PoolJob, layout: Degrees) -> Number:
+def memory_limit_bytes(job: PoolJob, layout: Degrees, *, of_host: bool = False) -> Number:
     """The largest predicted peak at which a layout still fits, for one layout or many.
 
     If the user asks for headroom, the headroom sets the limit. Otherwise the chance of fitting, 1 - risk, sets the
     limit.
 
+    of_host: whether to return the limit of a device's share of its host. The ledger of the host is assumed to have the
+        error of the device's: no peak of a host is among the published runs.
+
     Source: `largest_peak_bytes`.
     """
-    return job.memory_share * _limit(job, layout, 1 - job.risk)
+    return (1.0 if of_host else job.memory_share) * _limit(job, layout, 1 - job.risk, of_host)
 
 
-def most_peak_bytes(job: PoolJob, layout: Degrees) -> Number:
+def most_peak_bytes(job: PoolJob, layout: Degrees, *, of_host: bool = False) -> Number:
     """The largest predicted peak at which a layout still *may fit*; above it the layout *does not fit*.
 
     If the user asked for headroom, it sets this limit too.
 
+    of_host: as in `memory_limit_bytes`.
+
     Source: `largest_peak_bytes`.
     """
-    return _limit(job, layout, UNLIKELY)
+    return _limit(job, layout, UNLIKELY, of_host)
 
 
-def _limit(job: PoolJob, layout: Degrees, chance: float) -> Number:
+def _limit(job: PoolJob, layout: Degrees, chance: float, of_host: bool) -> Number:
+    whole = job.host_memory_bytes if of_host else job.whole_memory_bytes
     if job.headroom is not None:
-        return job.whole_memory_bytes * (1 - job.headroom)
-    return largest_peak_bytes(job.whole_memory_bytes, spread_of(job, layout), chance)
+        return whole * (1 - job.headroom)
+    return largest_peak_bytes(whole, spread_of(job, layout), chance)

@@ -103,20 +103,22 @@ def memory_of_stages(job: Job, layout: Layout) -> tuple[StageMemory, ...]:
     stages, pools, of_stage = stages_of(job, layout), job.pools, pool_indices(job, layout)
     lines = by_pool(job, of_stage, lambda pool: memory_lines(pool, layout, stages))
     on_host = by_pool(job, of_stage, lambda pool: host_lines(pool, layout, stages))
-    limits = [(_limits(pool, layout), spread_of(pool, layout)) for pool in pools]
+    limits = [(_limits(pool, layout), _limits(pool, layout, of_host=True), spread_of(pool, layout)) for pool in pools]
     found = []
     for r, (own, of_host) in enumerate(zip(_of_stages(lines, layout.pp), _of_stages(on_host, layout.pp), strict=True)):
-        pool, (of_device, spread) = pools[of_stage[r]], limits[of_stage[r]]
+        pool, (of_device, room, spread), host = pools[of_stage[r]], limits[of_stage[r]], None
         chance = float(chance_of_fitting(total_bytes(own), pool.whole_memory_bytes, spread))
-        host = HostMemory(limit_bytes=pool.host_limit_bytes, lines=of_host) if of_host else None
+        if of_host:
+            held = float(chance_of_fitting(total_bytes(of_host), pool.host_memory_bytes, spread))
+            host = HostMemory(lines=of_host, chance=held, **room)
         found.append(StageMemory(stage=r, lines=own, host=host, device_chance=chance, **of_device))
     return tuple(found)
 
 
-def _limits(pool: PoolJob, layout: Layout) -> dict[str, float]:
+def _limits(pool: PoolJob, layout: Layout, *, of_host: bool = False) -> dict[str, float]:
     return {
-        "limit_bytes": float(memory_limit_bytes(pool, layout)),
-        "most_bytes": float(most_peak_bytes(pool, layout)),
+        "limit_bytes": float(memory_limit_bytes(pool, layout, of_host=of_host)),
+        "most_bytes": float(most_peak_bytes(pool, layout, of_host=of_host)),
     }
 
 

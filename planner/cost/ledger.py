@@ -88,10 +88,15 @@ class TimeLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
-    """Memory that one device of a stage uses on its host; the limit is the device's share of the host's memory."""
+class MemoryLedger:
+    """A memory ledger and its limits.
+
+    limit_bytes: largest total that fits.
+    most_bytes: largest total that may fit; above it, it does not fit.
+    """
 
     limit_bytes: Limit
+    most_bytes: Limit
     lines: tuple[MemoryLine, ...]
 
     @property
@@ -101,26 +106,26 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """The memory ledger of one pipeline stage and its limits; also the ledger of its host, if the layout offloads.
+class HostMemory(MemoryLedger):
+    """Memory that one device of a stage uses on its host.
 
-    limit_bytes: largest peak at which the stage fits.
-    most_bytes: largest peak at which the stage may fit; above it the stage does not fit.
+    chance: chance that the device's share of the host's memory holds it; None as `StageMemory.device_chance`.
+    """
+
+    chance: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory(MemoryLedger):
+    """The memory ledger of a device of one pipeline stage; also the ledger of its host, if the layout offloads.
+
     device_chance: chance that the peak stays within the whole memory of the device; None in a document of a plan whose
     verdict is unknown.
     """
 
     stage: int
-    limit_bytes: Limit
-    most_bytes: Limit
     device_chance: float | None
-    lines: tuple[MemoryLine, ...]
     host: HostMemory | None = None
-
-    @property
-    def total_bytes(self) -> float:
-        """Sum of the lines."""
-        return float(total_bytes(self.lines))
 
     @property
     def host_fits(self) -> bool:
@@ -144,15 +149,16 @@ class StageMemory:
         """Whether the stage fits, in words."""
         if self.fits:
             return "fits"
-        return "may not fit" if self.host_fits and self.total_bytes <= self.most_bytes else "does not fit"
+        held: tuple[MemoryLedger, ...] = (self,) if self.host is None else (self, self.host)
+        return "may not fit" if all(each.total_bytes <= each.most_bytes for each in held) else "does not fit"
 
     @property
     def chance_of_fitting(self) -> float:
-        """Chance that the device's memory suffices; 0 if the host's memory is too small.
+        """Chance that the memory of the device suffices, or that of its host, whichever is the lower.
 
-        The host's memory is compared without an error band.
+        Both are forecast by one ledger, so they share their error as stages do.
         """
-        return (self.device_chance or 0.0) if self.host_fits else 0.0
+        return min(self.device_chance or 0.0, 1.0 if self.host is None else self.host.chance or 0.0)
 
 
 def worst_stage(memory: Sequence[StageMemory]) -> StageMemory:

@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.activations import device_activation_bytes, offloaded_activation_bytes
 from planner.cost.ledger import LineName, MemoryLine
 from planner.cost.microbatch import num_microbatches
-from planner.cost.model_states import host_param_bytes, host_state_bytes, model_state_bytes
+from planner.cost.model_states import gathers_from_host, host_param_bytes, host_state_bytes, model_state_bytes
 from planner.cost.schedule import weight_versions
 from planner.cost.transients import transient_bytes
 from planner.cost.vision import tower_bytes_at_peak
@@ -97,7 +97,7 @@ def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine,
     if offloads_optimizer(layout):
         held, source = host_state_bytes(job, layout, stage), "Ren et al., ZeRO-Offload (2021), section 3"
         lines.append((LineName.OPTIMIZER_STATE, held, f"{_SHARD} (fp32 gradients + master weights + moments)", source))
-    if offloads_params(layout):
+    if offloads_params(layout) or (job.training.lora_rank and gathers_from_host(job, layout)):
         held, source = host_param_bytes(job, layout, stage), "DeepSpeed, runtime/zero/offload_config.py (offload_param)"
         lines.append((LineName.PARAMS, held, f"{_SHARD} weight bytes", source))
     if offloads_activations(layout):

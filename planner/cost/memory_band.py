@@ -58,9 +58,10 @@ def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") 
     """Distribution of measured / predicted bytes on the device with the largest peak, for the given counter.
 
     The counter `needed` decides whether a run fits: B bytes suffice with probability `memory_distribution(job,
-    layout).chance(B / predicted)`. Adapters, quantised weights, offload and an unknown framework widen the
-    distribution, because no measured run has them. The result is None if the calibration has no measured peaks. An
-    older calibration file without the counter `needed` uses the counter `device`.
+    layout).chance(B / predicted)`. Quantised weights, offload and an unknown framework widen the distribution, because
+    no run of the fit has them. Adapters do not: peaks of two families of publishers, which are in no fit, lie within it
+    (decision 209). The result is None if the calibration has no measured peaks. An older calibration file without the
+    counter `needed` uses the counter `device`.
     """
     known = {(each.counter, each.engine): each for each in job.spread.memory}
     if (counter, None) not in known and counter == "needed":
@@ -69,5 +70,6 @@ def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") 
     found = known.get((counter, own)) or known.get((counter, None))
     if found is None:
         return None
-    wider = math.sqrt(1 + len(features_of(job, layout)) * (job.spread.unseen**2 - 1))
+    unseen = set(features_of(job, layout)) - {"adapters"}
+    wider = math.sqrt(1 + len(unseen) * (job.spread.unseen**2 - 1))
     return MemoryDistribution(location=found.location, scale=found.scale * wider)

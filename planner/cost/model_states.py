@@ -8,8 +8,8 @@ import numpy as np
 
 from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
-from planner.cost.parameters import layer_params_on_device
-from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, sum_over_layers
+from planner.cost.parameters import HeldParams
+from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, shard_of
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
@@ -92,17 +92,16 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
-    shards = np.greater_equal(layout.zero, 3)
-    weights = weights + frozen.common / np.where(shards, shard_degree(layout), 1)
-    weights = weights + frozen.experts / np.where(shards, expert_shard_divisor(job, layout), 1)
+    sharded = np.greater_equal(layout.zero, 3)
+    frozen_shard = shard_of(job, layout, frozen)
+    at_home = frozen_shard * (not gathers_from_host(job, layout))
+    weights = weights + np.where(sharded, at_home, frozen.common + frozen.experts)
     if not job.state_bytes.sharded_weights:  # gathered weights are copies, and shards of frozen weights have no master
         copies = np.equal(layout.zero, 2) & np.greater(shard_degree(layout), 1)
-        weights = weights + copies * frozen.common / shard_degree(layout)
-        weights = weights + copies * frozen.experts / expert_shard_divisor(job, layout)
+        weights = weights + copies * frozen_shard
     weights = weights + low_precision_bytes(job, layout, stage)
     if constants := job.training.lora_rank and CONSTANT_BYTES[job.training.frozen_weights]:
-        quantised = held_params(job, layout, stage).total - end_params(job, layout, stage)
-        weights = weights + constants * np.maximum(quantised, 0.0)
+        weights = weights + constants * _params_of_layers(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
@@ -120,10 +119,12 @@ def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     each = job.engine.memory.fp8_weight_bytes * of_precision
     if not each or (job.training.lora_rank and job.engine.memory.fp8_frozen_bytes):  # no 16-bit weights beside them
         return 0.0
-    on_layers = sum_over_layers(
-        job, layout, stage, lambda kind: layer_params_on_device(job.model, layout, experts=kind).total
-    )
-    return np.equal(layout.zero, 0) * each * on_layers
+    return np.equal(layout.zero, 0) * each * _params_of_layers(job, layout, stage)
+
+
+def _params_of_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Parameters on one device of a stage without those outside the layers."""
+    return np.maximum(held_params(job, layout, stage).total - end_params(job, layout, stage), 0.0)
 
 
 def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -136,16 +137,26 @@ def host_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if job.engine.offload.optimizer_takes == "gradients":
         each = each + np.greater_equal(layout.zero, 3) * job.state_bytes.grads
     more, more_routed = extra_moment_bytes(job, layout, stage)
-    common = (each * held.common + more) / shard_degree(layout)
-    routed = (each * held.experts + more_routed) / expert_shard_divisor(job, layout)
-    return common + routed
+    states = HeldParams(common=each * held.common + more, experts=each * held.experts + more_routed)
+    return shard_of(job, layout, states)
 
 
 def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes on the host for the shards of weights that ZeRO-3 gathers, of one device of a stage.
 
+    Trained weights are among the states that the host updates, if the engine gathers these.
+
     Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision).
     """
-    held = trained_params(job, layout, stage)
-    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
-    return job.state_bytes.weights * shards
+    trained = shard_of(job, layout, trained_params(job, layout, stage))
+    return job.state_bytes.weights * offloads_params(layout) * trained + host_frozen_bytes(job, layout, stage)
+
+
+def host_frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes on the host for the shards of frozen weights that ZeRO-3 gathers, of one device of a stage.
+
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (offload_to_cpu: every parameter of a unit);
+    DeepSpeed, runtime/zero/partition_parameters.py.
+    """
+    at_host = np.greater_equal(layout.zero, 3) & gathers_from_host(job, layout)
+    return at_host * shard_of(job, layout, frozen_bytes(job, layout, stage))

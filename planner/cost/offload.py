@@ -9,8 +9,8 @@ import numpy as np
 from planner.cost.activations import kept_activation_bytes
 from planner.cost.adapters import trained_params
 from planner.cost.compute import PassSeconds
-from planner.cost.model_states import gathers_from_host, host_state_bytes_per_param, whole_gradients
-from planner.cost.stage import expert_shard_divisor, shard_degree
+from planner.cost.model_states import gathers_from_host, host_frozen_bytes, host_state_bytes_per_param, whole_gradients
+from planner.cost.stage import shard_of
 from planner.cost.traffic import BesideSeconds
 from planner.layout import offloads_activations, offloads_optimizer
 
@@ -52,8 +52,8 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
 
     Activations are copied to the host in the forward pass and back in the backward pass. Gradients of the shard are
     copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or for each
-    all-gather if the host also holds the weight shards. If copies overlap with computing, only the part that takes
-    longer than the stage's layers is exposed.
+    all-gather if the host also holds the weight shards, those of frozen weights included. If copies overlap with
+    computing, only the part that takes longer than the stage's layers is exposed.
 
     Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (CPUOffloadPolicy).
@@ -64,15 +64,15 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
     if offloads_activations(layout):
         forward = backward = _copy_seconds(job, kept_activation_bytes(job, layout, stage)[0])
     if offloads_optimizer(layout):
-        held = trained_params(job, layout, stage)
-        shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+        shard = shard_of(job, layout, trained_params(job, layout, stage))
         gradients = _copy_seconds(job, _GRADIENT_BYTES * shard)
         each_time = np.greater_equal(layout.zero, 2) & ~np.asarray(whole_gradients(job, layout))
         states = job.state_bytes
         weights = _copy_seconds(job, (states.sharded_weights or states.master or states.weights) * shard)
         gathers = np.greater_equal(layout.zero, 3) & gathers_from_host(job, layout)
-        forward = forward + np.where(gathers, weights, 0.0)
-        backward = backward + np.where(gathers, weights, 0.0) + np.where(each_time, gradients, 0.0)
+        gathered = np.where(gathers, weights, 0.0) + _copy_seconds(job, host_frozen_bytes(job, layout, stage))
+        forward = forward + gathered
+        backward = backward + gathered + np.where(each_time, gradients, 0.0)
         once = np.where(each_time, 0.0, gradients) + np.where(gathers, 0.0, weights)
     busy = forward + backward
     if layout.offload != "none" and job.engine.overlap.offload:

@@ -26,12 +26,11 @@ from planner.cost.stage import (
     by_policy,
     by_pool,
     chunks_of,
-    expert_shard_divisor,
     holds_embedding,
     holds_head,
     mtp_layers,
     pool_indices,
-    shard_degree,
+    shard_of,
     stages_of,
     timed_kinds,
 )
@@ -423,7 +422,7 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         LineName.DP_COMM: dp.exposed,
         LineName.ACCUMULATION: PassSeconds(backward_weight=accumulation),
     }
-    shard = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+    shard = shard_of(job, layout, held)
     return StagePrices(
         passes=sum(whole.values(), work.passes),
         whole=whole,
@@ -561,4 +560,4 @@ def stage_fits(job: PoolJob, layout: Degrees, stage: Stage) -> Flag:
     """
     fits = stage_bytes(job, layout, stage) <= memory_limit_bytes(job, layout)
     on_host = host_lines(job, layout, stage)
-    return fits & (total_bytes(on_host) <= job.host_limit_bytes) if on_host else fits
+    return fits & (total_bytes(on_host) <= memory_limit_bytes(job, layout, of_host=True)) if on_host else fits

@@ -524,6 +524,14 @@ def expert_shard_divisor(job: PoolJob, layout: Degrees) -> Number:
     return experts / np.ceil(experts / shards)
 
 
+def shard_of(job: PoolJob, layout: Degrees, held: HeldParams) -> Number:
+    """One device's shard of what a device holds before ZeRO, parameters or bytes; experts have their own shard group.
+
+    Source: `shard_degree` and `expert_shard_divisor`.
+    """
+    return held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+
+
 def expert_padding(job: PoolJob, layout: Degrees) -> Number:
     """Elements in a collective over shards of routed experts, divided by the experts' parameters: 1 for equal shards.
 

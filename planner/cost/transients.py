@@ -19,11 +19,11 @@ from planner.cost.stage import (
     by_policy,
     end_params,
     expert_padding,
-    expert_shard_divisor,
     held_params,
     holds_head,
     largest_of_layers,
     shard_degree,
+    shard_of,
 )
 from planner.cost.transfers import context_bytes
 from planner.layout import offloads_optimizer
@@ -86,6 +86,11 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     ends = end_params(job, layout, stage)
     ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are separate units
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
+    if (
+        job.training.frozen_weights != "16-bit" and not engine.memory.keeps_ends_gathered
+    ):  # the head is alone in 16 bits
+        head = holds_head(layout, stage) * head_params_on_device(job.model, engine, layout)
+        gathered = np.greater_equal(layout.zero, 3) * weights * head
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
@@ -129,8 +134,8 @@ def _peak_with_separate_ends(
     pass ends.
 
     Source: accelerate 1.15, utils/fsdp_utils.py (fsdp2_prepare_model); torch FSDP2, torch/distributed/fsdp/
-    _fully_shard/_fsdp_param_group.py (wait_for_unshard, post_backward), _fsdp_collectives.py (foreach_reduce); `planner
-    verify` counts it.
+    _fully_shard/_fsdp_param_group.py (wait_for_unshard, post_backward, AllReduceState), _fsdp_collectives.py
+    (foreach_reduce); `planner verify` counts it.
     """
     gathered = np.greater_equal(layout.zero, 3) * job.state_bytes.weights
     whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
@@ -145,11 +150,7 @@ def _peak_with_separate_ends(
     if job.model.tied_embeddings:
         layer = layer + (gathered + waits) * ends
         last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (held + copied + shard) * ends)
-        moments: tuple[Number, ...] = (
-            loss + gathered * ends,
-            forward + gathered * ends + gathered_layer,
-            layer,
-        )
+        moments: tuple[Number, ...] = (loss + gathered * ends, forward + gathered * ends + gathered_layer, layer)
     else:
         head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
         # a loss in chunks sums the head's gradients in the precision of their reduction, while the head is gathered
@@ -159,7 +160,8 @@ def _peak_with_separate_ends(
         last = (held + copied + shard) * (ends - head)
         layer = layer + np.maximum(copied * head - copied_layer, 0.0)
         moments = (loss + gathered * head, forward + (1 + several) * gathered * head, reduced, layer)
-    kept = np.greater(layout.hsdp, 1) * _reduced_shards(job, layout, stage)
+    summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
+    kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
     return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)
 
@@ -172,16 +174,6 @@ def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     alone = np.equal(layout.pp, 1) & np.equal(job.training.global_batch_size, layout.dp * layout.mbs)
     frees = job.engine.memory.whole_gradients != "lasting"
     return model_state_bytes(job, layout, stage)[1] * (alone & frees)
-
-
-def _reduced_shards(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the summed gradients of a device's shards, before the gradients of earlier microbatches are added.
-
-    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (AllReduceState).
-    """
-    held = trained_params(job, layout, stage)
-    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
-    return np.where(whole_gradients(job, layout), 0.0, job.reduced_bytes * shards)
 
 
 @once
@@ -200,9 +192,7 @@ def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes that the layer in its backward pass needs in addition to stored activations.
-
-    The result is for the kind of layer that needs most.
+    """Bytes that the layer in its backward pass needs beside stored activations, for the kind of layer that needs most.
 
     Three parts add up: the bytes that recompute restores; the weights that ZeRO-3 gathers for the present layer and
     prefetches for the next, up to the engine's bucket size; and, unless gradients are kept whole, the gradients that
@@ -211,17 +201,17 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     Source: Korthikanti et al. (2022), section 5; torch FSDP2, torch/distributed/fsdp/_fully_shard/ _fsdp_param_group.py
     (forward and backward prefetch).
     """
-    states = job.state_bytes
     inner = largest_of_layers(job, layout, stage, lambda kind: inner_gradient_bytes(job, layout, experts=kind))
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
-    gathered = gathered_layers(job, layout, stage)
     sizes = (trained, _largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
-    waits = np.where(whole_gradients(job, layout), 0.0, states.weights * waiting + job.reduced_bytes * copied)
+    waits = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting + job.reduced_bytes * copied)
     reduced = waits + inner
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
-    moved = gathered + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    moved = (
+        gathered_layers(job, layout, stage) + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
+    )
     # attention's gradients come after those of the feed-forward block, whose inner tensors (gate, up, their activation
     # and product) and two gradients are freed by then: three times the bytes of the gradients
     moved = moved + np.maximum(0.0, _gathered_context(job, layout) - 3.0 * inner)
@@ -270,8 +260,6 @@ def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     reduce_bucket_size with overlap_comm, for models of any size); `planner verify` counts it.
     """
     bucket = job.engine.memory.gradient_bucket
-    if not bucket:
-        return 0.0
     reduced = np.minimum(trained_params(job, layout, stage).total, bucket)
     return _shards_gradients(layout) * job.state_bytes.weights * (reduced + job.engine.memory.bucket_buffers * bucket)
 
@@ -405,9 +393,6 @@ def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
     """
     if job.training.frozen_weights == "16-bit":
         return 0.0
-    sizes = [
-        inputs * outputs
-        for product in layer_of(job.model, experts=False).products
-        for inputs, outputs in (product.sides(layout, width) for width in product.outputs.values())
-    ]
-    return job.compute_bytes * reduce(np.maximum, sizes)
+    products = layer_of(job.model, experts=False).products
+    sides = [product.sides(layout, width) for product in products for width in product.outputs.values()]
+    return job.compute_bytes * reduce(np.maximum, [inputs * outputs for inputs, outputs in sides])

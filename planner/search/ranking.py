@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from planner.cost.chance import largest_peak_bytes, spread_of
 from planner.cost.estimate import memory_of_stages
 from planner.cost.run import devices_in_use
-from planner.cost.stage import pool_indices
 from planner.plan_parts import Keys
 from planner.specs.recompute import is_of_some_layers, policy_code
 
 if TYPE_CHECKING:
-    from planner.layout import Degrees, Layout
-    from planner.specs.job import Job, PoolJob
+    from planner.layout import Layout
+    from planner.specs.job import Job
 
 AXES: Final = ("tp", "pp", "cp", "ep")
 """Degrees that divide the model or a sequence; data parallelism is left out, because every job has it."""
@@ -39,18 +37,7 @@ def keys_of(job: Job, layout: Layout, *, with_risk: bool = True) -> Keys:
 
 def _risk_of(job: Job, layout: Layout) -> int:
     """The class of the chance that the layout does not fit: how many of `RISKS` its riskiest stage exceeds."""
-    pools, stages = pool_indices(job, layout).tolist(), memory_of_stages(job, layout)
-    limits = {pool: _risk_limits(job.pools[pool], layout) for pool in set(pools)}
-    each = zip(stages, pools, strict=True)
-    return max(sum(stage.total_bytes > limit for limit in limits[pool]) for stage, pool in each)
-
-
-def _risk_limits(job: PoolJob, layout: Degrees) -> tuple[float, ...]:
-    """The largest peak in bytes of each class of risk; empty if a plain limit replaces the chance of fitting.
-
-    Source: `planner.cost.chance`.
-    """
-    if job.headroom is not None:
-        return ()
-    spread = spread_of(job, layout)
-    return tuple(float(largest_peak_bytes(job.whole_memory_bytes, spread, 1 - risk)) for risk in RISKS)
+    if job.headroom is not None:  # a plain limit replaces the chance
+        return 0
+    chance = min(stage.chance_of_fitting for stage in memory_of_stages(job, layout))
+    return sum(1 - chance > risk for risk in RISKS)

@@ -44,7 +44,14 @@ class Memory(TypedDict):
 
     total_bytes: float
     limit_bytes: float
+    most_bytes: float
     lines: list[MemoryLine]
+
+
+class Host(Memory):
+    """The memory that one device keeps on its host; null where it is unknown whether the plan fits."""
+
+    chance: float | None
 
 
 class Stage(Memory):
@@ -55,8 +62,7 @@ class Stage(Memory):
     verdict: Verdict
     chance_of_fitting: float | None
     device_chance: float | None
-    most_bytes: float
-    host: Memory | None
+    host: Host | None
 
 
 class PlanFigures(TypedDict):

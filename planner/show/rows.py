@@ -37,7 +37,7 @@ from planner.show.words import (
 )
 from planner.specs.calibration import precision_class
 from planner.units import format_bytes, format_count, format_seconds
-from planner.verdict import fit_words
+from planner.verdict import chance_words, fit_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ def host_words(memory: Sequence[StageMemory]) -> Words:
     fullest = max(hosts, key=lambda host: host.total_bytes)
     parts = ", ".join(f"{line_label(line.name)} {format_bytes(float(line.num_bytes))}" for line in fullest.lines)
     over = fullest.total_bytes > fullest.limit_bytes
-    limit = f"of {format_bytes(fullest.limit_bytes)} for each device"
+    limit = f"of {format_bytes(fullest.limit_bytes)} for each device; chance of fitting {chance_words(fullest.chance)}"
     return Text.assemble(parts, (f"  {limit}", "bold red" if over else "dim"))
 
 

@@ -161,8 +161,8 @@ class PoolJob(Job):
         return self.cluster.device.memory
 
     @property
-    def host_limit_bytes(self) -> float:
-        """Host memory that a plan may use for each device; 0 if it is unknown."""
+    def host_memory_bytes(self) -> float:
+        """Host memory that training can use for each device; 0 if it is unknown."""
         host = self.cluster.host
         return host.memory * host.usable_share / self.cluster.devices_per_host if host else 0.0
 

@@ -292,3 +292,17 @@ def test_dropout_moves_the_input_of_each_adapter_and_a_mask(make_job):
     seconds = moved / (device.memory_bandwidth * device.efficiency.memory) + 2 * device.efficiency.launch
     assert float(passes[1].forward - passes[0].forward) == pytest.approx(seconds)
     assert float(passes[1].backward - passes[0].backward) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("layers", "counted"), [(1, 6.730e9), (4, 8.145e9), (16, 13.834e9)])
+def test_gathered_nf4_weights_stay_until_their_products_go_backwards(make_job, layers, counted):
+    """Counts of `planner verify` of transformers with PEFT and bitsandbytes 0.50 under DeepSpeed 0.19.8, on 2 ranks.
+
+    DeepSpeed drops its reference to gathered weights, and bitsandbytes' products keep theirs.
+    """
+    settings = (f"model.num_layers={layers}", *lora(16, "[query, value]", "training.frozen_weights=nf4"))
+    job = make_job("llama3-8b", "dgx-h100", engine="deepspeed", gpus=2, batch=4, sequence=2048, settings=settings)
+    layout = parse_layout("dp=2,zero=3,mbs=1,recompute=none", num_layers=layers, num_devices=2)
+    (stage,) = estimate(job, layout).memory
+    lines = {line.name: float(line.num_bytes) for line in stage.lines}
+    assert stage.total_bytes - lines[LineName.RUNTIME] == pytest.approx(counted, rel=0.005)

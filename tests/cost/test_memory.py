@@ -588,3 +588,22 @@ def test_a_layout_fits_only_if_every_stage_does(make_job):
     found = estimate(job, parse_layout("pp=2,dp=8,zero=1,mbs=32,recompute=full", num_layers=32, num_devices=16))
     assert [stage.fits for stage in found.memory] == [True, False]
     assert not found.fits
+
+
+def test_attention_in_8_bits_keeps_its_tensors_in_8_bits(make_job):
+    """Transformer Engine's FusedAttnFunc saves q, k, v, out in 8 bits; a trained projection saves its own copy."""
+    tokens, sizes = 4096, 4096 + 2 * 1024  # Llama 3 8B: queries, and keys and values of 8 of 32 heads
+    found = {}
+    for bits in ("true", "false"):
+        for rank in (0, 8):
+            settings = (f"engine.compute.fp8_attention={bits}", f"training.lora_rank={rank}")
+            job = make_job(
+                "llama3-8b", "dgx-h100", gpus=8, batch=8, sequence=tokens, precision="fp8", engine="megatron",
+                settings=settings,
+            )  # fmt: skip
+            layout = parse_layout("dp=8,zero=1,mbs=1", num_layers=32, num_devices=8)
+            terms = {term.name: float(np.ravel(term.num_bytes)[0]) for term in activation_terms(job, layout)}
+            found[bits, rank] = terms["queries, keys and values"] / tokens, terms["attention output"] / tokens
+    assert found["false", 0] == found["false", 8] == (2 * sizes, 2 * 4096)
+    assert found["true", 8] == (sizes, 4096)
+    assert found["true", 0] == (sizes, 2 * 4096)

@@ -31,7 +31,9 @@ def test_a_job_takes_its_engine_s_distribution_and_that_of_all_without(make_job)
     assert memory_distribution(both, layout) == MemoryDistribution(location=0.02, scale=0.03)
     assert memory_distribution(both, layout, "device") == MemoryDistribution(location=0.1, scale=0.05)
     adapters = replace(job, training=job.training.model_copy(update={"lora_rank": 8}))
-    assert memory_distribution(adapters, layout).scale == pytest.approx(0.1)
+    assert memory_distribution(adapters, layout) == memory_distribution(job, layout)
+    nf4 = adapters.training.model_copy(update={"frozen_weights": "nf4"})
+    assert memory_distribution(replace(adapters, training=nf4), layout).scale == pytest.approx(2.0 * 0.05)
 
 
 def test_the_band_is_of_the_stage_that_is_fullest(make_job):

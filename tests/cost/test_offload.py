@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cost.chance import spread_of
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.limits import unpriced
 from planner.cost.offload import host_update_seconds
 from planner.cost.parameters import num_params
+from planner.cost.prices import stage_fits
+from planner.cost.stage import stages_of
 from planner.layout import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
@@ -146,6 +149,25 @@ def test_shards_of_fsdp_come_up_for_every_gathering(make_job):
     assert lines_of(priced.memory[0])[LineName.PARAMS] == 0
 
 
+@pytest.mark.parametrize(("engine", "offload"), [("fsdp", "optimizer"), ("deepspeed", "states+params")])
+def test_frozen_weights_wait_on_the_host_and_come_up_for_every_gathering(make_job, engine, offload):
+    """CPUOffloadPolicy and offload_param move every parameter, trained or not; else the device holds a shard."""
+    adapters = ("training.lora_rank=8", "training.lora_targets=[query, value]")
+    job = make_job("llama3-8b", "dgx-h100", gpus=8, batch=16, engine=engine, settings=adapters)
+    whole = layout_of(job, "dp=8,zero=3,mbs=1,recompute=full")
+    moved = replace(whole, offload=offload)
+    plain, priced = (estimate(job, layout) for layout in (whole, moved))
+    shard = 2 * num_params(job.model) / 8  # 16 bits
+    gone = lines_of(plain.memory[0])[LineName.PARAMS] - lines_of(priced.memory[0])[LineName.PARAMS]
+    assert gone == pytest.approx(shard, rel=2e-3)
+    assert lines_of(priced.memory[0].host)[LineName.PARAMS] == pytest.approx(shard, rel=2e-3)
+    trained = 2 * 32 * 8 * (4096 + 4096 + 4096 + 1024) / 8  # bytes of a copy of the adapters' shard: nearly nothing
+    host = job.cluster.host
+    copies = 2 * 2 * shard / (host.bandwidth * host.efficiency)  # two microbatches of two passes
+    found = seconds_of(priced)[LineName.HOST_COMM].busy_seconds
+    assert copies <= found <= copies + 20 * trained / (host.bandwidth * host.efficiency)
+
+
 LAYOUTS = st.builds(
     "tp={},pp={},dp={},zero=1,mbs={},recompute={}".format,
     st.sampled_from([1, 2]),
@@ -179,6 +201,26 @@ def test_the_hosts_memory_is_a_limit(make_job):
     assert not estimate(job, layout).fits  # 8 devices of 16 GB
     roomy = make_job("llama3-8b", gpus=8, batch=8)
     assert estimate(roomy, layout).fits
+
+
+def test_the_hosts_memory_has_a_chance_like_the_devices(make_job):
+    """A host as full as a device has the device's chance, and the chance at the two limits is theirs."""
+    layout = layout_of(make_job("llama3-8b", gpus=8, batch=8), "dp=8,zero=1,offload=optimizer")
+    whole = estimate(make_job("llama3-8b", gpus=8, batch=8), layout).memory[0]
+    need, seen = whole.host.total_bytes, []
+    for free in (0.5, 0.7, 0.85, 0.95, 1.05, 1.3, 2.0):
+        size = 8 * need * free / 0.9  # the share that training can use
+        job = make_job("llama3-8b", gpus=8, batch=8, settings=(f"cluster.host.memory={size!r} B",))
+        (stage,) = estimate(job, layout).memory
+        spread = spread_of(job, layout)
+        assert stage.host.chance == pytest.approx(float(spread.chance(free)))
+        assert stage.chance_of_fitting == min(stage.host.chance, stage.device_chance)
+        assert stage.host.limit_bytes == pytest.approx(free * need / float(spread.quantile(0.95)))
+        assert bool(stage_fits(job, layout, stages_of(job, layout))) == stage.fits
+        seen.append(stage.verdict)
+        plain = replace(job, headroom=0.0)
+        assert estimate(plain, layout).fits == (free >= 1)
+    assert seen == ["does not fit"] * 2 + ["may not fit"] * 3 + ["fits"] * 2
 
 
 def test_a_cluster_without_hosts_says_so(make_job):

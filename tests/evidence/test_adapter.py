@@ -472,8 +472,22 @@ def test_fused_kernels_and_attention_in_8_bits_are_read_from_words() -> None:
     assert [each.fused_swiglu for each in (plain, liger, foak)] == [False, True, False]
     assert setup_of(flags="FP8_DPA", precision="fp8").job.attention_precision == "fp8"
     assert setup_of(flags="", precision="fp8").job.attention_precision == "bf16"
+    words = ("FP8_ACT", "FP8_ACTIVATION", "fp8 activations", "")
+    assert [setup_of(flags=each).job.engine.memory.fp8_gates for each in words] == [True, True, False, False]
     guessed = {"precision": "bf16?", "precision_class": "16"}
     assert [setup_of(flags=flags, **guessed).job.training.precision for flags in ("FP8_DPA", "")] == ["fp8", "bf16"]
+
+
+def test_mlperf_s_adapters_are_those_of_its_train_py_and_its_submitters_switches() -> None:
+    """train.py: rank 16, dropout 0.1, linear_qkv and linear_proj; config_MI300X_1x8x1.sh: ACL=21, FP8_ACTIVATION."""
+    runs = [each for each in RUNS if each.source_set == "mlperf-lora"]
+    setups = {each.id: setup for each in runs if not isinstance(setup := job_of(each), Unsupported)}
+    training = {key: setup.job.training for key, setup in setups.items()}
+    assert {(each.lora_rank, each.lora_targets) for each in training.values()} == {(16, ("query", "output"))}
+    assert (training["N2748"].lora_dropout, training["N2695"].lora_dropout) == (0.1, 0.0)  # tp of 1, and of 4
+    gates = {key: setups[key].job.engine.memory.fp8_gates for key in ("N2748", "N2750", "N2695", "N2849")}
+    assert gates == {"N2748": True, "N2750": True, "N2695": False, "N2849": False}
+    assert [setups[key].layout.recompute for key in ("N2750", "N2748")] == [("full:21",), ("none",)]
 
 
 def test_a_loop_over_experts_is_read_from_words() -> None:
