@@ -168,15 +168,12 @@ class _Script:
                 self.place += len(mark)
                 if words and self._runs(words, mark):
                     found += self._ran(words)
-                if self.exports:
-                    self.exported |= self.assigned
+                self.exported |= self.assigned if self.exports else set()
                 words, self.assigned, self.exports = [], set(), False
                 if mark == ";;" and self.branches:
                     self.branches[-1].is_taken = False
             elif set(words) <= _BEFORE_ASSIGNMENTS and (match := _ASSIGNMENT.match(self.text, self.place)):
-                self.exports = self.exports or not {"export", "-x"}.isdisjoint(words)
-                self.assigned |= set() if self._is_off else {match[1]}
-                self._assign(match)
+                self._assign(match, is_export=not {"export", "-x"}.isdisjoint(words))
                 self.is_skipped = False
                 words = []
             elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
@@ -318,7 +315,9 @@ class _Script:
             self.place = len(self.text) if end < 0 else end
         return self.place > start
 
-    def _assign(self, match: re.Match[str]) -> None:
+    def _assign(self, match: re.Match[str], *, is_export: bool) -> None:
+        self.exports = self.exports or is_export
+        self.assigned |= set() if self._is_off else {match[1]}
         self.place = match.end()
         before = self.values.get(match[1], []) if match[2] else []
         if self.text.startswith("(", self.place):
