@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,7 +102,7 @@ def cut_gradient_params(job: PoolJob, layout: Degrees) -> Number:
     for number, row in enumerate(first):
         tp, ranks = (int(each[row]) for each in columns)
         if ranks > 1:
-            ends = np.cumsum(matrices_in_order(job.model, job.engine, replace(alone(layout), tp=tp)))
+            ends = np.cumsum(matrices_in_order(job.model, job.engine, alone(layout, tp)))
             borders = ends[-1] / ranks * np.arange(ranks + 1)
             begun = np.searchsorted(ends, borders[:-1] + 0.5, side="right")
             done = np.searchsorted(ends, borders[1:] - 0.5, side="left")
