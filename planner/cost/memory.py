@@ -60,11 +60,12 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
     stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
     stored = device_activation_bytes(job, layout, stage, m) + tower_bytes_at_peak(job, layout, stage, m)
     transient = transient_bytes(job, layout, stage, stored)
+    cut = " + whole matrices that the borders of shards cut" * (job.engine.memory.bucket_buffers > 0)
     zero, cached = "Rajbhandari et al., ZeRO (SC 2020); engine profile", _runtime_bytes(job, layout, stored + transient)
     tower = ", and of the tower of images without recompute" if job.model.vision else ""
     return _lines(
         (LineName.PARAMS, weights, f"{_STAGE} weight bytes (/ shard degree from ZeRO-3){stashed}", zero),
-        (LineName.GRADS, grads, f"{_STAGE} gradient bytes (/ shard degree from ZeRO-2)", zero),
+        (LineName.GRADS, grads, f"{_STAGE} gradient bytes (/ shard degree from ZeRO-2{cut})", zero),
         (LineName.OPTIMIZER_STATE, states, f"{_STAGE} (master weights + moments) (/ shard degree from ZeRO-1)", zero),
         (LineName.ACTIVATIONS, stored, _KEPT + tower, _OF_KEPT),
         (LineName.TRANSIENTS, transient, _SHORT, "Korthikanti et al. (2022), section 5; torch FSDP2 prefetch"),

@@ -8,8 +8,16 @@ import numpy as np
 
 from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
-from planner.cost.parameters import HeldParams
-from planner.cost.stage import end_params, expert_shard_divisor, held_params, shard_degree, shard_of
+from planner.cost.parameters import HeldParams, matrices_in_order
+from planner.cost.shapes import alone, distinct_rows
+from planner.cost.stage import (
+    end_params,
+    expert_shard_divisor,
+    held_params,
+    shard_degree,
+    shard_of,
+    sum_over_layers,
+)
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
@@ -82,6 +90,34 @@ def host_state_bytes_per_param(job: PoolJob) -> float:
 
 
 @once
+def cut_gradient_params(job: PoolJob, layout: Degrees) -> Number:
+    """Parameters whose gradients the fullest rank of ZeRO-2 keeps although they belong to other ranks' shards.
+
+    Shards are views of whole gradients: a matrix that the border of two shards cuts stays whole on both ranks, and a
+    matrix that is larger than a shard on all ranks that have a part of it. Vectors and adapters are too small to count.
+
+    Source: DeepSpeed, runtime/zero/stage_1_and_2.py (get_flat_partition); derived here, tests/executed counts it.
+    """
+    wanted = np.equal(layout.zero, 2) & np.equal(layout.pp, 1) & (not offloads_optimizer(layout))
+    if not job.engine.memory.bucket_buffers or job.training.lora_rank or not np.any(wanted):
+        return 0.0
+    shape = np.broadcast_shapes(*map(np.shape, (wanted, layout.tp, layout.dp, layout.cp)))
+    keys = (layout.tp * wanted, shard_degree(layout) * wanted)
+    columns = [np.broadcast_to(each, shape).ravel().astype(np.int64) for each in keys]
+    first, position = distinct_rows(columns)
+    found = np.zeros(len(first))
+    for number, row in enumerate(first):
+        tp, ranks = (int(each[row]) for each in columns)
+        if ranks > 1:
+            ends = np.cumsum(matrices_in_order(job.model, job.engine, alone(layout, tp)))
+            borders = ends[-1] / ranks * np.arange(ranks + 1)
+            begun = np.searchsorted(ends, borders[:-1] + 0.5, side="right")
+            done = np.searchsorted(ends, borders[1:] - 0.5, side="left")
+            found[number] = np.max(ends[done] - np.append(0.0, ends)[begun]) - ends[-1] / ranks
+    return found[position].reshape(shape)
+
+
+@once
 def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number, Number]:
     """Bytes of weights, gradients and optimizer state of one device; experts use their own shard group.
 
@@ -92,6 +128,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
+    grads = grads + job.state_bytes.grads * cut_gradient_params(job, layout)
     sharded = np.greater_equal(layout.zero, 3)
     frozen_shard = shard_of(job, layout, frozen)
     at_home = frozen_shard * (not gathers_from_host(job, layout))

@@ -277,6 +277,28 @@ def head_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDeg
     return padded_vocab(model, engine, layout) * head_width(model)
 
 
+def matrices_in_order(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> list[Number]:
+    """Elements of the matrices on one rank, in the order of transformers' modules; all experts of a layer are two.
+
+    The projections of queries, keys and values are matrices of their own, also where a program packs them.
+
+    Source: transformers 5.23, models/llama/modeling_llama.py and models/mixtral/modeling_mixtral.py.
+    """
+    of_layers: dict[bool, list[Number]] = {}
+    for kind in (False, True) if model.moe else (False,):
+        products = layer_of(model, experts=kind).products
+        of_layers[kind] = [
+            each.num_held * inputs * size / (layout.ep if each.count else 1)
+            for each in products
+            for width in ([None] if each.count else each.outputs.values())
+            for inputs, size in [each.sides(layout, width)]
+        ]
+    found = [embedding_params_on_device(model, engine, layout), _position_params(model) + 0 * layout.tp]
+    for has_experts in model.layer_has_experts(np.arange(model.num_layers)):
+        found += of_layers[bool(has_experts)]
+    return [*found, head_params_on_device(model, engine, layout) * (_has_own_head(model) and model.output_head)]
+
+
 @once
 def end_params_on_device(
     model: ModelSpec, engine: EngineSpec, layout: Degrees, stage: Number, num_mtp: Number

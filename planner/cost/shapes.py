@@ -42,9 +42,9 @@ LAYER_KEYS: Final = tuple(f.name for f in fields(_Shapes))
 """Names of the degrees that set the shape of a layer."""
 
 
-def alone(layout: LayerDegrees) -> LayerDegrees:
-    """Degrees of a device that holds whole layers, without tensor, context or expert parallelism."""
-    return _Shapes(tp=1, cp=1, ep=1, etp=1, mbs=layout.mbs, sp=0, segment=layout.segment)
+def alone(layout: LayerDegrees, tp: Number = 1) -> LayerDegrees:
+    """Degrees of a device that holds whole layers, or of `tp` ranks, without context or expert parallelism."""
+    return _Shapes(tp=tp, cp=1, ep=1, etp=1, mbs=layout.mbs, sp=0, segment=layout.segment)
 
 
 def by_shape(layout: LayerDegrees, price: Callable[[LayerDegrees], T]) -> T:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.api import estimate_layout
 from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
 from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
@@ -607,3 +608,28 @@ def test_attention_in_8_bits_keeps_its_tensors_in_8_bits(make_job):
     assert found["false", 0] == found["false", 8] == (2 * sizes, 2 * 4096)
     assert found["true", 8] == (sizes, 4096)
     assert found["true", 0] == (sizes, 2 * 4096)
+@pytest.mark.parametrize("ranks", [2, 3, 8, 24, 64])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_matrices_that_the_borders_of_shards_cut_stay_whole_on_both_ranks(ranks, tp):
+    """Oracle: DeepSpeed's rule on the parameters of transformers' Llama 3 8B, rank by rank.
+
+    AutoTP keeps the embedding whole. Executed: tests/executed, deepspeed, `matrices cut by shards`.
+    """
+    h, f, rows = 4096, 14336, 128256
+    layer = [h * h, 1024 * h, 1024 * h, h * h, h * f, h * f, h * f]
+    sizes = [rows * h, *(size // tp for size in 32 * layer), rows * h // tp]
+    shard, most = sum(sizes) / ranks, 0.0
+    for rank in range(ranks):
+        begun, held = 0, 0
+        for size in sizes:
+            held += size * (begun < (rank + 1) * shard - 0.5 and begun + size > rank * shard + 0.5)
+            begun += size
+        most = max(most, held - shard)
+    found = {}
+    for zero in (2, 3):
+        plan = estimate_layout(  # ZeRO-3 shards every tensor and cuts none
+            "llama3-8b", "dgx-h100", layout=f"tp={tp},sp=0,dp={ranks},zero={zero},mbs=1", engine="deepspeed",
+            gpus=ranks * tp, seq_len=2048, global_batch=ranks,
+        )  # fmt: skip
+        found[zero] = {line.name: float(line.num_bytes) for line in plan.memory[0].lines}["grads"]
+    assert found[2] - found[3] == pytest.approx(2 * most, abs=1e3 * ranks)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import yaml
 
 from planner.api import estimate_file
 from planner.emit.read.front import read_foreign
+from planner.emit.read.shell import commands_of
 from planner.errors import InputError
 
 DRAWN = Path(__file__).parent / "drawn"
@@ -285,3 +287,52 @@ def test_sequence_parallelism_and_dropout_of_adapters_are_those_of_the_file(writ
     found = read_foreign(written(f"defaults: sft.yaml\npolicy:\n{own}", "a.yaml"), num_devices=8)
     assert found.layout["sp"] == "0"
     assert "training.lora_dropout=0.1" in found.settings
+
+
+def test_nemo_rl_inherits_from_several_files_of_which_the_last_wins(written) -> None:
+    """Source: NeMo RL 7ea279ab, nemo_rl/utils/config.py, load_config_with_inheritance; no name or key says `sft`."""
+    written(BASE.replace("sft:", "logger:").replace("train_micro_batch_size: 1", "train_micro_batch_size: 4"), "a.yaml")
+    written("policy:\n  train_micro_batch_size: 2\n", "b.yaml")
+    path = written("defaults: [a.yaml, b.yaml]\npolicy:\n  dtensor_cfg: {tensor_parallel_size: 2}\n", "c.yaml")
+    found = read_foreign(path, num_devices=8)
+    assert (found.layout["mbs"], found.layout["tp"]) == ("2", "2")
+
+
+def test_an_empty_section_of_nemo_rl_replaces_that_of_the_file_that_it_names(written) -> None:
+    written(BASE.replace("dtensor_cfg:", "dtensor_cfg: {enabled: true}\n  other:"), "sft.yaml")
+    path = written(
+        "defaults: sft.yaml\npolicy:\n  dtensor_cfg: null\n"
+        "  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, sequence_parallel: true}\n",
+        "a.yaml",
+    )
+    assert read_foreign(path, num_devices=8).engine == "megatron"
+    with pytest.raises(InputError, match="neither dtensor_cfg nor megatron_cfg"):
+        read_foreign(written("defaults: sft.yaml\npolicy:\n  dtensor_cfg: null\n", "a.yaml"), num_devices=8)
+
+
+@pytest.mark.parametrize(
+    ("before", "tp"),
+    [
+        ("export TP=4\n", "4"),
+        ("TP=4\nexport MORE TP\n", "4"),
+        ("export MORE=1 TP=4\n", "4"),
+        ("export TP=2\nTP=4\n", "4"),
+        ("declare -x TP=4\n", "4"),
+        ("TP=4 ", "4"),
+        ("TP=4\n", None),
+        ("export MORE=1\nTP=4\n", None),
+        ("MORE=1 TP=4 true\nTP=4\n", None),
+    ],
+)
+def test_another_shell_has_the_variables_that_the_script_exports(before, tp) -> None:
+    """Oracle: bash itself, which prints the same."""
+    text = f"{before}bash -c 'echo torchrun pretrain_gpt.py --tensor-model-parallel-size $TP --x $MORE'\n"
+    told = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=True, env={}).stdout
+    assert ("size 4 " in told) == (tp == "4")
+    words = next(each for each in commands_of(text) if "-c" in each)
+    assert words[words.index("--tensor-model-parallel-size") + 1] == (tp or "$TP")
+
+
+def test_another_shell_has_arguments_of_its_own() -> None:
+    text = "set -- 2\nexport A=1\nbash -c 'run --a $A --b $1 --c $0' name 8\n"
+    assert commands_of(text)[-1][2:] == ["run", "--a", "1", "--b", "8", "--c", "name"]

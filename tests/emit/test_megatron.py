@@ -296,6 +296,16 @@ def test_adapters_beside_a_part_of_a_module_are_refused():
         assert any("hold several matrices" in str(row.fault(plan)) for row in refusals) == refused
 
 
+@pytest.mark.parametrize(("graphs", "is_on"), [("layers", True), ("step", True), ("none", False)])
+def test_bridges_models_with_graphs_have_the_generator_that_they_demand(graphs, is_on):
+    """Megatron-LM d98e8a64, training/models/gpt.py: without it, Megatron-Bridge stops at the first model."""
+    given = (f"training.cuda_graphs={graphs}",)
+    plan = plan_of(("llama3-8b", 1, "tp=4,zero=1", given), "megatron-bridge")
+    text = bundle_of(plan, how=How(smoke=True), force_unfit=True).texts["run.sh"]
+    for key in ("model.transformer.use_te_rng_tracker=true", "rng.te_rng_tracker=true"):
+        assert (key in text) == is_on
+
+
 def test_the_trainers_options_are_not_megatrons():
     plan = plan_of(("llama3-8b", 1, "tp=8,zero=1", ()))
     with pytest.raises(InputError, match="--steps"):

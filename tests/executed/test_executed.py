@@ -137,6 +137,8 @@ def differences(
             and seen[kind][:count] != pytest.approx(reference[kind][:count], rel=within * LOOSER[kind])
         ]
         held, planned = seen["bytes"], planned_bytes(case, plan, stage)
+        if case.program == "deepspeed" and layout.zero == 2:  # the ledger has the rank that keeps most of cut matrices
+            held["grads"] = max(each["bytes"].get("grads", 0) for each in ranks)
         held["shards"] = held.get("params", 0) + held.get("states", 0)
         held["held"] = sum(held.get(kind, 0) for kind in ("params", "grads", "states"))
         wrong += [

@@ -79,6 +79,7 @@ def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
         else:
             found[RENAMED.get(key, f"{_SECTION_OF.get(key, 'model')}.{key}")] = value
     found["optimizer.use_distributed_optimizer"] = found["ddp.use_distributed_optimizer"]  # either one switches it on
+    found |= _NAMES["with_graphs"] if values.get("cuda_graph_impl", "none") != "none" else {}
     found["model.activation_func"] = "silu" if values.get("swiglu") else "gelu"
     found["model.cpu_offloading"] = bool(values.get("cpu_offloading_num_layers"))
     return {_nested(path): value for path, value in found.items()} if _is_llama(plan) else found

@@ -280,10 +280,6 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     return {"layout.recompute": back[mode.lower()]}
 
 
-def _num_shards(plan: Plan) -> int:
-    return plan.layout.dp // plan.layout.hsdp * plan.layout.cp
-
-
 def _is_one_rank(plan: Plan) -> bool:
     return plan.layout.dp * plan.layout.cp == plan.layout.hsdp
 
@@ -485,11 +481,6 @@ REFUSALS: Final = (
     ),
     only("layout.pp", 1, why="tied embeddings have no pipeline", when=lambda plan: plan.model.tied_embeddings),
     only("layout.hsdp", 1, why="a replica has one rank to shard over", when=_is_one_rank),
-    refuse(
-        lambda plan: _num_shards(plan) * plan.layout.tp % plan.layout.ep,
-        "layout.ep is {plan.layout.ep}, which does not divide the sharded ranks",
-        "plan again with --pin hsdp=1",
-    ),
     *refusals(_NAMES["refuses"]),
 )
 IGNORED: Final = listed(_NAMES["ignores"])

@@ -297,11 +297,14 @@ class _Run:
                 mistakes = [Mistake(message="this file cannot be read", where=file.shown, hint=hint)]
             raise InputError(*mistakes) from None
         for key, read_named in reader.files.items():
-            if name := found.pop(key, None):
+            names = found.pop(key, None) or ()
+            for name in reversed(names if isinstance(names, tuple) else (names,)):  # of several, the last wins
                 if depth == _MOST_FILES:
                     raise InputError(f"more than {_MOST_FILES} files name each other", where=file.where(key))
                 named = self._named(str(name), key, file)
-                found = {**self._values(named, named.text, reader, read_named, depth + 1), **found}
+                below = self._values(named, named.text, reader, read_named, depth + 1)
+                empty = tuple(f"{each}." for each, value in found.items() if value is None)  # a section that is off
+                found = {**{each: value for each, value in below.items() if not each.startswith(empty)}, **found}
         return found
 
     def _named(self, name: str, key: str, file: _File) -> _File:
@@ -393,7 +396,7 @@ def _with_variables(text: str, define: Sequence[str], args: str | None, hosts: i
         if name.isdigit():
             placed[int(name)] = value
         else:
-            lines.append(f"{name}={shlex.quote(value)}; ")
+            lines.append(f"export {name}={shlex.quote(value)}; ")
     if placed or args is not None:
         every = range(1, max(placed, default=0) + 1)
         words = (shlex.quote(placed[place]) if place in placed else f'"${{{place}}}"' for place in every)

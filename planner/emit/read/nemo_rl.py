@@ -91,7 +91,7 @@ READER: Final = Reader(
     name="a supervised fine-tuning file of NeMo RL",
     recognises=lambda name, text: (  # noqa: ARG005 - as the others
         re.search(r"^policy:\s*$", text, re.MULTILINE) is not None
-        and re.search(r"^(sft:|defaults:.*\bsft)", text, re.MULTILINE) is not None
+        and re.search(r"^(sft:|defaults:|\s+(dtensor|megatron)_cfg:)", text, re.MULTILINE) is not None
     ),
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",

@@ -126,6 +126,14 @@ def _joined(done: list[str], part: str, pieces: list[str]) -> str:
     return part + (pieces[-1] if pieces else "")
 
 
+def _arguments(words: list[str]) -> dict[str, list[str]]:
+    """`$1` and so on; an argument that is its own unset variable stays unset, and with it `$@` and `$#`."""
+    found = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
+    if len(found) == len(words):
+        found |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
+    return found
+
+
 class _Script:
     def __init__(self, text: str) -> None:
         if bad := _CONTROL.search(text):
@@ -139,6 +147,9 @@ class _Script:
         self.budget = _MOST_CHARACTERS
         self.arguments: dict[str, list[str]] = {}
         self.num_evals = 0
+        self.exported: set[str] = set()
+        self.assigned: set[str] = set()
+        self.exports = False
 
     def commands(self) -> list[list[str]]:
         found: list[list[str]] = []
@@ -157,11 +168,12 @@ class _Script:
                 self.place += len(mark)
                 if words and self._runs(words, mark):
                     found += self._ran(words)
-                words = []
+                self.exported |= self.assigned if self.exports else set()
+                words, self.assigned, self.exports = [], set(), False
                 if mark == ";;" and self.branches:
                     self.branches[-1].is_taken = False
             elif set(words) <= _BEFORE_ASSIGNMENTS and (match := _ASSIGNMENT.match(self.text, self.place)):
-                self._assign(match)
+                self._assign(match, is_export=not {"export", "-x"}.isdisjoint(words))
                 self.is_skipped = False
                 words = []
             elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
@@ -183,8 +195,10 @@ class _Script:
     def _ran(self, words: list[str]) -> list[list[str]]:
         """The commands that a command is: itself, those of the text of `eval`, or none for `set --`."""
         if words[:2] == ["set", "--"]:
-            self._set(words[2:])
+            self.arguments = _arguments(words[2:])
             return []
+        if words[0] == "export":
+            self.exported |= {*words[1:]}
         if words[0] == "read" and "<<<" in words:
             self._read(words[1 : words.index("<<<")], " ".join(words[words.index("<<<") + 1 :]))
             return []
@@ -194,7 +208,7 @@ class _Script:
         if (place := next((at for at, each in enumerate(words[:-1]) if each == "-c"), 0)) and self._sets(
             words[place + 1]
         ):
-            return [[*words[: place + 1], *each] for each in self._nested(words[place + 1], self.arguments, 1)]
+            return [[*words[: place + 1], *each] for each in self._other_shell(*words[place + 1 :])]
         if self.arguments and {"shift", "getopts"} & set(words[:2]):
             hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"
             raise InputError(f"the script goes through its arguments ({words[0]}), which is not followed", hint=hint)
@@ -204,11 +218,14 @@ class _Script:
             self._too_deep("evals", _MOST_EVALS)
         return self._nested(" ".join(words[1:]), self.arguments, 1)
 
-    def _set(self, words: list[str]) -> None:
-        """Set the arguments; an argument that is its own unset variable stays unset, and with it `$@` and `$#`."""
-        self.arguments = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
-        if len(self.arguments) == len(words):
-            self.arguments |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
+    def _other_shell(self, text: str, name: str = "bash", *words: str) -> list[list[str]]:
+        """The commands of `bash -c TEXT NAME WORDS`: it has exported variables, and those set before its own name."""
+        inner = self._inner(text)
+        known = self.exported | self.assigned
+        inner.values = {each: value for each, value in self.values.items() if each in known}
+        inner.exported, inner.arguments = {*inner.values}, _arguments(list(words)) | {"0": [name]}
+        inner.num_evals = self.num_evals + 1
+        return inner.commands()
 
     def _read(self, words: list[str], text: str) -> None:
         """Set the variables of `read -r A B <<< TEXT`; IFS parts the text, and the last variable takes the rest."""
@@ -231,6 +248,7 @@ class _Script:
         """A script that shares the variables of this one."""
         inner = _Script(text)
         inner.values, inner.arguments, inner.budget = self.values, self.arguments, self.budget
+        inner.exported = self.exported
         return inner
 
     @property
@@ -297,7 +315,9 @@ class _Script:
             self.place = len(self.text) if end < 0 else end
         return self.place > start
 
-    def _assign(self, match: re.Match[str]) -> None:
+    def _assign(self, match: re.Match[str], *, is_export: bool) -> None:
+        self.exports = self.exports or is_export
+        self.assigned |= set() if self._is_off else {match[1]}
         self.place = match.end()
         before = self.values.get(match[1], []) if match[2] else []
         if self.text.startswith("(", self.place):

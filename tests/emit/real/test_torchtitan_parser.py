@@ -22,7 +22,10 @@ from planner.cost.parameters import num_params
 from planner.emit.bundle import write_bundle
 from planner.emit.programs.hugging_face import flat
 from planner.emit.target import How
+from planner.layout import parse_layout
 from planner.run_arguments import RunArguments
+from planner.search.given import plan_for_layout
+from planner.specs.load import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
@@ -113,3 +116,51 @@ def test_what_it_saves_reads_back_as_the_plan(answers):
         assert name == plan.model.name
         every = plan.model.moe is not None and plan.model.moe.num_dense_layers == 0
         assert_same(facts, plan, ("ffn_hidden_size",) if every else ())  # no layer has a block of that width
+
+
+AXES = {
+    "fsdp": ("tiny-llama", "dp=4,zero=3", 4),
+    "dp_replicate": ("tiny-llama", "dp=4,zero=3,hsdp=2", 4),
+    "tp": ("tiny-llama", "tp=2,dp=2,zero=3,sp=1", 4),
+    "cp": ("tiny-llama", "cp=2,dp=2,zero=3", 4),
+    "pp": ("tiny-llama", "pp=2,dp=2,zero=1", 4),
+    "interleave": ("tiny-llama", "pp=2,dp=2,zero=1,interleave=2,schedule=interleaved", 4),
+    "zbv": ("tiny-llama", "pp=2,dp=2,zero=1,schedule=zbv", 4),
+    "gpipe": ("tiny-llama", "pp=2,dp=2,zero=1,schedule=gpipe", 4),
+    "uneven stages": ("tiny-llama", "pp=2,dp=2,zero=1,layers_per_stage=3/1", 4),
+    "ep": ("qwen3-30b-a3b", "dp=4,ep=4,zero=3", 4),
+}
+
+
+def test_ranks_that_torchtitan_builds_hold_the_ledgers_parameters(tmp_path):
+    """Construction alone: no CPU runs fully_shard's step here, so these axes do not count as executed."""
+    if not reads(None):
+        pytest.skip(f"{PYTHON} has no torchtitan")
+    plans, folders = {}, {}
+    for name, (model, text, world) in AXES.items():
+        settings = ("training.steps=4", f"model.num_layers={2 if name == 'ep' else 4}")
+        job = load_job(
+            model=model, cluster="dgx-h100", engine="torchtitan", gpus=world, global_batch_size=8, sequence_length=128,
+            settings=settings,
+        )  # fmt: skip
+        layout = parse_layout(f"{text},mbs=1", num_layers=job.model.num_layers, num_devices=world)
+        plans[name], folders[name] = plan_for_layout(job, layout), tmp_path / name.replace(" ", "-")
+        how = How(arguments=RunArguments(data=("hf:allenai/c4",)))
+        write_bundle(plans[name], folders[name], "torchtitan-0.3", how=how, force_unfit=True)
+    done = subprocess.run(
+        [PYTHON, HERE / "torchtitan_ranks.py"],
+        input=json.dumps([[str(folders[name]), AXES[name][2]] for name in AXES]),
+        capture_output=True, text=True, check=False, timeout=500, env=environment(str(HERE.parents[2])),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    wrong, answers = [], json.loads(done.stdout.strip().splitlines()[-1])
+    ranks = [(name, rank) for name, (*_, world) in AXES.items() for rank in range(world)]
+    for (name, rank), seen in zip(ranks, answers, strict=True):
+        layout = plans[name].layout
+        stage = plans[name].memory[layout.coordinates(rank)["pp"]]
+        lines = {line.name: float(line.num_bytes) for line in stage.lines}
+        wanted = lines["optimizer_state"] / 3  # 4 bytes of fp32 weights beside 8 of two moments
+        shape = {"dp_replicate": layout.hsdp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
+        if isinstance(seen, str) or abs(seen["bytes"] - wanted) > 256 or not shape.items() <= seen["degrees"].items():
+            wrong.append(f"{name}, rank {rank}: {seen}, planned {wanted:.0f} and {shape}")
+    assert wrong == []
