@@ -3,7 +3,8 @@
 `python tools/drawn_files.py draw CLONES` prints the files that tests/emit/drawn/folders.yaml draws. CLONES is a folder
 with a clone of each repository, `OWNER+NAME/.git` or `OWNER+NAME/repo` (bare).
 `python tools/drawn_files.py count CLONES` reads each file of tests/emit/drawn/answers.yaml, whose layouts were written
-by hand before any of them was read by the planner, and prints what differs and the four counts.
+by hand before any of them was read by the planner, and prints what differs and the four counts; a number behind CLONES
+counts one draw alone.
 
 Files are written to a temporary folder, with the other files of the run that a row names, and never run.
 """
@@ -53,7 +54,7 @@ def drawn(clones: Path) -> list[tuple[str, str, str]]:
             (2, listed["second_seed"], later),
             (3, listed["third_seed"], later + (each["count"] > _MANY)),
         ):
-            paths.sort(key=lambda path: _rank(seed, repository, path))  # noqa: B023 - used at once
+            paths.sort(key=lambda path: _rank(seed, repository, path))
             found[number] += [(repository, commit, path) for path in paths[:count]]
             paths = paths[count:]
     return [*found[1], *found[2], *found[3]]
@@ -121,6 +122,8 @@ def main() -> None:
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
     counts: dict[int, Counter[str]] = {number: Counter() for number in (1, 2, 3)}
     for row in rows:
+        if sys.argv[3:] and str(row.get("draw", 1)) != sys.argv[3]:
+            continue
         word, said = judged(row, clones)
         has_layout, of = not isinstance(row["answer"], str), counts[row.get("draw", 1)]
         of.update({word: 1, "with a layout": has_layout, "priced of these": has_layout and "refused" not in word})
