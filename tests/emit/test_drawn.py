@@ -289,3 +289,48 @@ def test_sequence_parallelism_and_dropout_of_adapters_are_those_of_the_file(writ
     found = read_foreign(written(f"defaults: sft.yaml\npolicy:\n{own}", "a.yaml"), num_devices=8)
     assert found.layout["sp"] == "0"
     assert "training.lora_dropout=0.1" in found.settings
+
+
+VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
+
+
+@pytest.mark.parametrize(
+    ("own", "layout", "numbers"),
+    [
+        ("fsdp_sft_trainer data.micro_batch_size_per_gpu=4", "dp=8,zero=3,cp=1,mbs=4,recompute=full", (256, 1024, 0)),
+        (
+            (
+                "fsdp_sft_trainer data.train_batch_size=64 data.max_length=2048 data.micro_batch_size=16 "
+                "model.lora_rank=32 ulysses_sequence_parallel_size=2 model.enable_gradient_checkpointing=False"
+            ),
+            "dp=4,zero=3,cp=2,mbs=4,recompute=none",
+            (64, 2048, 32),
+        ),
+        (
+            (
+                "sft_trainer engine=megatron engine.tensor_model_parallel_size=2 engine.pipeline_model_parallel_size=2 "
+                "data.use_dynamic_bsz=False data.train_batch_size=96"
+            ),
+            "dp=2,tp=2,pp=2,zero=1,mbs=4,recompute=none",
+            (96, 1024, 0),
+        ),
+    ],
+)
+def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, numbers, written) -> None:
+    """By hand from verl b178a3cd, trainer/config/sft_trainer.yaml and sft_trainer_engine.yaml."""
+    text = f"{VERL_SFT}{own} model.{'path' if 'engine' in own else 'partial_pretrain'}=Qwen/Qwen2.5-7B"
+    plan = estimate_file(written(text), "dgx-h100")
+    told = {key: getattr(plan.layout, key) for key in ("dp", "tp", "pp", "cp", "zero", "mbs")}
+    wanted = dict(part.split("=") for part in layout.split(","))
+    assert {key: str(told[key]) for key in wanted if key != "recompute"} | {
+        "recompute": plan.layout.recompute[0]
+    } == wanted
+    training = plan.training
+    assert (training.global_batch_size, training.sequence_length, training.lora_rank) == numbers
+    assert plan.verdict != "unknown"
+
+
+def test_microbatches_of_tokens_leave_no_verdict_on_fine_tuning_of_verl(written) -> None:
+    """The newer program has them unless it is told otherwise: 8,192 tokens are eight sequences."""
+    plan = estimate_file(written(f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B"), "dgx-h100")
+    assert (plan.layout.mbs, plan.verdict) == (8, "unknown")
