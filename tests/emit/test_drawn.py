@@ -126,6 +126,12 @@ TRAINER = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 
         ("model_name_or_path: a/Llama-3-8B-AQLM-2Bit-1x16\ncutoff_len: 512\nstage: sft\n", "launch.model"),
         (f"python finetune.py {TRAINER} --use_lora", "use_lora"),
         (f"torchrun train.py {TRAINER} --lora_enable True --lora_r 128", "lora_enable"),
+        (
+            f"swift sft --model Qwen/Qwen2.5-7B {TRAINER[36:]} --tuner_type lora --tuner_backend unsloth",
+            "tuner_backend",
+        ),
+        ("model_name_or_path: x/y\ncutoff_len: 512\nstage: sft\nuse_unsloth: true\n", "use_unsloth"),
+        ("base_model: x/y\nmicro_batch_size: 1\nsequence_len: 512\nqat: {weight_dtype: nvfp4}\n", "qat.weight_dtype"),
         (f"deepspeed train.py {TRAINER} --tune_mm_mlp_adapter True", "tune_mm_mlp_adapter"),
         (f"swift sft --model Qwen/Qwen2.5-7B {TRAINER[36:]} --task_type seq_cls --num_labels 2", "task_type"),
         ("base_model: x/y\nmicro_batch_size: 1\nsequence_len: 512\nnvfp4_merge_aware: true\n", "nvfp4_merge_aware"),
@@ -334,3 +340,12 @@ def test_microbatches_of_tokens_leave_no_verdict_on_fine_tuning_of_verl(written)
     """The newer program has them unless it is told otherwise: 8,192 tokens are eight sequences."""
     plan = estimate_file(written(f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B"), "dgx-h100")
     assert (plan.layout.mbs, plan.verdict) == (8, "unknown")
+
+
+def test_rare_exchanges_of_torchtitan_leave_no_verdict(written) -> None:
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n[fault_tolerance]\n'
+    )
+    for method, is_open in (("", False), ('semi_sync_method = "diloco"\n', True)):
+        found = read_foreign(written(f"{text}enable = true\n{method}", "a.toml"), num_devices=8)
+        assert bool([each for each in found.assumed if each.kind == "open"]) == is_open
