@@ -349,3 +349,29 @@ def test_rare_exchanges_of_torchtitan_leave_no_verdict(written) -> None:
     for method, is_open in (("", False), ('semi_sync_method = "diloco"\n', True)):
         found = read_foreign(written(f"{text}enable = true\n{method}", "a.toml"), num_devices=8)
         assert bool([each for each in found.assumed if each.kind == "open"]) == is_open
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout", "batch", "length"),
+    [
+        ("llama3_70b_pretrain_config", "tp=4,pp=4,cp=2,sp=1,interleave=5,mbs=1,recompute=none", 512, 8192),
+        ("qwen3_30b_a3b_pretrain_config", "tp=1,pp=1,cp=1,ep=16,etp=1,mbs=1,recompute=none", 1024, 4096),
+        ("llama32_1b_pretrain_1gpu_h100_bf16_config", "tp=1,pp=1,cp=1,mbs=1,recompute=none", 512, 8192),
+    ],
+)
+def test_a_recipe_of_megatron_bridge_is_known_by_its_name(recipe, layout, batch, length, written) -> None:
+    """By hand from recipes/llama/h100/llama3.py and recipes/qwen/h100/qwen3_moe.py of 067f987d."""
+    start = "torchrun --nproc_per_node=8 --nnodes=8 scripts/training/run_recipe.py --recipe"
+    text = f"{start} {recipe} train.train_iters=10"
+    known = {"model": "llama3.2-1b"} if "32_1b" in recipe else {}
+    found = read_foreign(written(text), num_devices=64, per_host=8, **known)
+    assert dict(part.split("=") for part in layout.split(",")).items() <= dict(found.layout).items()
+    assert {f"training.global_batch_size={batch}", f"training.sequence_length={length}"} <= {*found.settings}
+    (rule,) = [each.rule for each in found.assumed if each.key == "recompute"]
+    assert rule.startswith("as the recipe of Megatron-Bridge 067f987d")
+    own = read_foreign(
+        written(f"{text} model.tensor_model_parallel_size=8 train.micro_batch_size=2"), num_devices=64, **known
+    )
+    assert (own.layout["tp"], own.layout["mbs"]) == ("8", "2")
+    unknown = read_foreign(written(f"{start} mine_config {SIZES}"), num_devices=64, model="llama3-8b")
+    assert "open" in {each.kind for each in unknown.assumed}
