@@ -79,16 +79,16 @@ def recipe_of(
 def recipes_of(checkout: str, release: str) -> dict[str, dict[str, Any]]:
     """Name -> keys and values of all recipes of a release."""
     paths = git(checkout, "ls-tree", "-r", "--name-only", release, "src/megatron/bridge/recipes").split()
-    found, aliases = {}, {}
+    found: dict[str, dict[str, Any]] = {}
+    aliases: dict[str, str] = {}
     for path in paths:
         if not path.endswith(".py"):
             continue
         tree = ast.parse(git(checkout, "show", f"{release}:{path}"))
         constants = {}
         for line in tree.body:
-            target = line.target if isinstance(line, ast.AnnAssign) else None
-            if target is not None and isinstance(line.value, ast.Constant):  # type: ignore[union-attr]
-                constants[ast.unparse(target)] = line.value.value  # type: ignore[union-attr]
+            if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Constant):
+                constants[ast.unparse(line.target)] = line.value.value
             if isinstance(line, ast.ImportFrom):
                 aliases |= {each.asname: each.name for each in line.names if each.asname}
         functions = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
