@@ -3,7 +3,8 @@
 `python tools/drawn_files.py draw CLONES` prints the files that tests/emit/drawn/folders.yaml draws. CLONES is a folder
 with a clone of each repository, `OWNER+NAME/.git` or `OWNER+NAME/repo` (bare).
 `python tools/drawn_files.py count CLONES` reads each file of tests/emit/drawn/answers.yaml, whose layouts were written
-by hand before any of them was read by the planner, and prints what differs and the four counts.
+by hand before any of them was read by the planner, and prints what differs and the four counts; a number behind CLONES
+counts one draw alone.
 
 Files are written to a temporary folder, with the other files of the run that a row names, and never run.
 """
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -37,9 +38,9 @@ def git(clones: Path, repository: str, *words: str) -> str:
 
 
 def drawn(clones: Path) -> list[tuple[str, str, str]]:
-    """Repository, commit and path of each file that is drawn; those of the second draw come last."""
+    """Repository, commit and path of each file that is drawn, those of each later draw behind the others."""
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    first, second = [], []
+    found: dict[int, list[tuple[str, str, str]]] = {1: [], 2: [], 3: []}
     for each in listed["draws"]:
         repository, commit = each["repository"], each["commit"]
         paths = [
@@ -47,11 +48,20 @@ def drawn(clones: Path) -> list[tuple[str, str, str]]:
             for path in git(clones, repository, "ls-tree", "-r", "--name-only", commit).splitlines()
             if re.fullmatch(each["paths"], path) and not ("without" in each and re.search(each["without"], path))
         ]
-        paths.sort(key=lambda path: _rank(listed["seed"], repository, path))
-        first += [(repository, commit, path) for path in paths[: each["count"]]]
-        paths = sorted(paths[each["count"] :], key=lambda path: _rank(listed["second_seed"], repository, path))
-        second += [(repository, commit, path) for path in paths[: max(each["count"] // 3, 1)]]
-    return [*first, *second]
+        later = max(each["count"] // 3, 1)
+        for number, seed, count in (
+            (1, listed["seed"], each["count"]),
+            (2, listed["second_seed"], later),
+            (3, listed["third_seed"], later + (each["count"] > _MANY)),
+        ):
+            paths.sort(key=lambda path: _rank(seed, repository, path))
+            found[number] += [(repository, commit, path) for path in paths[:count]]
+            paths = paths[count:]
+    return [*found[1], *found[2], *found[3]]
+
+
+_MANY: Final = 4
+"""Folders with more files than this have one more in the third draw."""
 
 
 def _rank(seed: int, repository: str, path: str) -> str:
@@ -110,8 +120,10 @@ def main() -> None:
             print(*each)
         return
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
-    counts: dict[int, Counter[str]] = {1: Counter(), 2: Counter()}
+    counts: dict[int, Counter[str]] = {number: Counter() for number in (1, 2, 3)}
     for row in rows:
+        if sys.argv[3:] and str(row.get("draw", 1)) != sys.argv[3]:
+            continue
         word, said = judged(row, clones)
         has_layout, of = not isinstance(row["answer"], str), counts[row.get("draw", 1)]
         of.update({word: 1, "with a layout": has_layout, "priced of these": has_layout and "refused" not in word})

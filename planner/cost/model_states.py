@@ -16,7 +16,6 @@ from planner.cost.stage import (
     held_params,
     shard_degree,
     shard_of,
-    sum_over_layers,
 )
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once

@@ -608,6 +608,8 @@ def test_attention_in_8_bits_keeps_its_tensors_in_8_bits(make_job):
     assert found["false", 0] == found["false", 8] == (2 * sizes, 2 * 4096)
     assert found["true", 8] == (sizes, 4096)
     assert found["true", 0] == (sizes, 2 * 4096)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8, 24, 64])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_matrices_that_the_borders_of_shards_cut_stay_whole_on_both_ranks(ranks, tp):

@@ -417,8 +417,8 @@ CORPUS = (
         """,
         cluster="dgx-h100",
         batch=128,
-        layout="tp=4,zero=1",  # the rest is the recipe's
-        open_keys=("pp", "cp", "recompute"),
+        layout="tp=4,pp=1,cp=2,zero=1,recompute=none",  # the rest is the recipe's, llama/h100/llama3.py
+        open_keys=("recompute",),
     ),
     Foreign(
         source=f"{_TITAN} of September 2025",

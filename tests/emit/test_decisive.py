@@ -432,6 +432,10 @@ OF_EACH_FORMAT = {
         "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
         "actor_rollout_ref.actor.fsdp_config.KEY=2\n"
     ),
+    "a command line of verl's fine-tuning": (
+        "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 "
+        "data.use_dynamic_bsz=False engine.KEY=2\n"
+    ),
     "a command line of ms-swift": (
         "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 "
         "--deepspeed zero3 --KEY 2\n"

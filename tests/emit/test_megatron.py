@@ -220,7 +220,7 @@ def test_stages_that_recompute_differently_are_refused():
     assert "--pin recompute=full" in error.value.mistakes[0].hint
 
 
-FAMILY_PROGRAMS = ("megatron", "megatron-bridge", "ms-swift")
+FAMILY_PROGRAMS = ("megatron", "megatron-bridge", "ms-swift", "primus")
 
 
 @pytest.mark.parametrize("name", FAMILY_PROGRAMS)

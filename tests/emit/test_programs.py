@@ -26,6 +26,7 @@ LAYOUTS = {
     "megatron": ("megatron", "tp=2,pp=2,zero=1,sp=1,layers_per_stage=9/7"),
     "megatron-bridge": ("megatron-bridge", "tp=2,pp=2,zero=1,sp=1,layers_per_stage=9/7"),
     "ms-swift": ("megatron", "tp=2,pp=2,zero=1,sp=1,layers_per_stage=9/7"),
+    "primus": ("megatron", "tp=2,pp=2,zero=1,sp=1,layers_per_stage=9/7"),
     "torchtitan": ("torchtitan", "tp=2,zero=3,sp=1,recompute=full"),
     "torchtitan-0.3": ("torchtitan", "tp=2,zero=3,sp=1,recompute=full"),
 }

@@ -20,6 +20,7 @@ PLACES: Final = {
     "megatron": "megatron:TARGET",
     "megatron-bridge": "bridge:TARGET",
     "ms-swift": "swift:TARGET",
+    "primus": "primus:TARGET",
     "torchtitan": "torchtitan:TARGET",
     "torchtitan-0.3": "torchtitan:RELEASE",
 }

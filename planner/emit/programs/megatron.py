@@ -54,7 +54,7 @@ def _read_weights(given: Given) -> Mapping[str, Any]:
     return {"training.weights": weights if weights == UNKNOWN_WEIGHTS else f"{OF_MEGATRON}{weights}"}
 
 
-def _data(plan: Plan, how: How) -> dict[str, Value]:
+def data_of(plan: Plan, how: How) -> dict[str, Value]:
     """Options for data and tokenizer: the user's, placeholders, or mock data without a real tokenizer."""
     if how.smoke:  # NullTokenizer adds one token
         start = dict.fromkeys(_write_weights(plan))  # at random
@@ -64,7 +64,8 @@ def _data(plan: Plan, how: How) -> dict[str, Value]:
     return {"data_path": data, "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": tokenizer}
 
 
-def _yours(plan: Plan, how: How) -> dict[str, str]:
+def yours_of(plan: Plan, how: How) -> dict[str, str]:
+    """Placeholder -> meaning, for what the plan does not decide."""
     found = {f"${CHECKOUT}": "a checkout of Megatron-LM of August 2026 or later, set before the script is started"}
     if not how.smoke and not how.arguments.data:
         found[DATA] = "the prefix of a data set that tools/preprocess_data.py wrote (--data)"
@@ -77,7 +78,7 @@ def _yours(plan: Plan, how: How) -> dict[str, str]:
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
     """The torchrun command with all options; options that the user adds come last and override them."""
-    options = "".join(f" \\\n  {shlex.join(words)}" for words in as_flags({**values, **_data(plan, how)}))
+    options = "".join(f" \\\n  {shlex.join(words)}" for words in as_flags({**values, **data_of(plan, how)}))
     program = f'"${{{CHECKOUT}:?set it to a checkout of Megatron-LM}}/pretrain_gpt.py"'
     return f"{torchrun_start(plan, place)} \\\n  {program}{options}"
 
@@ -97,7 +98,7 @@ TARGET: Final = Target(
         *PRETRAIN,
     ),
     command=_command,
-    yours=_yours,
+    yours=yours_of,
     takes=("data", "tokenizer"),
     environment=connections,
     ignores=IGNORED,

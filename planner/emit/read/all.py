@@ -13,6 +13,7 @@ READERS: Final[tuple[Reader, ...]] = (
     torchtitan.READER,
     torchtitan.COMMAND,
     verl.READER,
+    verl.SFT,
     overrides.SWIFT,
     overrides.BRIDGE,
     primus.PRIMUS_TITAN,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import names_beside, translated
@@ -22,7 +23,22 @@ _MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
 def _bridge_command(text: str) -> Values:
     words = option_words(text)
     named = (match[1] for word in words if (match := _MIXED.fullmatch(word.strip("'\""))))
-    return bridge_values(overrides_of(words), next(named, "bf16_mixed"))
+    own = overrides_of(words)
+    recipe = _recipe(str(own.get("recipe")))
+    return bridge_values({**recipe, **own}, next(named, str(recipe.get("mixed_precision", "bf16_mixed"))))
+
+
+def _recipe(name: str) -> Values:
+    """The keys and values of a recipe with this name in the newest release that has it; empty if none is known."""
+    if not name.endswith("_config"):
+        return {}
+    releases = names_beside(str(Path(__file__).with_name("recipes")))
+    release = next((each for each, recipes in releases.items() if name in recipes), "")
+    return {**_NAMES["plain"], **releases[release][name], OF_RELEASE: release} if release else {}
+
+
+OF_RELEASE: Final = "launch.recipe"
+"""Key for the release whose recipe gave what a script leaves open."""
 
 
 def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
@@ -41,13 +57,19 @@ def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
     return found | ({MODEL: stem} if stem else {})
 
 
+def _assumed(values: Values) -> dict[str, str]:
+    if release := values.get(OF_RELEASE):
+        return {"recompute": f"as the recipe of Megatron-Bridge {release}, like all that the file does not say"}
+    return {key: OF_RECIPE for key, name in _NAMES["degrees"].items() if name not in values}
+
+
 BRIDGE: Final = Reader(
     name="overrides of a Megatron-Bridge recipe",
     recognises=lambda name, text: _OF_BRIDGE.search(text) is not None,  # noqa: ARG005 - as the others
     values=_bridge_command,
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
-    assumed=lambda values: {key: OF_RECIPE for key, name in _NAMES["degrees"].items() if name not in values},
+    assumed=_assumed,
     is_shell=True,
 )
 

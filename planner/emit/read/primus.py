@@ -48,12 +48,14 @@ def _primus_values(text: str) -> Values:
     name, config, own = _experiment(text)
     said = {key: value for key, value in flat(own).items() if value is not None}
     said = {key: each for key, each in said.items() if said.get("lora.enabled") or not key.startswith("lora.")}
-    found = {**DEFAULTS, **_NAMES["defaults"], **_NAMES["of_module"].get(config, {}), **translated(said, _NAMES)}
+    base = _NAMES["bases"].get(name)
+    before = {**DEFAULTS, **_NAMES["defaults"], **_NAMES["of_module"].get(config, {}), **(base or {})}
+    found = {**before, **translated(said, _NAMES)}
     if found.get("moe_enable_deepep"):
         found["moe_token_dispatcher_type"] = "flex"  # noqa: S105 # Primus' own dispatcher takes DeepEP's place in it
     if found.pop("use_torch_fsdp2", False):
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
-    return found | ({MODEL: name} if name else {})
+    return found | ({MODEL: name} if name and base is None else {})
 
 
 def _experiment(text: str) -> tuple[str, str, dict[str, Any]]:

@@ -6,10 +6,13 @@ engine and other models share the devices and have no price, so that there is no
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import adapters_of
-from planner.emit.names import decisive, listed, names_beside
+from planner.emit.names import decisive, has_lines, listed, names_beside, translated
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import overrides_of
 from planner.emit.read.shell import option_words
@@ -34,6 +37,17 @@ def _values(text: str) -> Values:
     found.setdefault(f"{_ROLLOUT}.gpu_memory_utilization", "0.5")
     found[METHOD] = None  # the table has the lengths and the engine
     return {moved.get(key, key): value for key, value in found.items()}
+
+
+def _of_fine_tuning(text: str) -> Values:
+    """Supervised fine-tuning in the keys of an actor; `engine=megatron` decides whose keys those of `engine` are."""
+    words, rows = option_words(text), _NAMES["sft"]
+    told = {**overrides_of(words), **dict(word.split("=", 1) for word in words if re.fullmatch(r"\w+=.*", word))}
+    said = {**rows["defaults"], **({} if "fsdp_sft_trainer" in text else rows["newer"]), **told}
+    part = f"{_ACTOR}.megatron" if told.get("engine") == "megatron" else f"{_ACTOR}.fsdp_config"
+    found = translated({key: value for key, value in said.items() if "." in key or key in rows["renamed"]}, rows)
+    moved = {key: key.replace("engine", part, 1) for key in found if key.startswith("engine.")}
+    return {**{moved.get(key, key): value for key, value in found.items()}, METHOD: None}
 
 
 def _is_megatron(values: Values) -> bool:
@@ -165,4 +179,11 @@ READER: Final = Reader(
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=TABLE,
     is_shell=True,
+)
+
+SFT: Final = replace(
+    READER,
+    name="a command line of verl's fine-tuning",
+    recognises=partial(has_lines, r"[^#\n]*verl\.trainer\.(fsdp_)?sft_trainer"),
+    values=_of_fine_tuning,
 )
