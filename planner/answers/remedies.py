@@ -169,7 +169,7 @@ def _solved(change: str, job: Job, goal: _Goal) -> Remedy | None:
     if best is None:
         return None
     layout, seconds = best
-    tokens = job.training.global_batch_size * job.training.sequence_length
+    tokens = job.training.step_tokens
     return Remedy(
         change=change,
         layout=layout,

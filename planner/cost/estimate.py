@@ -141,7 +141,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     bubble = max(0.0, executed.seconds - work) if executed else _bubble_seconds(job, layout, prices, stages)
     time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
-    tokens = job.training.global_batch_size * job.training.sequence_length
+    tokens = job.training.step_tokens
     flops = model_flops_per_step(job.model, job.training)
     pools = job.pools
     shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
@@ -286,6 +286,7 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
         LineName.COMPUTE: (own.compute, 0.0, unit),
         LineName.RECOMPUTE: (own.recompute, 0.0, unit),
         LineName.HEAD: (own.head, 0.0, unit),
+        **({LineName.UNGRADED: (own.ungraded, 0.0, unit)} if job.training.ungraded_passes else {}),
         LineName.ACCUMULATION: (own.accumulation, 0.0, "memory"),
         LineName.TP_COMM: (own.tp_comm, own.tp_hidden, link(layout.tp, 1)),
         LineName.CP_COMM: (own.cp_comm, own.cp_hidden, link(layout.cp, layout.tp)),

@@ -40,7 +40,8 @@ _FROZEN_CONVENTION: Final = (
 
 def flops_convention(training: TrainingSpec) -> str:
     """The convention of `model_flops_per_step` in words."""
-    return _FROZEN_CONVENTION if training.lora_rank else MODEL_FLOPS_CONVENTION
+    words = _FROZEN_CONVENTION if training.lora_rank else MODEL_FLOPS_CONVENTION
+    return f"{words}, forward passes without gradients counted" if training.ungraded_passes else words
 
 
 @once
@@ -98,7 +99,8 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
     The count is 3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, plus the causal attention core.
     With adapters, frozen parameters have no second backward product, and the adapters' products are added. A frozen
-    vision tower has no backward pass.
+    vision tower has no backward pass. Passes without gradients, of the policy or its reference, are counted without
+    adapters.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
@@ -108,8 +110,9 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     products = 2.0 if training.lora_rank else 3.0
     trained = 3.0 * adapter_params(model, training, of_token=True)
     per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
-    images = (1.0 if training.lora_rank else 3.0) * tower_flops(model)
-    return (per_token * s + images) * training.global_batch_size
+    per_token += training.ungraded_passes * (2.0 * num_matmul_params(model) + core)
+    images = (training.ungraded_passes + (1.0 if training.lora_rank else 3.0)) * tower_flops(model)
+    return (per_token * s + images) * training.global_batch_size * training.method.sequences
 
 
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
@@ -141,13 +144,15 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     )
     whole = by_policy(layout, chunks, lambda policy: float(policy == FULL))
     cores = by_policy(layout, chunks, lambda policy: float(policy == FULL or "core_attn" in modules_of(job, policy)))
-    tokens = training.sequence_length * layout.mbs
+    sequences = layout.mbs * training.method.sequences
+    tokens = training.sequence_length * sequences
     products = 2.0 * tokens * (params + ends + adapters)
     images = np.zeros(layout.num_chunks)
-    images[0] = layout.mbs * tower_flops(model)
+    images[0] = sequences * tower_flops(model)
     trained = 0.0 if training.lora_rank else images
+    ungraded = training.ungraded_passes * (2.0 * tokens * (params + ends) + tokens * core + images)
     return {
-        "forward": products + tokens * core + images,
+        "forward": products + tokens * core + images + ungraded,
         "backward_input": products + 2.0 * tokens * core + trained,
         "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products + trained,
         "layers": tokens * (2.0 * (params + adapters) + core),

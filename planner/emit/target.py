@@ -11,7 +11,7 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -35,12 +35,13 @@ Value: TypeAlias = "str | int | float | bool | tuple[Any, ...] | None"
 Values: TypeAlias = Mapping[str, Value]
 
 _OF_THE_RUN: Final = {
-    "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
+    "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints",
+    "objective", "reference", "forward_passes", "rollout_memory",
 }  # fmt: skip
-"""Training fields that describe the length and price of the whole run and do not change a training step."""
+"""Training fields of the length and price of the whole run, and of objectives that no files are written for."""
 _OF_LEARNING: Final = {f"training.{name}" for name in OF_THE_RUN}
-_OF_THE_DOCUMENT: Final = {"name", "architecture"}
-"""Model fields without a setting: the name, and the architecture, which other fields express."""
+_OF_THE_DOCUMENT: Final = {"name", "architecture", "head_outputs"}
+"""Model fields without a setting: the name, an objective's head, and the architecture, which other fields express."""
 
 FIELDS: Final = (
     *(f"layout.{each.name}" for each in fields(Layout)),
@@ -242,13 +243,20 @@ def refusals(target: Target, plan: Plan) -> list[tuple[str, str]]:
     return [*banned, *(fault for each in target.refuse if (fault := each.fault(plan)))]
 
 
+def _other_objective(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The objective of a plan, unless it is the one whose runs are written."""
+    if (plan.training.objective, plan.model.head_outputs) != ("next-token", 0):
+        why = f"training.objective is {plan.training.objective}, and files are written for next tokens alone"
+        yield why, "put the layout into the files of the program that trains so"
+
+
 def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     """All keys and values of a plan, in the order of the table.
 
     Raises:
         InputError: all fields that the target cannot express or does not run, each with the option to plan again with.
     """
-    if faults := refusals(target, plan):
+    if faults := [*_other_objective(plan), *refusals(target, plan)]:
         where = f"--to {target.name}"
         raise InputError(*(Mistake(message=message, where=where, hint=hint) for message, hint in faults))
     found: dict[str, Value] = {}

@@ -83,6 +83,27 @@ def _loss(plan: Plan) -> Words:
     return words.get(plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss, "")
 
 
+_REFERENCES: Final = {
+    "resident": "of a reference model whose weights are on the devices",
+    "policy": "of the policy and, without its adapters, as reference",
+    "host": "of a reference model whose weights are on the host meanwhile",
+    "none": "of the policy, and no reference model",
+}
+
+
+def _objective(plan: Plan) -> Words:
+    """State what a step does besides training, and what of the objective has no price."""
+    training, passes = plan.training, plan.training.ungraded_passes
+    if training.objective == "next-token":
+        return ""
+    again = f"{passes} forward pass{'es' * (passes > 1)} without gradients for each sequence"
+    words = [training.objective, f"{again}, {_REFERENCES[training.reference_at]}" if passes else "no reference model"]
+    words += ["the time of rollouts is not priced"] * training.method.generates
+    if training.rollout_memory:
+        words.append(f"the rollout engine keeps {training.rollout_memory:.0%} of the memory")
+    return "; ".join(words)
+
+
 def _trains(plan: Plan) -> Words:
     """State which parameters are trained, if some are frozen."""
     training = plan.training
@@ -149,7 +170,7 @@ def _own(plan: Plan) -> Words:
 
 
 def _step(plan: Plan) -> Words:
-    in_all = plan.training.global_batch_size * plan.training.sequence_length / plan.step_seconds
+    in_all = plan.training.step_tokens / plan.step_seconds
     rate = f"{format_count(plan.tokens_per_second_per_device)} tokens/s per device, {format_count(in_all)} in all"
     return Text.assemble((format_seconds(plan.step_seconds), "bold"), f"; {rate}; MFU {plan.mfu:.1%}")
 
@@ -281,6 +302,7 @@ ANSWER: Final[Rows] = {
     "unknown": _unknown,
     "layout": _layout,
     "schedule": schedule_words,
+    "objective": _objective,
     "trains": _trains,
     "on the host": lambda plan: host_words(plan.memory),
     "not run": not_run,
@@ -309,6 +331,7 @@ LAYOUT: Final[Rows] = {
     "layers": lambda plan: layers_words([plan.layout.layers_of_stage(stage) for stage in range(plan.layout.pp)]),
     "recompute": lambda plan: recompute_words(plan.layout),
     "on the host": lambda plan: host_words(plan.memory),
+    "objective": _objective,
     "loss": _loss,
     "feed-forward": lambda plan: _TILES.format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
     "samples": lambda plan: _SAMPLES.format(n) if (n := plan.training.mean_sample_tokens) else "",

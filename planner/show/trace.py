@@ -39,6 +39,7 @@ _TICKS_PER_MICROSECOND: Final = 1000
 _CATEGORIES: Final = {
     LineName.COMPUTE: "compute",
     LineName.HEAD: "compute",
+    LineName.UNGRADED: "compute",
     LineName.RECOMPUTE: "recompute",
     LineName.ACCUMULATION: "compute",
     LineName.PP_COMM: "send",

@@ -1,16 +1,17 @@
 """Training methods other than plain language modelling: which of them a file asks for, and what of them has no price.
 
-A method that needs another model, or weights or states of another kind, is refused. A method whose answers are
-generated on the same devices can be priced for its training step alone, so it leaves the verdict unknown.
+A method with a price is an objective of the training document. A method that needs further models, or weights or
+states of another kind, is refused. A method whose answers are generated on the same devices is priced for its training
+step alone; unless the memory of what generates them is known, the verdict is unknown.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.emit.names import listed, names_beside
-from planner.emit.read import METHOD
+from planner.emit.read import METHOD, MODEL
 from planner.emit.target import Doubt, matches
 from planner.errors import InputError, Mistake
 from planner.specs.text import printable
@@ -28,6 +29,9 @@ REFUSED: Final = tuple((row.get("key", _SAYS), row.get("value", _ON), row["needs
 
 _ONLINE: Final = r"(vlm_)?(grpo|gspo|dapo|rloo|ppo|online_dpo|nash_md|xpo|reinforce)\w*"
 GENERATION: Final = Doubt("what generates answers on the same devices has no price")
+_PRICED: Final = _NAMES["priced"]
+_VARIANTS: Final = _NAMES["variants"]
+_HARMLESS: Final = listed(_NAMES["harmless"])
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
 _SCRIPT: Final = re.compile(rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE)
@@ -65,6 +69,98 @@ def check_method(values: Values, ignored: Sequence[str]) -> None:
     ]
     if mistakes:
         raise InputError(*mistakes)
+
+
+class Method(NamedTuple):
+    """A method with a price: fields of the training document, keys that say them, and whether all of it is known."""
+
+    fields: dict[str, Any]
+    read: set[str]
+    is_known: bool
+
+
+def method_of(values: Values, ignored: Sequence[str]) -> Method:
+    """The method of a file, by the keys that name it and by further keys; without fields for plain training."""
+    asks = [key for key in values if re.fullmatch(f"{_SAYS}|loss_type", key) and not matches(key, ignored)]
+    said = [(key, _name(values[key])) for key in sorted(asks, key=lambda key: key == "loss_type")]
+    rows = [(*each, row) for each in said for pattern, row in _PRICED.items() if re.fullmatch(pattern, each[1])]
+    if not rows:
+        return Method({}, set(), is_known=False)
+    key, name, row = rows[0]
+    fields, read = dict(row), {key}
+    for variant in _VARIANTS:
+        for each in values:
+            is_of = re.fullmatch(variant["of"], fields["objective"]) and re.fullmatch(variant["key"], each)
+            is_said = re.fullmatch(variant.get("value", _ON), _name(values[each]))
+            if is_of and is_said and not matches(each, ignored):
+                fields |= variant["fields"]
+                read.add(each)
+    read |= {each for each in values if matches(each, _HARMLESS)}
+    if values.get("ref_model") and values["ref_model"] == values.get(MODEL):
+        read.add("ref_model")
+    rollout = _rollout(values) if fields["objective"] == "grpo" else {}
+    if rollout is None or name.startswith("ppo"):
+        return Method(fields, read, is_known=False)
+    engine = {each for each in values if each.rpartition(".")[2] in _OF_ROLLOUT}
+    return Method(fields | rollout, read | engine, is_known=True)
+
+
+def settled(method: Method, training: Mapping[str, Any], values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the training document and of the engine's memory for a method, beside the others of the file.
+
+    Adapters have the weights without them as reference. TRL loads both models in 32 bits by default, which DeepSpeed
+    casts, and gathers a reference model of FSDP2 as one unit; its sequences have 1,024 tokens. LLaMA-Factory takes
+    log-probabilities from logits in 32 bits.
+
+    Source: TRL f2cd5771, trainer/model_config.py (dtype), trainer/dpo_config.py (max_length), models/utils.py
+    (prepare_fsdp); LLaMA-Factory ff6d4d12, train/dpo/trainer.py (concatenated_forward).
+    """
+    found, memory = dict(method.fields), dict[str, Any]()
+    if not found:
+        return {}, {}
+    if training.get("lora_rank") and found.get("reference") == "resident" and "ref_model" not in method.read:
+        found["reference"] = "policy"
+    if found.get("forward_passes") == 0 and found.get("reference", "none") != "none":
+        found["forward_passes"] = 1
+    is_trl = METHOD in values and not any(key.startswith("deepspeed.") for key in values)
+    if is_trl and str(values.get("dtype", values.get("torch_dtype", "float32"))) == "float32":
+        memory["reference_bytes"] = 4
+    if is_trl and str(values.get("accelerate.fsdp_config.fsdp_version")) == "2":
+        memory["gathers_whole_reference"] = True
+    if METHOD in values and found["objective"] != "grpo":
+        found.setdefault("sequence_length", training.get("sequence_length", _LENGTH))
+    if "stage" in method.read and found["objective"] in ("dpo", "kto", "orpo"):
+        memory["log_probability_bytes"] = 4
+    return found, {f"memory.{key}": value for key, value in memory.items()}
+
+
+_LENGTH: Final = 1024
+_OF_ROLLOUT: Final = listed(_NAMES["of_rollout"])
+"""Keys of the engine that generates answers."""
+
+
+def _rollout(values: Values) -> dict[str, Any] | None:
+    """Fields of what generates answers; None if the memory that it keeps during a training step is not known.
+
+    The trained model itself keeps nothing, a server runs on other devices, and an engine that sleeps frees its memory.
+    Without an engine, TRL takes the log-probabilities before a step's only update from the update itself.
+
+    Source: TRL f2cd5771, trainer/grpo_trainer.py (_generate_and_score_completions); ms-swift 3602360a,
+    rlhf_trainers/args_mixin.py (sleep_level).
+    """
+    said = {key.rpartition(".")[2]: str(value).lower() for key, value in values.items()}
+    if said.get("use_vllm", "false") == "false" and not any("vllm_" in key for key in said):
+        again = said.get("num_iterations", "1") != "1" or not said.keys().isdisjoint(_REUSED)
+        return {} if again else {"forward_passes": 0}
+    sleeps = said.get("vllm_enable_sleep_mode") == "true" or said.get("sleep_level", "0") != "0"
+    if said.get("vllm_mode") == "server" or sleeps:
+        return {}
+    share = said.get("vllm_gpu_memory_utilization", "")
+    return {"rollout_memory": float(share)} if said.get("vllm_mode") == "colocate" and _SHARE.fullmatch(share) else None
+
+
+_REUSED: Final = ("steps_per_generation", "generation_batch_size")
+_SHARE: Final = re.compile(r"0?\.[0-9]{1,9}")
 
 
 def _name(value: Value) -> str:
