@@ -109,43 +109,43 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_le
   actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \\
   actor_rollout_ref.ref.fsdp_config.param_offload=True actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
   trainer.n_gpus_per_node=8 trainer.nnodes=1 """
-UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
+REWARD = "reward_model.enable"
 
 
-def test_a_rollout_engine_leaves_the_verdict_unknown_everywhere(written, capsys, tmp_path):
-    path = written(VERL + f"{UTILIZATION}=0.6")
+def test_a_second_model_leaves_the_verdict_unknown_everywhere(written, capsys, tmp_path):
+    path = written(VERL + f"{REWARD}=True")
     assert main(["explain", "--from", str(path), "dgx-h100", "--json"]) == ExitCode.OK
     text = capsys.readouterr().out
     data = json.loads(text)
     assert (data["fits"], data["chance_of_fitting"], data["verdict"]) == (None, None, "unknown")
-    assert data["unknown_because"] == [UTILIZATION]
+    assert data["unknown_because"] == [REWARD]
     assert {(each["fits"], each["verdict"], each["chance_of_fitting"]) for each in data["memory"]} == {
         (None, "unknown", None)
     }
     assert main(["explain", "--from", str(path), "dgx-h100"]) == ExitCode.OK
     shown = capsys.readouterr().out
     first = next(line for line in shown.splitlines() if line.strip().startswith(("unknown", "layout")))
-    assert UTILIZATION in first
+    assert REWARD in first
     assert main(["explain", "--from", str(path), "dgx-h100", "--section", "memory"]) == ExitCode.OK
     memory = capsys.readouterr().out.partition("Memory of a device")[2].partition("\n\n")[0]
     assert "unknown" in memory
     assert "99%" not in memory
     assert main(["explain", "--from", str(path), "dgx-h100", "--html", str(tmp_path / "page.html")]) == ExitCode.OK
-    assert f"is unknown: {UTILIZATION}=0.6" in (tmp_path / "page.html").read_text()
+    assert f"is unknown: {REWARD}=True" in (tmp_path / "page.html").read_text()
     capsys.readouterr()
     plan = tmp_path / "plan.json"
     plan.write_text(text)
     for command in (["emit", str(plan)], ["launch", str(plan), "--dry-run"], ["plan", "--from", str(path), "dgx-h100"]):
         assert main(command) == ExitCode.BAD_INPUT
         said = capsys.readouterr().err
-        assert f"{UTILIZATION}=0.6" in said
-        assert f"--ignore {UTILIZATION}" in said
-    assert main(["emit", str(plan), "--force-unfit"]) == ExitCode.OK
-    assert UTILIZATION in capsys.readouterr().err
-    assert main(["explain", "--from", str(path), "dgx-h100", "--ignore", UTILIZATION, "--json"]) == ExitCode.OK
+        assert f"{REWARD}=True" in said
+        assert f"--ignore {REWARD}" in said
+    assert main(["emit", str(plan), "--force-unfit"]) == ExitCode.BAD_INPUT
+    assert "training.objective is grpo" in capsys.readouterr().err
+    assert main(["explain", "--from", str(path), "dgx-h100", "--ignore", REWARD, "--json"]) == ExitCode.OK
     alone = json.loads(capsys.readouterr().out)
     assert alone["verdict"] == "fits"
-    assert {(each["key"], each["rule"]) for each in alone["assumed"]} >= {(UTILIZATION, "--ignore")}
+    assert {(each["key"], each["rule"]) for each in alone["assumed"]} >= {(REWARD, "--ignore")}
     assert alone["memory"][0]["total_bytes"] == data["memory"][0]["total_bytes"]
 
 
@@ -153,7 +153,7 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
     """verl, engine/fsdp.yaml: param_offload differs from offload_policy, which offloads during training."""
     plain = read_foreign(written(VERL))
     assert plain.layout["offload"] == "none"
-    assert [each.key for each in plain.assumed] == [UTILIZATION]
+    assert not plain.assumed
     policy = read_foreign(written(f"{VERL} actor_rollout_ref.actor.fsdp_config.offload_policy=True"))
     assert policy.layout["offload"] == "optimizer"
 
@@ -161,8 +161,6 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
 @pytest.mark.parametrize(
     "more",
     [
-        "actor_rollout_ref.actor.use_kl_loss=True",
-        "algorithm.use_kl_in_reward=True",
         "critic.model.path=Qwen/Qwen2.5-7B",
         "reward_model.enable=True",
         "actor_rollout_ref.model.enable_activation_offload=True",
@@ -170,7 +168,46 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
 )
 def test_other_models_of_verl_are_named(more, written):
     keys = {each.key for each in read_foreign(written(f"{VERL} {more}")).assumed if each.settled_by}
-    assert keys == {UTILIZATION, more.partition("=")[0]}
+    assert keys == {more.partition("=")[0]}
+
+
+MEGATRON = " actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+KL = " actor_rollout_ref.actor.use_kl_loss=True"
+
+
+@pytest.mark.parametrize(
+    ("more", "reference", "share", "passes"),
+    [
+        ("", "none", 0.0, 1),  # the log-probabilities before the update
+        (KL, "host", 0.0, 2),
+        (" algorithm.use_kl_in_reward=True", "host", 0.0, 2),
+        (f"{KL} actor_rollout_ref.model.lora_rank=32", "policy", 0.0, 2),
+        (KL + MEGATRON, "resident", 0.0, 2),
+        (f"{KL}{MEGATRON} actor_rollout_ref.ref.megatron.param_offload=True", "host", 0.0, 2),
+        (" actor_rollout_ref.rollout.free_cache_engine=False", "none", 0.5, 1),
+        (
+            " actor_rollout_ref.rollout.free_cache_engine=False actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
+            "none",
+            0.3,
+            1,
+        ),
+    ],
+)
+def test_the_step_of_verl_s_actor_has_a_verdict(more, reference, share, passes, written):
+    """verl, workers/fsdp_workers.py (CPUOffload of every reference), trainer/config/rollout (free_cache_engine)."""
+    plan = estimate_file(written(VERL + more), "dgx-h100")
+    training = plan.training
+    assert (training.objective, training.reference_at, training.ungraded_passes) == ("grpo", reference, passes)
+    assert training.rollout_memory == share
+    assert plan.verdict != "unknown"
+
+
+def test_a_critic_of_verl_leaves_the_verdict_unknown(written):
+    """verl, trainer/ppo/utils.py (need_critic); advantages are estimated by a critic by default."""
+    for text in (VERL.replace("=grpo", "=gae"), VERL.replace("algorithm.adv_estimator=grpo ", "")):
+        assert [each.key for each in read_foreign(written(text)).assumed if each.settled_by] == [
+            "algorithm.adv_estimator"
+        ]
 
 
 TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nbf16: true\nfsdp: full_shard\n"
@@ -488,10 +525,10 @@ def test_many_keys_without_a_price_are_counted_in_one_line(written, capsys):
 
 
 def test_a_plan_without_a_verdict_stays_without_one_when_it_is_read_again(written, tmp_path, capsys):
-    assert main(["explain", "--from", str(written(VERL)), "dgx-h100", "--json"]) == ExitCode.OK
+    assert main(["explain", "--from", str(written(f"{VERL}{REWARD}=True")), "dgx-h100", "--json"]) == ExitCode.OK
     path = Path(tmp_path / "plan.json")
     path.write_text(capsys.readouterr().out)
-    assert read_plan(path).unknown_because == (UTILIZATION,)
+    assert read_plan(path).unknown_because == (REWARD,)
 
 
 @pytest.mark.parametrize(
@@ -510,9 +547,9 @@ def test_a_value_of_another_kind_is_refused_where_it_decides(text, key, written)
 
 @pytest.mark.parametrize("asked", [{"why_not": "zero=2"}, {"what_if": ""}, {"batch": True}, {"scaling": "8..16"}])
 def test_nothing_is_said_of_what_fits_where_that_is_unknown(asked, written):
-    plan = estimate_file(written(VERL), "dgx-h100")
+    plan = estimate_file(written(f"{VERL}{REWARD}=True"), "dgx-h100")
     assert plan.verdict == "unknown"
-    with pytest.raises(InputError, match=f"whether it fits is unknown: {UTILIZATION}"):
+    with pytest.raises(InputError, match=f"whether it fits is unknown: {REWARD}"):
         explain_layout(plan, **asked)
 
 
