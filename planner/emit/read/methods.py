@@ -96,8 +96,7 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
                 fields |= variant["fields"]
                 read.add(each)
     read |= {each for each in values if matches(each, _HARMLESS)}
-    if values.get("ref_model") and values["ref_model"] == values.get(MODEL):
-        read.add("ref_model")
+    read |= {each for each in ("ref_model", "ref.model_name_or_path") if values.get(each, "") == values.get(MODEL)}
     rollout = _rollout(values) if fields["objective"] == "grpo" else {}
     if rollout is None or name.startswith("ppo"):
         return Method(fields, read, is_known=False)
