@@ -141,7 +141,6 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     bubble = max(0.0, executed.seconds - work) if executed else _bubble_seconds(job, layout, prices, stages)
     time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
-    tokens = job.training.step_tokens
     flops = model_flops_per_step(job.model, job.training)
     pools = job.pools
     shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
@@ -155,7 +154,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
         slowest_of_mean=slowest / mean if layout.pp > 1 else 1.0,
         mfu=mfu,
         hfu=mfu * (1.0 + _recomputed_share(job, layout)),
-        tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),
+        tokens_per_second_per_device=job.training.step_tokens / (step_seconds * layout.world_size),
     )
 
 

@@ -32,16 +32,11 @@ MODEL_FLOPS_CONVENTION: Final = (
 )
 
 
-_FROZEN_CONVENTION: Final = (
-    "model FLOPs: 4 per frozen and 6 per trained matmul parameter and token, attention counted causal (half the "
-    "square), no recompute"
-)
-
-
 def flops_convention(training: TrainingSpec) -> str:
     """The convention of `model_flops_per_step` in words."""
-    words = _FROZEN_CONVENTION if training.lora_rank else MODEL_FLOPS_CONVENTION
-    return f"{words}, forward passes without gradients counted" if training.ungraded_passes else words
+    each = "4 per frozen and 6 per trained" if training.lora_rank else "6 per"
+    ungraded = ", forward passes without gradients counted" * (training.ungraded_passes > 0)
+    return MODEL_FLOPS_CONVENTION.replace("6 per", each) + ungraded
 
 
 @once
@@ -174,13 +169,8 @@ def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
     Source: Narayanan et al. (SC 2021), equation 3.
     """
-    b, s, layers, h, v = (
-        training.global_batch_size,
-        training.sequence_length,
-        model.num_layers,
-        model.hidden_size,
-        model.vocab_size,
-    )
+    b, s, h = training.global_batch_size, training.sequence_length, model.hidden_size
+    layers, v = model.num_layers, model.vocab_size
     return 96.0 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
 
 

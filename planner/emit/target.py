@@ -11,7 +11,7 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -243,20 +243,13 @@ def refusals(target: Target, plan: Plan) -> list[tuple[str, str]]:
     return [*banned, *(fault for each in target.refuse if (fault := each.fault(plan)))]
 
 
-def _other_objective(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The objective of a plan, unless it is the one whose runs are written."""
-    if (plan.training.objective, plan.model.head_outputs) != ("next-token", 0):
-        why = f"training.objective is {plan.training.objective}, and files are written for next tokens alone"
-        yield why, "put the layout into the files of the program that trains so"
-
-
 def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     """All keys and values of a plan, in the order of the table.
 
     Raises:
         InputError: all fields that the target cannot express or does not run, each with the option to plan again with.
     """
-    if faults := [*_other_objective(plan), *refusals(target, plan)]:
+    if faults := [*filter(None, [_OF_NEXT_TOKENS.fault(plan)]), *refusals(target, plan)]:
         where = f"--to {target.name}"
         raise InputError(*(Mistake(message=message, where=where, hint=hint) for message, hint in faults))
     found: dict[str, Value] = {}
@@ -582,6 +575,13 @@ def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
     why: the message, in which `{plan.layout.tp}` stands for a field.
     """
     return Refusal(says=says, fault=lambda plan: (why.format(plan=plan), hint) if condition(plan) else None)
+
+
+_OF_NEXT_TOKENS: Final = refuse(
+    lambda plan: (plan.training.objective, plan.model.head_outputs) != ("next-token", 0),
+    "training.objective is {plan.training.objective}, and files are written for next tokens alone",
+    "put the layout into the files of the program that trains so",
+)
 
 
 def refused(rows: Sequence[Mapping[str, Any]]) -> tuple[Refusal, ...]:

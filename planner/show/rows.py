@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -36,6 +37,7 @@ from planner.show.words import (
     work_words,
 )
 from planner.specs.calibration import precision_class
+from planner.specs.yaml import shipped_yaml
 from planner.units import format_bytes, format_count, format_seconds
 from planner.verdict import fit_words
 
@@ -55,10 +57,7 @@ Rows: TypeAlias = "dict[str, Callable[[Plan], Words]]"
 _MOST_KEYS: Final = 3
 """Keys that the short answer names; it counts the others."""
 
-_TILES: Final = "{} parts of the sequence, one after the other"
-_SAMPLES: Final = "of {:,} tokens in the mean; attention stays inside each"
-_GRAPHS: Final = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
-_OVERLAP: Final = "exchanges of a microbatch beside the other pass of another one"
+_SAID: Final[Any] = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
 
 
 def rows_of(plan: Plan, rows: Rows) -> Padding | None:
@@ -75,20 +74,8 @@ def _layout(plan: Plan) -> Words:
 
 def _loss(plan: Plan) -> Words:
     """State how the loss is computed; nothing for an unfused loss."""
-    words = {
-        "fused": "one kernel for all logits of a microbatch",
-        "chunked": f"output head and loss of {plan.training.loss_chunks} parts of a microbatch, one after the other",
-        "fused-linear": "output head and loss in one kernel, for few tokens at a time",
-    }
-    return words.get(plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss, "")
-
-
-_REFERENCES: Final = {
-    "resident": "of a reference model whose weights are on the devices",
-    "policy": "of the policy and, without its adapters, as reference",
-    "host": "of a reference model whose weights are on the host meanwhile",
-    "none": "of the policy, and no reference model",
-}
+    kind = plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss
+    return str(_SAID["loss"].get(kind, "")).format(chunks=plan.training.loss_chunks)
 
 
 def _objective(plan: Plan) -> Words:
@@ -96,11 +83,10 @@ def _objective(plan: Plan) -> Words:
     training, passes = plan.training, plan.training.ungraded_passes
     if training.objective == "next-token":
         return ""
-    again = f"{passes} forward pass{'es' * (passes > 1)} without gradients for each sequence"
-    words = [training.objective, f"{again}, {_REFERENCES[training.reference_at]}" if passes else "no reference model"]
-    words += ["the time of rollouts is not priced"] * training.method.generates
-    if training.rollout_memory:
-        words.append(f"the rollout engine keeps {training.rollout_memory:.0%} of the memory")
+    again = f"{passes} forward pass{'es' * (passes > 1)} without gradients for each sequence, "
+    words = [training.objective, again + _SAID["reference"][training.reference_at] if passes else "no reference model"]
+    words += [_SAID["rollouts"]] * training.method.generates
+    words += [_SAID["engine"].format(training.rollout_memory)] * (training.rollout_memory > 0)
     return "; ".join(words)
 
 
@@ -333,10 +319,10 @@ LAYOUT: Final[Rows] = {
     "on the host": lambda plan: host_words(plan.memory),
     "objective": _objective,
     "loss": _loss,
-    "feed-forward": lambda plan: _TILES.format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
-    "samples": lambda plan: _SAMPLES.format(n) if (n := plan.training.mean_sample_tokens) else "",
-    "CUDA graphs": lambda plan: _GRAPHS.get(plan.training.cuda_graphs, ""),
-    "experts": lambda plan: _OVERLAP if plan.training.expert_overlap else "",
+    "feed-forward": lambda plan: _SAID["tiles"].format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
+    "samples": lambda plan: _SAID["samples"].format(n) if (n := plan.training.mean_sample_tokens) else "",
+    "CUDA graphs": lambda plan: _SAID["graphs"].get(plan.training.cuda_graphs, ""),
+    "experts": lambda plan: _SAID["overlap"] if plan.training.expert_overlap else "",
     "trains": _trains,
     "not run": not_run,
     "idle": _idle,

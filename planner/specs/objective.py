@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from planner.specs.yaml import shipped_yaml
 
@@ -14,8 +13,7 @@ Reference = Literal["resident", "policy", "host", "none"]
 own, without its adapters; in the host's memory during a training step; or nowhere, because no step reads them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class Objective(NamedTuple):
     """What a step computes and keeps beside the passes of the model that it trains; the table explains the fields."""
 
     sequences: int = 1

@@ -140,17 +140,14 @@ class TrainingSpec(InputDocument):
     @property
     def reference_at(self) -> Reference:
         """Where the weights of the reference model are."""
-        own = self.method.reference
-        if self.reference != "objective":
-            return self.reference
-        return "policy" if own == "resident" and self.lora_rank else own
+        own = "policy" if self.method.reference == "resident" and self.lora_rank else self.method.reference
+        return own if self.reference == "objective" else self.reference
 
     @property
     def ungraded_passes(self) -> int:
         """Forward passes without gradients of each sequence."""
-        if self.forward_passes is not None:
-            return self.forward_passes
-        return self.method.policy_passes + self.method.reference_passes * (self.reference_at != "none")
+        own = self.method.policy_passes + self.method.reference_passes * (self.reference_at != "none")
+        return own if self.forward_passes is None else self.forward_passes
 
     @property
     def step_tokens(self) -> int:

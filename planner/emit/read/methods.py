@@ -27,7 +27,8 @@ _ON: Final = r"(?!(0(\.0*)?|false|none|null|no|off|\(\))$).*"
 REFUSED: Final = tuple((row.get("key", _SAYS), row.get("value", _ON), row["needs"]) for row in _NAMES["refused"])
 """Pattern of a key, pattern of its value in lower case, and what would have to be priced."""
 
-_ONLINE: Final = r"(vlm_)?(grpo|gspo|dapo|rloo|ppo|online_dpo|nash_md|xpo|reinforce)\w*"
+_FURTHER_MODELS: Final = re.compile("ppo|online_dpo|nash_md|xpo")
+"""Methods whose steps also train a critic, or ask a judge."""
 GENERATION: Final = Doubt("what generates answers on the same devices has no price")
 _PRICED: Final = _NAMES["priced"]
 _VARIANTS: Final = _NAMES["variants"]
@@ -72,11 +73,11 @@ def check_method(values: Values, ignored: Sequence[str]) -> None:
 
 
 class Method(NamedTuple):
-    """A method with a price: fields of the training document, keys that say them, and whether all of it is known."""
+    """A method with a price: fields of the training document, keys that say them, and the key of an unknown rest."""
 
     fields: dict[str, Any]
     read: set[str]
-    is_known: bool
+    doubtful: str
 
 
 def method_of(values: Values, ignored: Sequence[str]) -> Method:
@@ -85,7 +86,7 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
     said = [(key, _name(values[key])) for key in sorted(asks, key=lambda key: key == "loss_type")]
     rows = [(*each, row) for each in said for pattern, row in _PRICED.items() if re.fullmatch(pattern, each[1])]
     if not rows:
-        return Method({}, set(), is_known=False)
+        return Method({}, set(), "")
     key, name, row = rows[0]
     fields, read = dict(row), {key}
     for variant in _VARIANTS:
@@ -98,10 +99,9 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
     read |= {each for each in values if matches(each, _HARMLESS)}
     read |= {each for each in ("ref_model", "ref.model_name_or_path") if values.get(each, "") == values.get(MODEL)}
     rollout = _rollout(values) if fields["objective"] == "grpo" else {}
-    if rollout is None or name.startswith("ppo"):
-        return Method(fields, read, is_known=False)
-    engine = {each for each in values if each.rpartition(".")[2] in _OF_ROLLOUT}
-    return Method(fields | rollout, read | engine, is_known=True)
+    if rollout is None or _FURTHER_MODELS.match(name):
+        return Method(fields, read, key)
+    return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in _OF_ROLLOUT}, "")
 
 
 def settled(method: Method, training: Mapping[str, Any], values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -114,23 +114,20 @@ def settled(method: Method, training: Mapping[str, Any], values: Values) -> tupl
     Source: TRL f2cd5771, trainer/model_config.py (dtype), trainer/dpo_config.py (max_length), models/utils.py
     (prepare_fsdp); LLaMA-Factory ff6d4d12, train/dpo/trainer.py (concatenated_forward).
     """
-    found, memory = dict(method.fields), dict[str, Any]()
-    if not found:
-        return {}, {}
+    found, objective = dict(method.fields), method.fields.get("objective", "")
     if training.get("lora_rank") and found.get("reference") == "resident" and "ref_model" not in method.read:
         found["reference"] = "policy"
     if found.get("forward_passes") == 0 and found.get("reference", "none") != "none":
         found["forward_passes"] = 1
-    is_trl = METHOD in values and not any(key.startswith("deepspeed.") for key in values)
-    if is_trl and str(values.get("dtype", values.get("torch_dtype", "float32"))) == "float32":
-        memory["reference_bytes"] = 4
-    if is_trl and str(values.get("accelerate.fsdp_config.fsdp_version")) == "2":
-        memory["gathers_whole_reference"] = True
-    if METHOD in values and found["objective"] != "grpo":
-        found.setdefault("sequence_length", training.get("sequence_length", _LENGTH))
-    if "stage" in method.read and found["objective"] in ("dpo", "kto", "orpo"):
-        memory["log_probability_bytes"] = 4
-    return found, {f"memory.{key}": value for key, value in memory.items()}
+    if METHOD in values and objective not in ("", "grpo"):
+        found["sequence_length"] = training.get("sequence_length", _LENGTH)
+    is_trl = objective and METHOD in values and not any(key.startswith("deepspeed.") for key in values)
+    in_32_bits = str(values.get("dtype", values.get("torch_dtype", "float32"))) == "float32"
+    as_one = str(values.get("accelerate.fsdp_config.fsdp_version")) == "2"
+    memory = {"memory.reference_bytes": 4} if is_trl and in_32_bits else {}
+    memory |= {"memory.gathers_whole_reference": True} if is_trl and as_one else {}
+    memory |= {"memory.log_probability_bytes": 4} if "stage" in method.read and objective != "grpo" else {}
+    return found, memory
 
 
 _LENGTH: Final = 1024
@@ -165,12 +162,6 @@ _SHARE: Final = re.compile(r"0?\.[0-9]{1,9}")
 def _name(value: Value) -> str:
     """The value in lower case, of several values the first."""
     return str(value).lower().partition(",")[0].strip("('\"[ ")
-
-
-def online_key(values: Values, ignored: Sequence[str]) -> str:
-    """The key that asks for a method that trains on answers which it generates itself; empty without one."""
-    asks = [key for key, value in values.items() if re.fullmatch(_SAYS, key) and re.fullmatch(_ONLINE, _name(value))]
-    return next((key for key in asks if not matches(key, ignored)), "")
 
 
 def length_of(values: Values, length: int, answer: int) -> int:

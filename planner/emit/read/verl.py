@@ -145,16 +145,14 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
     Source: verl b178a3cd, workers/fsdp_workers.py (CPUOffload) and megatron_workers.py; trainer/ppo/utils.py
     (need_critic, need_reference_policy); trainer/config/rollout/rollout.yaml; workers/actor/dp_actor.py.
     """
-    has_critic = given.text("algorithm.adv_estimator") == "gae"
-    if given.flag("critic.enable", default=has_critic):
-        given.doubt("algorithm.adv_estimator", "the critic's weights and states on the same devices have no price")
+    if given.flag("critic.enable", default=given.text(key := "algorithm.adv_estimator") == "gae"):
+        given.doubt(key, "the critic's weights and states on the same devices have no price")
     diverges = [given.flag(key) for key in (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")]
     on_host = not _is_megatron(given.values) or given.flag("actor_rollout_ref.ref.megatron.param_offload")
     own = "policy" if given.whole("actor_rollout_ref.model.lora_rank") else "host" if on_host else "resident"
     found: dict[str, Any] = {"training.objective": "grpo", "training.reference": own if any(diverges) else "none"}
-    share, sleeps = given.number(f"{_ROLLOUT}.gpu_memory_utilization", 0.5), f"{_ROLLOUT}.free_cache_engine"
-    if not given.flag(sleeps, default=True):
-        found["training.rollout_memory"] = share
+    if not given.flag(f"{_ROLLOUT}.free_cache_engine", default=True):
+        found["training.rollout_memory"] = given.number(f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
     if not _is_megatron(given.values) and not given.number(f"{_ACTOR}.entropy_coeff"):
         found["training.loss"] = "fused"
     return found

@@ -62,8 +62,7 @@ def objective(job: Job) -> Checks:
     """a program that trains with the engine must have the objective"""
     asked, have = job.training.objective, job.engine.can.objectives
     if (yield asked not in have):
-        what = f"trains by no program towards {asked}"
-        return _lacks(job, what, "objective", have, lambda engine: asked in engine.can.objectives)
+        return _lacks(job, f"has no program for {asked}", "objective", have, lambda each: asked in each.can.objectives)
 
 
 @rule(TRAINING_RULES)
