@@ -139,11 +139,10 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     )
     whole = by_policy(layout, chunks, lambda policy: float(policy == FULL))
     cores = by_policy(layout, chunks, lambda policy: float(policy == FULL or "core_attn" in modules_of(job, policy)))
-    sequences = layout.mbs * training.method.sequences
-    tokens = training.sequence_length * sequences
+    tokens = training.sequence_length * layout.mbs * training.method.sequences
     products = 2.0 * tokens * (params + ends + adapters)
     images = np.zeros(layout.num_chunks)
-    images[0] = sequences * tower_flops(model)
+    images[0] = layout.mbs * training.method.sequences * tower_flops(model)
     trained = 0.0 if training.lora_rank else images
     ungraded = training.ungraded_passes * (2.0 * tokens * (params + ends) + tokens * core + images)
     return {

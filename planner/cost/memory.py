@@ -81,7 +81,7 @@ def _other_models(job: PoolJob, layout: Degrees, stage: Stage) -> Iterator[tuple
         held, words = reference_bytes(job, layout, stage), f"{_STAGE} bytes of its reference (/ shard degree in ZeRO-3)"
         yield LineName.REFERENCE_PARAMS, held, words, "TRL, models/utils.py (prepare_deepspeed, prepare_fsdp)"
     if share := job.training.rollout_memory:
-        held = share * job.whole_memory_bytes + 0.0 * np.asarray(stage.num_layers)
+        held = share * job.whole_memory_bytes
         yield LineName.ROLLOUT, held, "share of the device's memory (rollout_memory)", "vLLM, gpu_memory_utilization"
 
 

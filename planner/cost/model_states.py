@@ -122,8 +122,8 @@ def reference_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     held, each = held_params(job, layout, stage), job.engine.memory.reference_bytes
     shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
     copies = np.equal(layout.zero, 2) & (not job.state_bytes.sharded_weights)
-    whole = np.where(copies, job.state_bytes.weights * held.total + each * shards, each * held.total)
-    return np.where(np.greater_equal(layout.zero, 3), each * shards, whole)
+    own = np.where(np.greater_equal(layout.zero, 3) | copies, each * shards, each * held.total)
+    return own + copies * job.state_bytes.weights * held.total
 
 
 def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

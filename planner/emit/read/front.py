@@ -132,8 +132,7 @@ def read_foreign(
     training, assumed = dict(facts.of("training")), []
     if any(each.startswith("training.steps=") for each in settings):
         training.pop("epochs", None)
-    of_method, memory = settled(objective, training, every)
-    training |= of_method
+    training, memory = settled(objective, training, every)
     weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:

@@ -30,9 +30,6 @@ REFUSED: Final = tuple((row.get("key", _SAYS), row.get("value", _ON), row["needs
 _FURTHER_MODELS: Final = re.compile("ppo|online_dpo|nash_md|xpo")
 """Methods whose steps also train a critic, or ask a judge."""
 GENERATION: Final = Doubt("what generates answers on the same devices has no price")
-_PRICED: Final = _NAMES["priced"]
-_VARIANTS: Final = _NAMES["variants"]
-_HARMLESS: Final = listed(_NAMES["harmless"])
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
 _SCRIPT: Final = re.compile(rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE)
@@ -84,28 +81,30 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
     """The method of a file, by the keys that name it and by further keys; without fields for plain training."""
     asks = [key for key in values if re.fullmatch(f"{_SAYS}|loss_type", key) and not matches(key, ignored)]
     said = [(key, _name(values[key])) for key in sorted(asks, key=lambda key: key == "loss_type")]
-    rows = [(*each, row) for each in said for pattern, row in _PRICED.items() if re.fullmatch(pattern, each[1])]
+    priced = _NAMES["priced"].items()
+    rows = [(*each, row) for each in said for pattern, row in priced if re.fullmatch(pattern, each[1])]
     if not rows:
         return Method({}, set(), "")
     key, name, row = rows[0]
     fields, read = dict(row), {key}
-    for variant in _VARIANTS:
+    for variant in _NAMES["variants"]:
         for each in values:
             is_of = re.fullmatch(variant["of"], fields["objective"]) and re.fullmatch(variant["key"], each)
             is_said = re.fullmatch(variant.get("value", _ON), _name(values[each]))
             if is_of and is_said and not matches(each, ignored):
                 fields |= variant["fields"]
                 read.add(each)
-    read |= {each for each in values if matches(each, _HARMLESS)}
+    read |= {each for each in values if matches(each, listed(_NAMES["harmless"]))}
     read |= {each for each in ("ref_model", "ref.model_name_or_path") if values.get(each, "") == values.get(MODEL)}
     rollout = _rollout(values) if fields["objective"] == "grpo" else {}
     if rollout is None or _FURTHER_MODELS.match(name):
         return Method(fields, read, key)
-    return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in _OF_ROLLOUT}, "")
+    of_engine = listed(_NAMES["of_rollout"])
+    return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in of_engine}, "")
 
 
 def settled(method: Method, training: Mapping[str, Any], values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of the training document and of the engine's memory for a method, beside the others of the file.
+    """All fields of the training document, those of the method included, and fields of the engine's memory.
 
     Adapters have the weights without them as reference. TRL loads both models in 32 bits by default, which DeepSpeed
     casts, and gathers a reference model of FSDP2 as one unit; its sequences have 1,024 tokens. LLaMA-Factory takes
@@ -120,19 +119,14 @@ def settled(method: Method, training: Mapping[str, Any], values: Values) -> tupl
     if found.get("forward_passes") == 0 and found.get("reference", "none") != "none":
         found["forward_passes"] = 1
     if METHOD in values and objective not in ("", "grpo"):
-        found["sequence_length"] = training.get("sequence_length", _LENGTH)
+        found["sequence_length"] = training.get("sequence_length", 1024)
     is_trl = objective and METHOD in values and not any(key.startswith("deepspeed.") for key in values)
     in_32_bits = str(values.get("dtype", values.get("torch_dtype", "float32"))) == "float32"
     as_one = str(values.get("accelerate.fsdp_config.fsdp_version")) == "2"
     memory = {"memory.reference_bytes": 4} if is_trl and in_32_bits else {}
     memory |= {"memory.gathers_whole_reference": True} if is_trl and as_one else {}
     memory |= {"memory.log_probability_bytes": 4} if "stage" in method.read and objective != "grpo" else {}
-    return found, memory
-
-
-_LENGTH: Final = 1024
-_OF_ROLLOUT: Final = listed(_NAMES["of_rollout"])
-"""Keys of the engine that generates answers."""
+    return {**training, **found}, memory
 
 
 def _rollout(values: Values) -> dict[str, Any] | None:
@@ -146,17 +140,14 @@ def _rollout(values: Values) -> dict[str, Any] | None:
     """
     said = {key.rpartition(".")[2]: str(value).lower() for key, value in values.items()}
     if said.get("use_vllm", "false") == "false" and not any("vllm_" in key for key in said):
-        again = said.get("num_iterations", "1") != "1" or not said.keys().isdisjoint(_REUSED)
-        return {} if again else {"forward_passes": 0}
+        again = {"steps_per_generation", "generation_batch_size"} & said.keys()
+        return {} if again or said.get("num_iterations", "1") != "1" else {"forward_passes": 0}
     sleeps = said.get("vllm_enable_sleep_mode") == "true" or said.get("sleep_level", "0") != "0"
     if said.get("vllm_mode") == "server" or sleeps:
         return {}
     share = said.get("vllm_gpu_memory_utilization", "")
-    return {"rollout_memory": float(share)} if said.get("vllm_mode") == "colocate" and _SHARE.fullmatch(share) else None
-
-
-_REUSED: Final = ("steps_per_generation", "generation_batch_size")
-_SHARE: Final = re.compile(r"0?\.[0-9]{1,9}")
+    is_said = said.get("vllm_mode") == "colocate" and share[:9].replace(".", "", 1).isdecimal()
+    return {"rollout_memory": float(share[:9])} if is_said else None
 
 
 def _name(value: Value) -> str:

@@ -67,7 +67,6 @@ _ETP: Final = "expert_tensor_parallel_size"
 def _read_sharding(given: Given) -> Mapping[str, Any]:
     """ZeRO stage: FSDP shards all states, Megatron-Core only optimizer states. fsdp_size -1 means all ranks."""
     if _is_megatron(given.values):
-        given.get(f"{_ACTOR}.megatron.use_distributed_optimizer")
         return {"layout.zero": 1}
     key = f"{_ACTOR}.fsdp_config.fsdp_size"
     size = given.text(key, "-1")
@@ -114,7 +113,6 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
         if kind == "full" and method == "block":
             return {"layout.recompute": f"full:{number}"}
         return {"layout.recompute": kind if kind in ("full", "selective") else "none"}
-    given.get("actor_rollout_ref.model.use_remove_padding")
     on = given.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
     return {"layout.recompute": "full" if on else "none"}
 
@@ -124,9 +122,6 @@ def _read_offload(given: Given) -> Mapping[str, Any]:
 
     Source: verl, workers/fsdp_workers.py and megatron_workers.py (update_actor); engine/fsdp.yaml (offload_policy).
     """
-    for engine in ("fsdp_config", "megatron"):
-        for what in ("param_offload", "optimizer_offload", "grad_offload"):
-            given.get(f"{_ACTOR}.{engine}.{what}")
     return {"layout.offload": "optimizer" if given.flag(f"{_ACTOR}.fsdp_config.offload_policy") else "none"}
 
 
