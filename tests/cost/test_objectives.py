@@ -143,6 +143,7 @@ def test_forward_passes_without_gradients_add_a_forward_pass_each(layout, priced
     for name in (LineName.TP_COMM, LineName.PP_COMM, LineName.CP_COMM):
         assert twice[name] - once[name] == pytest.approx(once[name] - plain[name])
         assert once[name] - plain[name] <= plain[name] / 2 * (1 + 1e-9)
+    assert once[LineName.PP_COMM] == pytest.approx(1.5 * plain[LineName.PP_COMM])  # the activation again, no gradient
     assert two.step_seconds - one.step_seconds == pytest.approx(one.step_seconds - none.step_seconds, rel=0.05)
 
 
