@@ -125,7 +125,7 @@ def _sizes(job: Job, layout: Layout) -> Iterator[MicrobatchSize]:
 
 def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]:
     """Legal batches with whole microbatches, from a quarter to four times the plan's batch."""
-    own, length = job.training.global_batch_size, job.training.sequence_length
+    own = job.training.global_batch_size
     for sequences in (own // 4, own // 2, own, own * 2, own * 4):
         other = with_training(job, global_batch_size=sequences)
         if sequences < 1 or broken_rules(other, layout):
@@ -135,11 +135,11 @@ def _batches(job: Job, layout: Layout, critical: float) -> Iterator[GlobalBatch]
         rates = job.training.learning_rate, own, sequences
         yield GlobalBatch(
             sequences=sequences,
-            tokens=sequences * length,
+            tokens=other.training.step_tokens,
             microbatches=layout.num_microbatches(sequences),
             bubble_share=bubble / priced.step_seconds,
             tokens_per_second_per_device=priced.tokens_per_second_per_device,
-            tokens_factor=extra_tokens(sequences * length, critical),
+            tokens_factor=extra_tokens(other.training.step_tokens, critical),
             learning_rate_adam=square_root_learning_rate(*rates),
             learning_rate_sgd=linear_learning_rate(*rates),
         )

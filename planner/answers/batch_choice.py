@@ -75,7 +75,7 @@ def _best_of(
         return None
     layout, seconds = best
     size = job.training.global_batch_size
-    tokens = size * job.training.sequence_length
+    tokens = job.training.step_tokens
     rank = objective.rank(seconds / tokens, objective.devices_of(job, layout))
     one = TriedBatch(global_batch_size=size, tokens_per_second=tokens / seconds, num_devices=layout.world_size)
     return rank, one

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 _ORDER: Final = (
-    LineName.RECOMPUTE, LineName.COMPUTE, LineName.HEAD, LineName.TP_COMM, LineName.CP_COMM, LineName.EP_COMM,
-    LineName.ACCUMULATION, LineName.DP_COMM, LineName.PP_COMM, LineName.TIED_EMBEDDING, LineName.HOST_COMM,
-    LineName.OPTIMIZER,
+    LineName.UNGRADED, LineName.RECOMPUTE, LineName.COMPUTE, LineName.HEAD, LineName.TP_COMM, LineName.CP_COMM,
+    LineName.EP_COMM, LineName.ACCUMULATION, LineName.DP_COMM, LineName.PP_COMM, LineName.TIED_EMBEDDING,
+    LineName.HOST_COMM, LineName.OPTIMIZER,
 )  # fmt: skip
 _PASSES: Final = {
     "F": ("forward",),

@@ -169,12 +169,11 @@ def _solved(change: str, job: Job, goal: _Goal) -> Remedy | None:
     if best is None:
         return None
     layout, seconds = best
-    tokens = job.training.global_batch_size * job.training.sequence_length
     return Remedy(
         change=change,
         layout=layout,
         step_seconds=seconds,
-        tokens_per_second=tokens / seconds,
+        tokens_per_second=job.training.step_tokens / seconds,
         chance_of_fitting=min(stage.chance_of_fitting for stage in memory_of_stages(job, layout)),
     )
 

@@ -111,8 +111,7 @@ def scaling_of(plan: Plan, sizes: str, tell: Callable[[str], None] = lambda _: N
         tell(f"the fastest layout for {count:,} devices")
         found[count] = _best(job, constraints, count)
     best = min((each for each in found.values() if isinstance(each, _Priced)), key=lambda each: each.cost, default=None)
-    tokens = float(job.training.global_batch_size * job.training.sequence_length)
-    rows = tuple(_row(count, each, best, tokens) for count, each in found.items())
+    rows = tuple(_row(count, each, best, float(job.training.step_tokens)) for count, each in found.items())
     if best is None:
         return Scaling(sizes=rows, most_efficient=None, breaks_at=None, breaks_by=None)
     larger = (row for row in rows if row.num_devices > best.num_devices)

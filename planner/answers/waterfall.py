@@ -95,7 +95,7 @@ def waterfall_of(job: Job, layout: Layout, priced: Estimate) -> Waterfall:
     return Waterfall(parts=tuple(part for part in parts if part.seconds), step_seconds=total)
 
 
-_WORK = (LineName.COMPUTE, LineName.HEAD, LineName.RECOMPUTE, LineName.ACCUMULATION)
+_WORK = (LineName.COMPUTE, LineName.HEAD, LineName.UNGRADED, LineName.RECOMPUTE, LineName.ACCUMULATION)
 """Ledger lines of the slowest stage that the waterfall replaces by values of the mean stage."""
 
 
@@ -118,7 +118,7 @@ def _mean(job: Job, layout: Layout, values: Any) -> float:
 def _products(job: Job, layout: Layout) -> float:
     """Seconds of the layers, the embedding and the head in a step, on the mean stage."""
     prices = layout_prices(job, layout)
-    return float(num_microbatches(job, layout)) * _mean(job, layout, prices.compute + prices.head)
+    return float(num_microbatches(job, layout)) * _mean(job, layout, prices.compute + prices.head + prices.ungraded)
 
 
 def _with_device(job: PoolJob, *, bytes_are_free: bool, host_is_free: bool, calibrated: bool) -> PoolJob:
@@ -196,8 +196,8 @@ def _other_work(job: Job, layout: Layout, time: Sequence[TimeLine], own: StagePr
 
 def _imbalance(job: Job, layout: Layout, own: StagePrices, exposed: dict[LineName, float]) -> TimePart:
     m = float(num_microbatches(job, layout))
-    slowest = sum_of(exposed[name] for name in _WORK) / m
-    mean = _mean(job, layout, own.compute + own.head + own.recompute + own.accumulation)
+    slowest = sum_of(exposed.get(name, 0.0) for name in _WORK) / m
+    mean = _mean(job, layout, own.compute + own.head + own.ungraded + own.recompute + own.accumulation)
     return TimePart(
         name="imbalance",
         seconds=m * (slowest - mean) if layout.pp > 1 else 0.0,
@@ -257,7 +257,7 @@ def _memory_rate(job: PoolJob) -> float:
 def rates_of(job: Job, layout: Layout, priced: Estimate) -> tuple[Rate, ...]:
     """The speed of the step by each convention of counting FLOPs in papers."""
     model, training = job.model, job.training
-    tokens = float(training.sequence_length * training.global_batch_size)
+    tokens = float(training.step_tokens)
     flops = model_flops_per_step(model, training)
     whole = attention_flops_per_token(model, training.attended_tokens, causal=False)
     conventions = [

@@ -114,6 +114,7 @@ def features_of(job: Job, layout: Degrees) -> tuple[str, ...]:
     found = {
         "adapters": training.lora_rank > 0,
         "quantised weights": training.lora_rank > 0 and training.frozen_weights != "16-bit",
+        training.objective: training.objective != "next-token",
         "offload": layout.offload != "none",
         FRAMEWORK: bool(job.engine.stands_for),
     }

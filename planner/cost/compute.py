@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.cost.loss import bytes_moved_per_logit, tokens_at_once
 from planner.cost.microbatch import tokens_per_microbatch
-from planner.cost.parameters import head_width, padded_vocab
+from planner.cost.parameters import head_width, outputs_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,8 +177,10 @@ def linear_seconds(
     return PassSeconds(forward=forward, backward_input=backward, backward_weight=weight)
 
 
-def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
+def head_seconds(job: PoolJob, layout: LayerDegrees, *, graded: bool = True) -> PassSeconds:
     """Seconds of the output head and the loss for one microbatch, on the last stage.
+
+    graded: whether gradients are computed, too.
 
     A frozen head has no gradient. A chunked or fused linear loss runs the head's backward pass during the forward pass,
     and accumulates the head's gradient part by part.
@@ -186,7 +188,7 @@ def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     Source: cost/loss.py; torchtitan, components/loss.py (ChunkedLossWrapper).
     """
     tokens = tokens_per_microbatch(job, layout)
-    vocab, at_once = padded_vocab(job.model, job.engine, layout), tokens_at_once(job, layout)
+    vocab, at_once = outputs_on_device(job.model, job.engine, layout), tokens_at_once(job, layout)
     parts = tokens / at_once
     linear = linear_seconds(job, at_once, head_width(job.model), vocab, precision=job.core_precision) * parts
     if job.training.lora_rank:
@@ -195,6 +197,8 @@ def head_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
         memory_bound_seconds(job, each * tokens * vocab) if each else 0.0 for each in bytes_moved_per_logit(job)
     )
     whole = linear + PassSeconds(forward=forward, backward_input=backward)
+    if not graded:
+        return PassSeconds(forward=whole.forward * job.calibration.slowdown)
     if job.loss in ("chunked", "fused-linear"):
         summed = job.state_bytes.grads if job.loss == "chunked" else job.compute_bytes
         added = memory_bound_seconds(job, (job.compute_bytes + 2.0 * summed) * vocab * head_width(job.model))

@@ -129,7 +129,7 @@ def batch_advice(model: ModelSpec, training: TrainingSpec) -> BatchAdvice:
     """
     params = num_active_params(model)
     tokens = training.tokens or TOKENS_PER_PARAMETER * params
-    batch_tokens = float(training.global_batch_size * training.sequence_length)
+    batch_tokens = float(training.step_tokens)
     flops = model_flops_per_step(model, training) / batch_tokens * tokens
     critical = critical_batch_tokens(expected_loss(params, tokens))
     deepseek, step_law = deepseek_batch_tokens(flops), step_law_batch_tokens(tokens)

@@ -143,7 +143,6 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     bubble = max(0.0, executed.seconds - work) if executed else _bubble_seconds(job, layout, prices, stages)
     time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
-    tokens = job.training.global_batch_size * job.training.sequence_length
     flops = model_flops_per_step(job.model, job.training)
     pools = job.pools
     shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
@@ -157,7 +156,7 @@ def estimate(job: Job, layout: Layout) -> Estimate:
         slowest_of_mean=slowest / mean if layout.pp > 1 else 1.0,
         mfu=mfu,
         hfu=mfu * (1.0 + _recomputed_share(job, layout)),
-        tokens_per_second_per_device=tokens / (step_seconds * layout.world_size),
+        tokens_per_second_per_device=job.training.step_tokens / (step_seconds * layout.world_size),
     )
 
 
@@ -288,6 +287,7 @@ def _microbatch_lines(job: PoolJob, layout: Layout, own: StagePrices, stage: int
         LineName.COMPUTE: (own.compute, 0.0, unit),
         LineName.RECOMPUTE: (own.recompute, 0.0, unit),
         LineName.HEAD: (own.head, 0.0, unit),
+        **({LineName.UNGRADED: (own.ungraded, 0.0, unit)} if job.training.ungraded_passes else {}),
         LineName.ACCUMULATION: (own.accumulation, 0.0, "memory"),
         LineName.TP_COMM: (own.tp_comm, own.tp_hidden, link(layout.tp, 1)),
         LineName.CP_COMM: (own.cp_comm, own.cp_hidden, link(layout.cp, layout.tp)),

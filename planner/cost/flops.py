@@ -32,15 +32,11 @@ MODEL_FLOPS_CONVENTION: Final = (
 )
 
 
-_FROZEN_CONVENTION: Final = (
-    "model FLOPs: 4 per frozen and 6 per trained matmul parameter and token, attention counted causal (half the "
-    "square), no recompute"
-)
-
-
 def flops_convention(training: TrainingSpec) -> str:
     """The convention of `model_flops_per_step` in words."""
-    return _FROZEN_CONVENTION if training.lora_rank else MODEL_FLOPS_CONVENTION
+    each = "4 per frozen and 6 per trained" if training.lora_rank else "6 per"
+    ungraded = ", forward passes without gradients counted" * (training.ungraded_passes > 0)
+    return MODEL_FLOPS_CONVENTION.replace("6 per", each) + ungraded
 
 
 @once
@@ -98,7 +94,8 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
     The count is 3 (forward + 2 backward) * 2 FLOPs for each matmul parameter and token, plus the causal attention core.
     With adapters, frozen parameters have no second backward product, and the adapters' products are added. A frozen
-    vision tower has no backward pass.
+    vision tower has no backward pass. Passes without gradients, of the policy or its reference, are counted without
+    adapters.
 
     Source: Chowdhery et al., PaLM (2022), appendix B; attention as Megatron-LM counts it since 2024.
     """
@@ -108,8 +105,9 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     products = 2.0 if training.lora_rank else 3.0
     trained = 3.0 * adapter_params(model, training, of_token=True)
     per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
-    images = (1.0 if training.lora_rank else 3.0) * tower_flops(model)
-    return (per_token * s + images) * training.global_batch_size
+    per_token += training.ungraded_passes * (2.0 * num_matmul_params(model) + core)
+    images = (training.ungraded_passes + (1.0 if training.lora_rank else 3.0)) * tower_flops(model)
+    return (per_token * s + images) * training.global_batch_size * training.method.sequences
 
 
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
@@ -141,13 +139,14 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     )
     whole = by_policy(layout, chunks, lambda policy: float(policy == FULL))
     cores = by_policy(layout, chunks, lambda policy: float(policy == FULL or "core_attn" in modules_of(job, policy)))
-    tokens = training.sequence_length * layout.mbs
+    tokens = training.sequence_length * layout.mbs * training.method.sequences
     products = 2.0 * tokens * (params + ends + adapters)
     images = np.zeros(layout.num_chunks)
-    images[0] = layout.mbs * tower_flops(model)
+    images[0] = layout.mbs * training.method.sequences * tower_flops(model)
     trained = 0.0 if training.lora_rank else images
+    ungraded = training.ungraded_passes * (2.0 * tokens * (params + ends) + tokens * core + images)
     return {
-        "forward": products + tokens * core + images,
+        "forward": products + tokens * core + images + ungraded,
         "backward_input": products + 2.0 * tokens * core + trained,
         "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products + trained,
         "layers": tokens * (2.0 * (params + adapters) + core),
@@ -169,13 +168,8 @@ def sc21_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
 
     Source: Narayanan et al. (SC 2021), equation 3.
     """
-    b, s, layers, h, v = (
-        training.global_batch_size,
-        training.sequence_length,
-        model.num_layers,
-        model.hidden_size,
-        model.vocab_size,
-    )
+    b, s, h = training.global_batch_size, training.sequence_length, model.hidden_size
+    layers, v = model.num_layers, model.vocab_size
     return 96.0 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost.adapters import CONSTANT_BYTES, adapted_matrices, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
-from planner.cost.microbatch import tokens_per_microbatch
+from planner.cost.microbatch import sequences_per_microbatch, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
 from planner.cost.operators import (
     core_widths,
@@ -213,7 +213,8 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
     model, s = job.model, job.training.sequence_length
     if not model.attends:
         return _mixer_core_seconds(job, layout)
-    heads = layout.mbs * model.num_heads / layout.tp
+    sequences = sequences_per_microbatch(job, layout)
+    heads = sequences * model.num_heads / layout.tp
     rows = s / layout.cp
     if job.training.attention == "flash":
         device = job.cluster.device
@@ -222,7 +223,7 @@ def _core_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool) -> PassSec
         started = 1.0 + np.minimum(1, hops) * _KERNEL_KEYS / (rows / 2)
         attended = job.training.attended_tokens
         scores = rows * attention_span(model, attended, causal=True, local=local) * heads * started
-        indexer = layout.mbs * rows * indexer_flops_per_token(model, attended)
+        indexer = sequences * rows * indexer_flops_per_token(model, attended)
         # matrix units and exponentials work at the same time, so the slower of the two sets the kernel's time
         peak = device.peak[job.attention_precision]
         in_16_bits = device.peak.get("bf16", device.peak.get("fp16", peak))

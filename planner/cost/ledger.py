@@ -39,10 +39,13 @@ class LineName(StrEnum):
     ACTIVATIONS = "activations"
     TRANSIENTS = "transients"
     RUNTIME = "runtime"
+    REFERENCE_PARAMS = "reference_params"
+    ROLLOUT = "rollout_engine"
     # time of one optimizer step
     COMPUTE = "compute"
     RECOMPUTE = "recompute"
     HEAD = "embedding_and_loss"
+    UNGRADED = "passes_without_gradients"
     ACCUMULATION = "grad_accumulation"
     TP_COMM = "tp_comm"
     CP_COMM = "cp_comm"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.microbatch import tokens_per_microbatch
-from planner.cost.parameters import padded_vocab
+from planner.cost.parameters import num_outputs, outputs_on_device
 
 if TYPE_CHECKING:
     from planner.layout import LayerDegrees
@@ -30,7 +30,7 @@ def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
         fixed = job.engine.memory.loss_chunk_tokens
         return np.minimum(tokens, fixed) if fixed else np.ceil(tokens / job.training.loss_chunks)
     if job.loss == "fused-linear":
-        wider = np.ceil(job.model.vocab_size / job.model.hidden_size)
+        wider = np.ceil(num_outputs(job.model) / job.model.hidden_size)
         return np.minimum(tokens, 2.0 ** np.ceil(np.log2(np.ceil(tokens / wider))))
     return tokens
 
@@ -43,7 +43,7 @@ def num_logits(job: PoolJob, layout: LayerDegrees) -> Number:
     Source: engine profile, whole logits.
     """
     copies = layout.tp if job.engine.memory.whole_logits else 1
-    return copies * tokens_at_once(job, layout) * padded_vocab(job.model, job.engine, layout)
+    return copies * tokens_at_once(job, layout) * outputs_on_device(job.model, job.engine, layout)
 
 
 def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
@@ -51,13 +51,15 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
 
     A single kernel writes the gradient over the logits. A chunked or fused linear loss holds the gradient of the hidden
     states before the backward pass begins. torchtitan keeps this gradient in fp32, together with copies of the parts,
-    and Liger-Kernel keeps it in the compute precision.
+    and Liger-Kernel keeps it in the compute precision. Log-probabilities take as many tensors as their objective says.
 
     Source: engine profile, bytes per logit; torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
     ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
     """
     copies = layout.tp if job.engine.memory.whole_logits else 1
     per_logit = job.engine.memory.logits_bytes + (job.compute_bytes - 2) / copies
+    if (each := job.engine.memory.log_probability_bytes) and (tensors := job.training.method.logit_copies):
+        per_logit = tensors * max(each, job.compute_bytes)
     if job.loss in ("fused", "fused-linear"):
         per_logit = job.compute_bytes
     if job.loss == "fused":

@@ -9,7 +9,13 @@ import numpy as np
 from planner.cost.activations import device_activation_bytes, offloaded_activation_bytes
 from planner.cost.ledger import LineName, MemoryLine
 from planner.cost.microbatch import num_microbatches
-from planner.cost.model_states import gathers_from_host, host_param_bytes, host_state_bytes, model_state_bytes
+from planner.cost.model_states import (
+    gathers_from_host,
+    host_param_bytes,
+    host_state_bytes,
+    model_state_bytes,
+    reference_bytes,
+)
 from planner.cost.schedule import weight_versions
 from planner.cost.transients import transient_bytes
 from planner.cost.vision import tower_bytes_at_peak
@@ -17,6 +23,8 @@ from planner.layout import offloads_activations, offloads_optimizer, offloads_pa
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from planner.cost.stage import Stage
     from planner.layout import Degrees
     from planner.numbers import Number
@@ -70,7 +78,18 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
         (LineName.ACTIVATIONS, stored, _KEPT + tower, _OF_KEPT),
         (LineName.TRANSIENTS, transient, _SHORT, "Korthikanti et al. (2022), section 5; torch FSDP2 prefetch"),
         (LineName.RUNTIME, cached, _RUNTIME, "device file, reserved_memory; engine profile, fragmentation"),
+        *_other_models(job, layout, stage),
     )
+
+
+def _other_models(job: PoolJob, layout: Degrees, stage: Stage) -> Iterator[tuple[LineName, Number, str, str]]:
+    """Lines of what holds memory beside the trained model during a step: a reference model, and a rollout engine."""
+    if job.training.reference_at == "resident":
+        held, words = reference_bytes(job, layout, stage), f"{_STAGE} bytes of its reference (/ shard degree in ZeRO-3)"
+        yield LineName.REFERENCE_PARAMS, held, words, "TRL, models/utils.py (prepare_deepspeed, prepare_fsdp)"
+    if share := job.training.rollout_memory:
+        held = share * job.whole_memory_bytes
+        yield LineName.ROLLOUT, held, "share of the device's memory (rollout_memory)", "vLLM, gpu_memory_utilization"
 
 
 _STAGE: Final = "parameters of the stage / tp *"

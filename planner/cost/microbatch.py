@@ -12,13 +12,21 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 
+def sequences_per_microbatch(job: Job, layout: LayerDegrees) -> Number:
+    """Sequences of one microbatch: its samples, times the sequences of a sample.
+
+    Source: `planner.specs.objective`.
+    """
+    return layout.mbs * job.training.method.sequences
+
+
 @once
 def tokens_per_microbatch(job: Job, layout: LayerDegrees) -> Number:
     """Tokens of one microbatch on one context-parallel rank: s b / c.
 
     Source: definition of context parallelism.
     """
-    return job.training.sequence_length * layout.mbs / layout.cp
+    return job.training.sequence_length * sequences_per_microbatch(job, layout) / layout.cp
 
 
 def num_microbatches(job: Job, layout: Degrees) -> Number:

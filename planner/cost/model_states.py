@@ -145,6 +145,22 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     return weights + routed[0], grads + routed[1], optimizer
 
 
+def reference_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the weights of a reference model on one device of a stage.
+
+    ZeRO-3 shards the weights like those of the trained model. In ZeRO-2 of engines whose gathered weights are copies,
+    no backward pass follows that would free the copies. All other ranks hold the weights whole.
+
+    Source: TRL f2cd5771, models/utils.py (prepare_deepspeed: ZeRO-3 or none; prepare_fsdp); engine profile,
+    reference_bytes.
+    """
+    held, each = held_params(job, layout, stage), job.engine.memory.reference_bytes
+    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
+    copies = np.equal(layout.zero, 2) & (not job.state_bytes.sharded_weights)
+    own = np.where(np.greater_equal(layout.zero, 3) | copies, each * shards, each * held.total)
+    return own + copies * job.state_bytes.weights * held.total
+
+
 def low_precision_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the low-precision weight copies, and of their transposes, that matrix products read.
 

@@ -125,6 +125,14 @@ def head_width(model: ModelSpec) -> int:
     return model.head_input_size or _embedding_width(model)
 
 
+def num_outputs(model: ModelSpec) -> int:
+    """Outputs of the head for a token: the vocabulary, or what a head of another kind has.
+
+    Source: definition of the model document.
+    """
+    return model.head_outputs or model.vocab_size
+
+
 def _num_stacks(model: ModelSpec) -> int:
     return 2 if model.kind == "encoder-decoder" else 1
 
@@ -177,7 +185,7 @@ def num_params(model: ModelSpec) -> int:
     Source: sum of the parts; checked against transformers' modules in the tests. For a GPT it equals 12 L h^2 (1 +
     13/(12h) + (V + s)/(12Lh)) plus the final norm, Narayanan et al. (SC 2021), equation 2.
     """
-    head = model.vocab_size * head_width(model) if _has_own_head(model) else 0
+    head = num_outputs(model) * head_width(model) if _has_own_head(model) else 0
     ends = _embedding_params(model) + _input_params(model) + _output_params(model) + head
     return ends + _all_layer_params(model) + vision_params(model)
 
@@ -240,7 +248,7 @@ def num_matmul_params(model: ModelSpec) -> int:
     dense, typical = (layer_matmul_params(model, experts=each) for each in (False, True))
     num_typical = num_moe_layers(model)
     layers = num_typical * typical + (model.num_layers - num_typical) * dense
-    head = model.vocab_size * head_width(model) if model.output_head else 0
+    head = num_outputs(model) * head_width(model) if model.output_head else 0
     patches = _patch_pixels(model) * model.hidden_size
     ends = head + patches + model.input_matrix_params + model.output_matrix_params
     return round(layers + ends + model.mtp_layers * (typical + 2 * model.hidden_size**2 + head))
@@ -253,6 +261,15 @@ def padded_vocab(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> 
     Source: Megatron-LM, --make-vocab-size-divisible-by; torch DTensor pads to a multiple of tp.
     """
     return np.ceil(model.vocab_size / (engine.memory.vocab_multiple * layout.tp)) * engine.memory.vocab_multiple
+
+
+@once
+def outputs_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
+    """Outputs of the head on one tensor-parallel rank: its rows of the vocabulary, or all of another head's outputs.
+
+    Source: as `padded_vocab`; transformers' sequence classifiers have no tensor parallel plan for their head.
+    """
+    return model.head_outputs + 0 * layout.tp if model.head_outputs else padded_vocab(model, engine, layout)
 
 
 def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
@@ -272,9 +289,9 @@ def embedding_params_on_device(model: ModelSpec, engine: EngineSpec, layout: Lay
 def head_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> Number:
     """Parameters of the output head on one tensor-parallel rank: its share of the (vocabulary x width) matrix.
 
-    Source: as `padded_vocab`.
+    Source: as `outputs_on_device`.
     """
-    return padded_vocab(model, engine, layout) * head_width(model)
+    return outputs_on_device(model, engine, layout) * head_width(model)
 
 
 def matrices_in_order(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> list[Number]:

@@ -90,7 +90,8 @@ class StagePrices:
     whole: the part of `passes` that belongs to the whole stage and to none of its chunks, by ledger line.
     forward: seconds of one forward pass of the stage's layers, without collectives and waits. Full recompute repeats
         this pass.
-    ends: the embedding, or head and loss, with their collectives.
+    ends: the embedding, or head and loss, with their collectives, in all passes.
+    ungraded: computing of forward passes without gradients, of policy and reference.
     host, dp: copies to the host, and the reduction of gradients with the gathering of weights.
     """
 
@@ -101,6 +102,7 @@ class StagePrices:
     recompute: Number
     head: Number
     ends: Number
+    ungraded: Number = 0.0
     accumulation: Number
     tp_comm: Number
     tp_hidden: Number
@@ -118,7 +120,7 @@ class StagePrices:
     @property
     def microbatch_seconds(self) -> Number:
         """Seconds of one microbatch through the stage, forward and backward: t_r of the pipeline formula."""
-        work = self.compute + self.recompute + self.head + self.accumulation
+        work = self.compute + self.recompute + self.head + self.ungraded + self.accumulation
         exposed_send, exposed_exchange = self.pp_comm - self.pp_hidden, self.ep_comm - self.ep_hidden
         exposed_tp = self.tp_comm - self.tp_hidden
         exposed_cp = self.cp_comm - self.cp_hidden
@@ -150,6 +152,7 @@ class _Work:
     The chunks' seconds add up to the stage's seconds.
 
     forward: seconds of the layers' forward passes, without collectives and waits.
+    ungraded, ungraded_ends: computing of forward passes without gradients, and the part of the model's ends in it.
     busy, hidden: seconds of the layers' collectives by ledger line, and the part that computing hides.
     """
 
@@ -158,6 +161,8 @@ class _Work:
     recompute: Number
     ends: PassSeconds
     tp_ends: PassSeconds
+    ungraded: Number
+    ungraded_ends: Number
     busy: Mapping[LineName, PassSeconds]
     hidden: Mapping[LineName, PassSeconds]
 
@@ -172,6 +177,7 @@ class _Work:
             LineName.COMPUTE: self.layers,
             LineName.RECOMPUTE: PassSeconds(backward_input=self.recompute),
             LineName.HEAD: self.ends,
+            LineName.UNGRADED: PassSeconds(forward=self.ungraded),
             LineName.TP_COMM: self.exposed(LineName.TP_COMM) + self.tp_ends,
             LineName.CP_COMM: self.exposed(LineName.CP_COMM),
             LineName.EP_COMM: self.exposed(LineName.EP_COMM),
@@ -189,6 +195,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     layers, forward, recompute = PassSeconds(), 0.0, 0.0
+    passes = job.training.ungraded_passes
     busy, hidden = (dict.fromkeys(_IN_LAYERS, PassSeconds()) for _ in range(2))
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
@@ -197,17 +204,20 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
         recompute = recompute + count * _repeated_seconds(job, layout, stage, layer)
         for line in _IN_LAYERS:
             share = repeated_share(job, layout, stage, line, experts=kind[0])
-            busy[line] += _with_repeated(layer.busy[line], share) * count
-            beside = 0.0 if line == LineName.EP_COMM else share  # nothing hides what recompute exchanges again
-            hidden[line] += _with_repeated(layer.hidden[line], beside) * count
+            busy[line] += _with_repeated(layer.busy[line], share, passes) * count
+            beside = line != LineName.EP_COMM  # nothing hides what recompute and other passes exchange again
+            hidden[line] += _with_repeated(layer.hidden[line], beside * share, beside * passes) * count
     hidden[LineName.EP_COMM] *= _share_in_pairs(job, layout) if job.training.expert_overlap else 0.0
     first, last = holds_embedding(stage), holds_head(layout, stage)
+    ungraded_ends = passes * (parts.lookup.forward * first + parts.ungraded_head * last)
     return _Work(
         layers=layers,
         forward=forward,
         recompute=recompute,
         ends=parts.lookup * first + parts.head * last + parts.mtp * mtp_layers(job, layout, stage),
-        tp_ends=parts.tp_end * (first.astype(float) + last),
+        tp_ends=_with_repeated(parts.tp_end, 0.0, passes) * (first.astype(float) + last),
+        ungraded=passes * layers.forward + ungraded_ends,
+        ungraded_ends=ungraded_ends,
         busy=busy,
         hidden=hidden,
     )
@@ -234,12 +244,14 @@ class StageParts:
 
     layers: the key says whether the layer has experts, and whether its attention has a window.
     head: head and loss, once for the model and once for each layer for multi-token prediction.
+    ungraded_head: the model's head in a forward pass without gradients.
     mtp: what such a layer has before its transformer layer.
     """
 
     layers: Mapping[tuple[bool, bool], LayerParts]
     lookup: PassSeconds
     head: PassSeconds
+    ungraded_head: Number
     mtp: PassSeconds
     tp_end: PassSeconds
 
@@ -280,6 +292,7 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         layers={kind: layer(*kind) for kind in kinds},
         lookup=_lookup(job, layout) + tower_seconds(job, layout),
         head=head_seconds(job, layout) * (1.0 + job.model.mtp_layers),
+        ungraded_head=head_seconds(job, layout, graded=False).forward if job.training.ungraded_passes else 0.0,
         mtp=_mtp_seconds(job, layout),
         tp_end=end,
     )
@@ -364,9 +377,12 @@ def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> Pa
     )
 
 
-def _with_repeated(collectives: PassSeconds, share: Number) -> PassSeconds:
-    """A layer's collectives; if recompute repeats a share of the forward ones, the backward pass has them, too."""
-    return collectives + PassSeconds(backward_input=share * collectives.forward)
+def _with_repeated(collectives: PassSeconds, share: Number, passes: int) -> PassSeconds:
+    """Collectives with those of further forward passes, and in the backward pass with what recompute repeats.
+
+    share: the repeated share of the forward pass's collectives.
+    """
+    return collectives + PassSeconds(forward=passes * collectives.forward, backward_input=share * collectives.forward)
 
 
 def _halves(seconds: Number) -> PassSeconds:
@@ -406,9 +422,11 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     Source: sum of the parts in layers.py, compute.py and traffic.py.
     """
     work = _work(job, layout, stage, parts or stage_parts(job, layout))
-    send = _each_way(busy_seconds(job, send_transfers(job, layout, stage))).total
+    sends_of_pass = _each_way(busy_seconds(job, send_transfers(job, layout, stage)))
+    send = sends_of_pass.total + job.training.ungraded_passes * sends_of_pass.forward
     exposed = work.exposed(LineName.TP_COMM) + work.exposed(LineName.EP_COMM)
-    window = work.layers + exposed + PassSeconds(backward_input=work.recompute)
+    again = PassSeconds(forward=work.ungraded - work.ungraded_ends, backward_input=work.recompute)
+    window = work.layers + exposed + again
     dp, copies = data_parallel_seconds(job, layout, stage, window), host_copy_seconds(job, layout, stage, window)
     held = trained_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
@@ -430,7 +448,8 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
         forward=work.forward,
         recompute=work.recompute,
         head=work.ends.total,
-        ends=work.ends.total + work.tp_ends.total,
+        ends=work.ends.total + work.tp_ends.total + work.ungraded_ends,
+        ungraded=work.ungraded,
         accumulation=accumulation,
         tp_comm=work.busy[LineName.TP_COMM].total + work.tp_ends.total,
         tp_hidden=work.hidden[LineName.TP_COMM].total,

@@ -91,7 +91,7 @@ def num_steps(training: TrainingSpec) -> int | None:
     """
     if training.tokens is None:
         return None
-    return math.ceil(training.tokens / (training.global_batch_size * training.sequence_length))
+    return math.ceil(training.tokens / training.step_tokens)
 
 
 def longest_step_seconds(training: TrainingSpec) -> float:

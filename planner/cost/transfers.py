@@ -127,15 +127,17 @@ def transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transfer, ..
     ends = 1.0 * holds_embedding(stage) + holds_head(layout, stage)
     in_layers = partial(_in_layers, job, layout, stage)
     with_ends = zip(in_layers(tensor_transfers(job, layout)), end_transfers(job, layout), strict=True)
-    return (
+    of_passes = (
         *(_with_ends(each, end, ends) for each, end in with_ends),
         *in_layers(head_transfers(job, layout)),
         *in_layers(context_transfers(job, layout)),
         *in_layers(expert_transfers(job, layout), only_experts=True),
         *send_transfers(job, layout, stage),
-        *state_transfers(job, layout, stage),
-        *tied_transfers(job, layout, stage),
     )
+    if passes := job.training.ungraded_passes:
+        again = ({**each.times, "forward": (1 + passes) * each.times.get("forward", 0.0)} for each in of_passes)
+        of_passes = tuple(replace(each, times=times) for each, times in zip(of_passes, again, strict=True))
+    return *of_passes, *state_transfers(job, layout, stage), *tied_transfers(job, layout, stage)
 
 
 def _in_layers(
@@ -395,7 +397,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     ZeRO-0 all-reduces over all replicas. From ZeRO-1 on, gradients are reduce-scattered in the shard group, then the
     shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
     reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
-    accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights included. ZeRO-2 and 3 reduce
+    accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights and those of
+    a reference model included. ZeRO-2 and 3 reduce
     layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. If experts run in a loop, some
     engines gather each of their matrices alone, after host time of its own (`lone_gather`). In engines that shard whole
     tensors, each rank broadcasts its tensors instead of an all-gather, which costs the latency of one ring pass per
@@ -428,7 +431,8 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         parts_of_gather = _num_tensors(job, layout, stage, of_experts=True) if is_alone else layers
         gatherings = np.where(zero == 3, parts_of_gather, updated)
         waits = job.calibration.host * job.engine.communication.lone_gather * is_alone * (zero == 3)
-        gathers: dict[Moment, Number] = {"first forward": updated * once, **_both_ways(gatherings * each_pass)}
+        gathers: dict[Moment, Number] = {"first forward": updated * once, "backward": gatherings * each_pass}
+        gathers["forward"] = gathers["backward"] * (1.0 + job.training.ungraded_passes)
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         reduced, gathered = grads / reductions, (weights + (zero >= 3) * frozen_bytes) / gatherings

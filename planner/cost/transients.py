@@ -108,10 +108,23 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
         layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
         largest = largest - np.minimum(later, np.minimum(largest, largest - layer - bucket + stored))
+    largest = np.maximum(largest, _gathered_reference(job, layout, stage, loss))
     largest = largest + _placeholder_bytes(job, layout, stage)
     if not offloads_optimizer(layout):  # else the update is made on the host
         largest = np.maximum(largest, update_bytes(job, layout, stage) - stored)
     return largest + lasting_buffer_bytes(job, layout)
+
+
+def _gathered_reference(job: PoolJob, layout: Degrees, stage: Stage, loss: Number) -> Number:
+    """Bytes in the forward pass of a reference model that ZeRO-3 gathers as one unit, while logits of both are alive.
+
+    Source: TRL f2cd5771, models/utils.py (prepare_fsdp, `fully_shard` of the root alone) and trainer/dpo_trainer.py
+    (_compute_loss); torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (unshard).
+    """
+    if job.training.reference_at != "resident" or not job.engine.memory.gathers_whole_reference:
+        return 0.0
+    gathers = np.greater_equal(layout.zero, 3) & np.greater(shard_degree(layout), 1)
+    return gathers * (loss + job.state_bytes.weights * held_params(job, layout, stage).total)
 
 
 def _peak_with_separate_ends(

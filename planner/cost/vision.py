@@ -16,6 +16,7 @@ import numpy as np
 from planner.cost.activations import held_of_stage, layer_activation_bytes
 from planner.cost.compute import PassSeconds, linear_seconds
 from planner.cost.layers import layer_seconds
+from planner.cost.microbatch import sequences_per_microbatch
 from planner.cost.parameters import layer_matmul_params, num_matmul_params
 from planner.cost.shapes import alone
 from planner.cost.stage import holds_embedding
@@ -45,12 +46,13 @@ def tower_seconds(job: PoolJob, layout: LayerDegrees) -> PassSeconds:
     if tower is None:
         return PassSeconds()
     own, shape, encoder = _images(job, tower), alone(layout), tower.encoder
-    patches = layout.mbs * encoder.max_sequence_length
+    sequences = sequences_per_microbatch(job, layout)
+    patches = sequences * encoder.max_sequence_length
     layers = layer_seconds(own, shape).passes * encoder.num_layers
     ends = num_matmul_params(encoder) - encoder.num_layers * layer_matmul_params(encoder, experts=False)
     maps = linear_seconds(own, patches, ends / encoder.hidden_size, encoder.hidden_size)
     joined = linear_seconds(
-        own, layout.mbs * tower.tokens_per_image, tower.projector_params / encoder.hidden_size, encoder.hidden_size
+        own, sequences * tower.tokens_per_image, tower.projector_params / encoder.hidden_size, encoder.hidden_size
     )
     passes = (layers + (maps + joined) * job.calibration.slowdown) * tower.images_per_sequence
     return PassSeconds(forward=passes.forward) if job.training.lora_rank else passes

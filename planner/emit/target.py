@@ -35,12 +35,13 @@ Value: TypeAlias = "str | int | float | bool | tuple[Any, ...] | None"
 Values: TypeAlias = Mapping[str, Value]
 
 _OF_THE_RUN: Final = {
-    "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints"
+    "tokens", "deadline", "budget", "price", "failures", "checkpoint_interval", "asynchronous_checkpoints",
+    "objective", "reference", "forward_passes", "rollout_memory",
 }  # fmt: skip
-"""Training fields that describe the length and price of the whole run and do not change a training step."""
+"""Training fields of the length and price of the whole run, and of objectives that no files are written for."""
 _OF_LEARNING: Final = {f"training.{name}" for name in OF_THE_RUN}
-_OF_THE_DOCUMENT: Final = {"name", "architecture"}
-"""Model fields without a setting: the name, and the architecture, which other fields express."""
+_OF_THE_DOCUMENT: Final = {"name", "architecture", "head_outputs"}
+"""Model fields without a setting: the name, an objective's head, and the architecture, which other fields express."""
 
 FIELDS: Final = (
     *(f"layout.{each.name}" for each in fields(Layout)),
@@ -248,7 +249,7 @@ def values_of(target: Target, plan: Plan) -> dict[str, Value]:
     Raises:
         InputError: all fields that the target cannot express or does not run, each with the option to plan again with.
     """
-    if faults := refusals(target, plan):
+    if faults := [*filter(None, [_OF_NEXT_TOKENS.fault(plan)]), *refusals(target, plan)]:
         where = f"--to {target.name}"
         raise InputError(*(Mistake(message=message, where=where, hint=hint) for message, hint in faults))
     found: dict[str, Value] = {}
@@ -574,6 +575,13 @@ def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
     why: the message, in which `{plan.layout.tp}` stands for a field.
     """
     return Refusal(says=says, fault=lambda plan: (why.format(plan=plan), hint) if condition(plan) else None)
+
+
+_OF_NEXT_TOKENS: Final = refuse(
+    lambda plan: (plan.training.objective, plan.model.head_outputs) != ("next-token", 0),
+    "training.objective is {plan.training.objective}, and files are written for next tokens alone",
+    "put the layout into the files of the program that trains so",
+)
 
 
 def refused(rows: Sequence[Mapping[str, Any]]) -> tuple[Refusal, ...]:

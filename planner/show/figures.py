@@ -67,6 +67,8 @@ FILLS: Final = {
     LineName.ACTIVATIONS: Fill("░", "A", "green"),
     LineName.TRANSIENTS: Fill("▚", "T", "yellow"),
     LineName.RUNTIME: Fill("·", "R", "white"),
+    LineName.REFERENCE_PARAMS: Fill("▞", "F", "blue"),
+    LineName.ROLLOUT: Fill("≡", "E", "white"),
 }
 """One fill for each line of memory; adjacent fills differ in darkness, so they are distinct without colour."""
 

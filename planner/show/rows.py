@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -36,6 +37,7 @@ from planner.show.words import (
     work_words,
 )
 from planner.specs.calibration import precision_class
+from planner.specs.yaml import shipped_yaml
 from planner.units import format_bytes, format_count, format_seconds
 from planner.verdict import chance_words, fit_words
 
@@ -55,10 +57,7 @@ Rows: TypeAlias = "dict[str, Callable[[Plan], Words]]"
 _MOST_KEYS: Final = 3
 """Keys that the short answer names; it counts the others."""
 
-_TILES: Final = "{} parts of the sequence, one after the other"
-_SAMPLES: Final = "of {:,} tokens in the mean; attention stays inside each"
-_GRAPHS: Final = {"layers": "each layer, but for its routed experts", "step": "both passes of a step"}
-_OVERLAP: Final = "exchanges of a microbatch beside the other pass of another one"
+_SAID: Final[Any] = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
 
 
 def rows_of(plan: Plan, rows: Rows) -> Padding | None:
@@ -75,12 +74,20 @@ def _layout(plan: Plan) -> Words:
 
 def _loss(plan: Plan) -> Words:
     """State how the loss is computed; nothing for an unfused loss."""
-    words = {
-        "fused": "one kernel for all logits of a microbatch",
-        "chunked": f"output head and loss of {plan.training.loss_chunks} parts of a microbatch, one after the other",
-        "fused-linear": "output head and loss in one kernel, for few tokens at a time",
-    }
-    return words.get(plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss, "")
+    kind = plan.engine.can.losses[0] if plan.training.loss == "engine" else plan.training.loss
+    return str(_SAID["loss"].get(kind, "")).format(chunks=plan.training.loss_chunks)
+
+
+def _objective(plan: Plan) -> Words:
+    """State what a step does besides training, and what of the objective has no price."""
+    training, passes = plan.training, plan.training.ungraded_passes
+    if training.objective == "next-token":
+        return ""
+    again = f"{passes} forward pass{'es' * (passes > 1)} without gradients for each sequence, "
+    words = [training.objective, again + _SAID["reference"][training.reference_at] if passes else "no reference model"]
+    words += [_SAID["rollouts"]] * training.method.generates
+    words += [_SAID["engine"].format(training.rollout_memory)] * (training.rollout_memory > 0)
+    return "; ".join(words)
 
 
 def _trains(plan: Plan) -> Words:
@@ -149,7 +156,7 @@ def _own(plan: Plan) -> Words:
 
 
 def _step(plan: Plan) -> Words:
-    in_all = plan.training.global_batch_size * plan.training.sequence_length / plan.step_seconds
+    in_all = plan.training.step_tokens / plan.step_seconds
     rate = f"{format_count(plan.tokens_per_second_per_device)} tokens/s per device, {format_count(in_all)} in all"
     return Text.assemble((format_seconds(plan.step_seconds), "bold"), f"; {rate}; MFU {plan.mfu:.1%}")
 
@@ -281,6 +288,7 @@ ANSWER: Final[Rows] = {
     "unknown": _unknown,
     "layout": _layout,
     "schedule": schedule_words,
+    "objective": _objective,
     "trains": _trains,
     "on the host": lambda plan: host_words(plan.memory),
     "not run": not_run,
@@ -309,11 +317,12 @@ LAYOUT: Final[Rows] = {
     "layers": lambda plan: layers_words([plan.layout.layers_of_stage(stage) for stage in range(plan.layout.pp)]),
     "recompute": lambda plan: recompute_words(plan.layout),
     "on the host": lambda plan: host_words(plan.memory),
+    "objective": _objective,
     "loss": _loss,
-    "feed-forward": lambda plan: _TILES.format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
-    "samples": lambda plan: _SAMPLES.format(n) if (n := plan.training.mean_sample_tokens) else "",
-    "CUDA graphs": lambda plan: _GRAPHS.get(plan.training.cuda_graphs, ""),
-    "experts": lambda plan: _OVERLAP if plan.training.expert_overlap else "",
+    "feed-forward": lambda plan: _SAID["tiles"].format(plan.training.mlp_tiles) if plan.training.mlp_tiles > 1 else "",
+    "samples": lambda plan: _SAID["samples"].format(n) if (n := plan.training.mean_sample_tokens) else "",
+    "CUDA graphs": lambda plan: _SAID["graphs"].get(plan.training.cuda_graphs, ""),
+    "experts": lambda plan: _SAID["overlap"] if plan.training.expert_overlap else "",
     "trains": _trains,
     "not run": not_run,
     "idle": _idle,

@@ -134,7 +134,7 @@ def _point_to_dict(found: Sweep, point: Point) -> dict[str, Any]:
         "num_devices": point.num_devices,
         "global_batch_size": point.global_batch_size,
         "step_seconds": point.step_seconds,
-        "tokens_per_second": job.training.sequence_length / point.sequence_seconds,
+        "tokens_per_second": job.training.step_tokens / job.training.global_batch_size / point.sequence_seconds,
         "peak_bytes": point.peak_bytes,
         "chance_of_fitting": point.chance_of_fitting,
         **run_to_dict(found.run(point) if job.training.tokens else None),

@@ -37,10 +37,8 @@ _MOST_EVENTS: Final = 4_000_000
 """Largest number of events, about 800 MB of text, that Perfetto's user interface can load in a browser."""
 _TICKS_PER_MICROSECOND: Final = 1000
 _CATEGORIES: Final = {
-    LineName.COMPUTE: "compute",
-    LineName.HEAD: "compute",
+    **dict.fromkeys((LineName.COMPUTE, LineName.HEAD, LineName.UNGRADED, LineName.ACCUMULATION), "compute"),
     LineName.RECOMPUTE: "recompute",
-    LineName.ACCUMULATION: "compute",
     LineName.PP_COMM: "send",
     LineName.BUBBLE: "bubble",
     LineName.OPTIMIZER: "optimizer",

@@ -145,7 +145,8 @@ def fold_runs(items: Sequence[Any], alike: Callable[[Any], Any], most: int = sys
 
 def work_words(training: TrainingSpec) -> str:
     """Describe the work of a step."""
-    return f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens per step"
+    each = "pairs of sequences" if training.method.sequences > 1 else "sequences"
+    return f"{training.global_batch_size:,} {each} of {training.sequence_length:,} tokens per step"
 
 
 def length_words(of: Plan | Job) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from planner.specs.cluster import Precision
 from planner.specs.document import Bytes, InputDocument, Name, Seconds
+from planner.specs.objective import ObjectiveName
 from planner.specs.recipe import CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Offload, Optimizer, Schedule, StateBytes
 from planner.specs.recompute import Module, Recompute
 from planner.specs.text import any_of
@@ -47,6 +48,7 @@ class EngineAbilities(_Explained):
     engine.
     losses: ways in which the engine computes the loss; the first is the default.
     mlp_tiles: feed-forward blocks can be computed in parts of the sequence.
+    objectives: objectives by which programs train with the engine; `planner emit` writes runs of the first alone.
     cuda_graphs: operators that the engine can capture in CUDA graphs.
     expert_overlap: passes of two microbatches can run side by side, so that each hides the other's expert exchanges.
     dropout: the engine trains with dropout.
@@ -75,6 +77,7 @@ class EngineAbilities(_Explained):
     memory_recipes: tuple[MemoryRecipe, ...] = ()
     losses: tuple[Loss, ...] = Field(default=("whole",), min_length=1)
     mlp_tiles: bool = False
+    objectives: tuple[ObjectiveName, ...] = ("next-token",)
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     expert_overlap: bool = False
     dropout: bool
@@ -184,6 +187,10 @@ class EngineMemory(_Explained):
     quantised_keep_inputs: whether products with quantised frozen weights keep their inputs.
     updated_params: largest number of parameters whose gradients the update of ZeRO-3 copies at a time.
     update_copies: copies of a moment that an update of AdamW makes: 1 if its operators run one by one (foreach).
+    log_probability_bytes: bytes of a logit from which log-probabilities are taken, in 16-bit training; 0: the loss of
+    every objective needs `logits_bytes`.
+    reference_bytes: bytes per weight of a reference model, which ZeRO-3 shards like the trained model.
+    gathers_whole_reference: ZeRO-3 gathers a reference model as one unit.
     fragmentation: memory that the allocator cannot use, as a share of activations and transients, even where memory is
     short.
     communicator_memory: memory for each mesh axis above 1, in addition to the device's reserved_memory.
@@ -229,6 +236,9 @@ class EngineMemory(_Explained):
     quantised_keep_inputs: bool = False
     updated_params: float = Field(default=1e12, gt=0)
     update_copies: float = Field(default=0, ge=0)
+    log_probability_bytes: float = Field(default=0, ge=0)
+    reference_bytes: float = Field(default=2.0, gt=0)
+    gathers_whole_reference: bool = False
     fragmentation: float = Field(ge=0, lt=1)
     communicator_memory: Bytes | None = None
 

@@ -178,6 +178,8 @@ def _checked_job(
     assert cluster is not None
     assert training is not None
     assert engine is not None
+    if outputs := training.method.outputs:
+        model = model.model_copy(update={"head_outputs": outputs, "tied_embeddings": False, "head_bias": False})
     return job_on(
         cluster,
         calibrations_of(cluster, model, training, engine, corrections),

@@ -293,6 +293,7 @@ class ModelSpec(InputDocument):
     embedding_norm: whether a norm follows the embedding.
     final_norm: whether a norm follows the last layer of each stack.
     output_head: whether there is a projection to the vocabulary.
+    head_outputs: width of an untied head's output, if it is not the vocabulary: 1 for a reward model.
     num_token_types: number of token types (BERT).
     pooler: whether there is a pooler (BERT).
     patches: image patches in place of tokens (ViT).
@@ -364,6 +365,7 @@ class ModelSpec(InputDocument):
     embedding_norm: bool = False
     final_norm: bool = True
     output_head: bool = True
+    head_outputs: int = Field(default=0, ge=0, le=1_000_000)
     extra_positions: int = Field(default=0, ge=0, le=1_000_000)
     relative_buckets: int = Field(default=32, ge=1, le=1_000_000)
     num_token_types: int = Field(default=0, ge=0, le=1_000_000)

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, mod
 from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
 from planner.specs.document import InputDocument, Seconds, Usd, UsdPerHour
+from planner.specs.objective import OBJECTIVES, Objective, ObjectiveName, Reference
 from planner.specs.recipe import ADAM_RECIPES, CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
 
@@ -45,7 +46,16 @@ NEVER_CLIPS: Final = 1e9
 class TrainingSpec(InputDocument):
     """The workload of one optimizer step, and the length of the run.
 
-    global_batch_size: sequences per optimizer step.
+    objective: what is learned: next tokens; preferences between two answers (dpo, orpo, reward) or single ratings
+    (kto); or answers that the model generates itself (grpo), of whose steps only the training is priced.
+    global_batch_size: samples per optimizer step: sequences, or pairs of a chosen and a rejected sequence.
+    reference: where the weights of the reference model are: `resident` on the devices; `policy`: they are the frozen
+    weights of the policy, without its adapters; `host` during a training step; `none`: no step reads them, as with
+    log-probabilities from before the training. `objective` is the objective's own, `policy` if adapters are trained.
+    forward_passes: forward passes without gradients of each sequence, by policy and reference together; by default
+    those of the objective and its reference.
+    rollout_memory: share of a device's memory that the engine for generated answers keeps during a training step; 0 if
+    it sleeps.
     optimizer: AdamW keeps two moments per weight (adamw-8bit in 8 bits), SGD its momentum, Adafactor sums of rows and
     columns of each matrix; Muon keeps one momentum for matrices and uses AdamW for the other weights.
     memory_recipe: bytes per parameter; `engine` means the bytes that the engine really keeps.
@@ -74,6 +84,10 @@ class TrainingSpec(InputDocument):
     """
 
     sequence_length: int = Field(ge=1, le=100_000_000)
+    objective: ObjectiveName = "next-token"
+    reference: Reference | Literal["objective"] = "objective"
+    forward_passes: int | None = Field(default=None, ge=0, le=100)
+    rollout_memory: float = Field(default=0.0, ge=0, lt=1)
     global_batch_size: Annotated[int, WithJsonSchema(_BATCH_SCHEMA)] = Field(ge=1, le=_MOST_SEQUENCES)
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
@@ -117,6 +131,28 @@ class TrainingSpec(InputDocument):
     adam_beta2: float = Field(default=0.95, ge=0, lt=1)
     adam_epsilon: float = Field(default=1e-8, gt=0)
     seed: int = Field(default=1234, ge=0)
+
+    @property
+    def method(self) -> Objective:
+        """What the objective computes and keeps."""
+        return OBJECTIVES[self.objective]
+
+    @property
+    def reference_at(self) -> Reference:
+        """Where the weights of the reference model are."""
+        own = "policy" if self.method.reference == "resident" and self.lora_rank else self.method.reference
+        return own if self.reference == "objective" else self.reference
+
+    @property
+    def ungraded_passes(self) -> int:
+        """Forward passes without gradients of each sequence."""
+        own = self.method.policy_passes + self.method.reference_passes * (self.reference_at != "none")
+        return own if self.forward_passes is None else self.forward_passes
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of an optimizer step."""
+        return self.global_batch_size * self.method.sequences * self.sequence_length
 
     @property
     def attended_tokens(self) -> int:

@@ -49,6 +49,7 @@ def _of_training(plan: Plan) -> list[_Obstacle]:
     layout, training = plan.layout, plan.training
     tokens = layout.mbs * training.sequence_length // (layout.cp * layout.tp)
     return [
+        (training.objective != "next-token", f"the trainer has no {training.objective}", "choose another engine"),
         ("selective" in layout.recompute, "recompute is none or full", AGAIN),
         (
             training.precision not in plan.engine.can.precisions,

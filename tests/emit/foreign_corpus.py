@@ -33,7 +33,6 @@ class Foreign:
 _MLM = "NVIDIA/Megatron-LM d98e8a64"
 _SWIFT = "modelscope/ms-swift 3602360a"
 _VERL = "verl-project/verl"
-_ROLLOUT = "actor_rollout_ref.rollout.gpu_memory_utilization"
 _MOE = "--moe_grouped_gemm true --moe_permute_fusion true --moe_shared_expert_overlap true --moe_aux_loss_coeff 1e-3 "
 _FULL = "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1 "
 _TUNE = "--packing true --finetune true --lr 1e-5 --min_lr 1e-6 --lr_warmup_fraction 0.05 --sequence_parallel true "
@@ -371,7 +370,7 @@ CORPUS = (
         """,
         cluster="dgx-h100",
         layout="tp=8,pp=12,cp=1,ep=8,etp=1,zero=1,mbs=1,recompute=full",
-        open_keys=(_ROLLOUT,),
+        open_keys=("algorithm.adv_estimator",),  # advantages of a critic, unless the text says another
     ),
     Foreign(
         source="verl-project/verl#7519",
@@ -385,7 +384,7 @@ CORPUS = (
         """,
         cluster="dgx-b200",
         layout="tp=2,pp=1,cp=1,ep=1,etp=1,zero=1,mbs=4,recompute=none,offload=none",
-        open_keys=(_ROLLOUT,),
+        open_keys=("algorithm.adv_estimator",),  # advantages of a critic, unless the text says another
     ),
     Foreign(
         source="NVIDIA/Megatron-LM#2254",
@@ -709,12 +708,8 @@ CORPUS = (
         """,
         cluster="dgx-h100",
         layout="tp=4,pp=2,cp=1,ep=4,etp=4,zero=1,mbs=4,recompute=none",
-        training="sequence_length=3072,global_batch_size=320",
-        open_keys=(
-            "actor_rollout_ref.actor.use_kl_loss",
-            _ROLLOUT,
-            "actor_rollout_ref.model.enable_gradient_checkpointing",
-        ),
+        training="sequence_length=3072,global_batch_size=320,objective=grpo,reference=resident",
+        open_keys=("actor_rollout_ref.model.enable_gradient_checkpointing",),
     ),
     Foreign(
         source="volcengine/verl, examples/grpo_trainer/run_qwen2-7b_math.sh",
@@ -732,7 +727,6 @@ CORPUS = (
         """,
         cluster="dgx-h100",
         layout="tp=1,zero=3,mbs=16,recompute=full,offload=none",
-        open_keys=(_ROLLOUT,),
         model="qwen2.5-7b",
         training="sequence_length=2048,global_batch_size=1280",
     ),

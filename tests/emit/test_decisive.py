@@ -109,43 +109,43 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_le
   actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \\
   actor_rollout_ref.ref.fsdp_config.param_offload=True actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
   trainer.n_gpus_per_node=8 trainer.nnodes=1 """
-UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
+REWARD = "reward_model.enable"
 
 
-def test_a_rollout_engine_leaves_the_verdict_unknown_everywhere(written, capsys, tmp_path):
-    path = written(VERL + f"{UTILIZATION}=0.6")
+def test_a_second_model_leaves_the_verdict_unknown_everywhere(written, capsys, tmp_path):
+    path = written(VERL + f"{REWARD}=True")
     assert main(["explain", "--from", str(path), "dgx-h100", "--json"]) == ExitCode.OK
     text = capsys.readouterr().out
     data = json.loads(text)
     assert (data["fits"], data["chance_of_fitting"], data["verdict"]) == (None, None, "unknown")
-    assert data["unknown_because"] == [UTILIZATION]
+    assert data["unknown_because"] == [REWARD]
     assert {(each["fits"], each["verdict"], each["chance_of_fitting"]) for each in data["memory"]} == {
         (None, "unknown", None)
     }
     assert main(["explain", "--from", str(path), "dgx-h100"]) == ExitCode.OK
     shown = capsys.readouterr().out
     first = next(line for line in shown.splitlines() if line.strip().startswith(("unknown", "layout")))
-    assert UTILIZATION in first
+    assert REWARD in first
     assert main(["explain", "--from", str(path), "dgx-h100", "--section", "memory"]) == ExitCode.OK
     memory = capsys.readouterr().out.partition("Memory of a device")[2].partition("\n\n")[0]
     assert "unknown" in memory
     assert "99%" not in memory
     assert main(["explain", "--from", str(path), "dgx-h100", "--html", str(tmp_path / "page.html")]) == ExitCode.OK
-    assert f"is unknown: {UTILIZATION}=0.6" in (tmp_path / "page.html").read_text()
+    assert f"is unknown: {REWARD}=True" in (tmp_path / "page.html").read_text()
     capsys.readouterr()
     plan = tmp_path / "plan.json"
     plan.write_text(text)
     for command in (["emit", str(plan)], ["launch", str(plan), "--dry-run"], ["plan", "--from", str(path), "dgx-h100"]):
         assert main(command) == ExitCode.BAD_INPUT
         said = capsys.readouterr().err
-        assert f"{UTILIZATION}=0.6" in said
-        assert f"--ignore {UTILIZATION}" in said
-    assert main(["emit", str(plan), "--force-unfit"]) == ExitCode.OK
-    assert UTILIZATION in capsys.readouterr().err
-    assert main(["explain", "--from", str(path), "dgx-h100", "--ignore", UTILIZATION, "--json"]) == ExitCode.OK
+        assert f"{REWARD}=True" in said
+        assert f"--ignore {REWARD}" in said
+    assert main(["emit", str(plan), "--force-unfit"]) == ExitCode.BAD_INPUT
+    assert "training.objective is grpo" in capsys.readouterr().err
+    assert main(["explain", "--from", str(path), "dgx-h100", "--ignore", REWARD, "--json"]) == ExitCode.OK
     alone = json.loads(capsys.readouterr().out)
     assert alone["verdict"] == "fits"
-    assert {(each["key"], each["rule"]) for each in alone["assumed"]} >= {(UTILIZATION, "--ignore")}
+    assert {(each["key"], each["rule"]) for each in alone["assumed"]} >= {(REWARD, "--ignore")}
     assert alone["memory"][0]["total_bytes"] == data["memory"][0]["total_bytes"]
 
 
@@ -153,7 +153,7 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
     """verl, engine/fsdp.yaml: param_offload differs from offload_policy, which offloads during training."""
     plain = read_foreign(written(VERL))
     assert plain.layout["offload"] == "none"
-    assert [each.key for each in plain.assumed] == [UTILIZATION]
+    assert not plain.assumed
     policy = read_foreign(written(f"{VERL} actor_rollout_ref.actor.fsdp_config.offload_policy=True"))
     assert policy.layout["offload"] == "optimizer"
 
@@ -161,8 +161,6 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
 @pytest.mark.parametrize(
     "more",
     [
-        "actor_rollout_ref.actor.use_kl_loss=True",
-        "algorithm.use_kl_in_reward=True",
         "critic.model.path=Qwen/Qwen2.5-7B",
         "reward_model.enable=True",
         "actor_rollout_ref.model.enable_activation_offload=True",
@@ -170,7 +168,46 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
 )
 def test_other_models_of_verl_are_named(more, written):
     keys = {each.key for each in read_foreign(written(f"{VERL} {more}")).assumed if each.settled_by}
-    assert keys == {UTILIZATION, more.partition("=")[0]}
+    assert keys == {more.partition("=")[0]}
+
+
+MEGATRON = " actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+KL = " actor_rollout_ref.actor.use_kl_loss=True"
+
+
+@pytest.mark.parametrize(
+    ("more", "reference", "share", "passes"),
+    [
+        ("", "none", 0.0, 1),  # the log-probabilities before the update
+        (KL, "host", 0.0, 2),
+        (" algorithm.use_kl_in_reward=True", "host", 0.0, 2),
+        (f"{KL} actor_rollout_ref.model.lora_rank=32", "policy", 0.0, 2),
+        (KL + MEGATRON, "resident", 0.0, 2),
+        (f"{KL}{MEGATRON} actor_rollout_ref.ref.megatron.param_offload=True", "host", 0.0, 2),
+        (" actor_rollout_ref.rollout.free_cache_engine=False", "none", 0.5, 1),
+        (
+            " actor_rollout_ref.rollout.free_cache_engine=False actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
+            "none",
+            0.3,
+            1,
+        ),
+    ],
+)
+def test_the_step_of_verl_s_actor_has_a_verdict(more, reference, share, passes, written):
+    """verl, workers/fsdp_workers.py (CPUOffload of every reference), trainer/config/rollout (free_cache_engine)."""
+    plan = estimate_file(written(VERL + more), "dgx-h100")
+    training = plan.training
+    assert (training.objective, training.reference_at, training.ungraded_passes) == ("grpo", reference, passes)
+    assert training.rollout_memory == share
+    assert plan.verdict != "unknown"
+
+
+def test_a_critic_of_verl_leaves_the_verdict_unknown(written):
+    """verl, trainer/ppo/utils.py (need_critic); advantages are estimated by a critic by default."""
+    for text in (VERL.replace("=grpo", "=gae"), VERL.replace("algorithm.adv_estimator=grpo ", "")):
+        assert [each.key for each in read_foreign(written(text)).assumed if each.settled_by] == [
+            "algorithm.adv_estimator"
+        ]
 
 
 TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nbf16: true\nfsdp: full_shard\n"
@@ -180,7 +217,7 @@ TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nbf16
     ("text", "name", "length"),
     [
         (f"{TRL}max_prompt_length: 512\nmax_completion_length: 768\nuse_vllm: true\n", "grpo.yaml", 1280),
-        (f"{TRL}max_prompt_length: 512\nnum_generations: 8\n", "grpo.yaml", 512 + 256),
+        (f"{TRL}max_prompt_length: 512\nnum_generations: 8\nuse_vllm: true\n", "grpo.yaml", 512 + 256),
         (
             (
                 "torchrun grpo.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 4 "
@@ -224,6 +261,32 @@ def test_training_on_generated_answers_has_a_length_and_no_verdict(text, name, l
     plan = estimate_file(path, "dgx-h100", model="qwen2.5-7b", global_batch=64, gpus=8)
     assert plan.verdict == "unknown"
     assert plan.training.sequence_length == length
+    assert plan.training.objective == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("more", "share", "passes"),
+    [
+        ("", 0.0, 0),  # the model itself generates; the update's own log-probabilities are those before it
+        ("beta: 0.04\n", 0.0, 1),
+        ("steps_per_generation: 64\n", 0.0, 1),
+        ("use_vllm: true\nvllm_mode: server\n", 0.0, 1),
+        ("use_vllm: true\nvllm_mode: colocate\nvllm_gpu_memory_utilization: 0.3\nbeta: 0.1\n", 0.3, 2),
+        ("use_vllm: true\nvllm_mode: colocate\nvllm_enable_sleep_mode: true\nbeta: 0.1\n", 0.0, 2),
+    ],
+)
+def test_a_step_on_generated_answers_has_a_verdict_if_the_engine_s_memory_is_known(
+    more, share, passes, written, capsys
+):
+    """TRL, trainer/grpo_trainer.py: when log-probabilities are taken again, and what vLLM keeps meanwhile."""
+    text = f"{TRL}num_generations: 8\nmax_prompt_length: 512\nmax_completion_length: 768\n{more}"
+    plan = estimate_file(written(text, "grpo.yaml"), "dgx-h100", global_batch=64, gpus=8)
+    assert plan.verdict != "unknown"
+    assert (plan.training.rollout_memory, plan.training.ungraded_passes) == (share, passes)
+    assert plan.training.reference_at == ("resident" if "beta" in more else "none")
+    given = ["--from", str(written(text, "grpo.yaml")), "dgx-h100", "--gpus", "8", "--global-batch", "64"]
+    assert main(["explain", *given]) == ExitCode.OK
+    assert "the time of rollouts is not priced" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_length_that_is_not_known_is_asked_for(written):
@@ -244,16 +307,8 @@ SWIFT = "--model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 10
 @pytest.mark.parametrize(
     ("text", "method"),
     [
-        *((f"{FACTORY}stage: {name}\nfinetuning_type: full\n", name) for name in ("dpo", "kto", "rm")),
-        *((f"{AXOLOTL}rl: {name}\n", name) for name in ("dpo", "orpo", "ipo", "kto", "simpo")),
-        *((f"torchrun {name}.py {SCRIPT}", name) for name in ("dpo", "kto", "orpo", "cpo", "run_orpo")),
-        (f"trl dpo {SCRIPT}", "dpo"),
-        (f"python examples/scripts/reward_modeling.py {SCRIPT}", "reward"),
-        (f"torchrun train.py {SCRIPT} --loss_type sigmoid_norm", "sigmoid_norm"),
-        (f"swift rlhf {SWIFT}", "dpo"),
-        (f"swift rlhf --rlhf_type kto {SWIFT}", "kto"),
-        ("megatron rlhf --model Qwen/Qwen2.5-7B --max_length 1024", "dpo"),
-        ("megatron rlhf --rlhf_type rm --model Qwen/Qwen2.5-7B --max_length 1024", "rm"),
+        (f"{FACTORY}stage: rm\nfinetuning_type: full\n", "rm"),
+        (f"swift rlhf --rlhf_type gkd {SWIFT}", "gkd"),
         (f"{FACTORY}use_galore: true\nfinetuning_type: full\n", "True"),
         (f"{FACTORY}use_badam: true\nfinetuning_type: full\n", "True"),
         (f"{AXOLOTL}lisa_n_layers: 4\n", "4"),
@@ -269,6 +324,89 @@ def test_methods_without_a_price_are_refused_by_name(text, method, written):
     assert method.removeprefix("run_") in mistake.message
     key = mistake.hint.split()[1]
     assert read_foreign(written(text), model="qwen2.5-7b", ignore=(key,)).layout["mbs"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "objective", "more"),
+    [
+        (f"{FACTORY}stage: dpo\nfinetuning_type: full\n", "dpo", ["engine.memory.log_probability_bytes=4"]),
+        (f"{FACTORY}stage: dpo\nfinetuning_type: full\nref_model: Qwen/Qwen2.5-7B\n", "dpo", []),
+        (f"{FACTORY}stage: dpo\nfinetuning_type: full\npref_loss: simpo\n", "orpo", []),
+        (f"{FACTORY}stage: kto\nfinetuning_type: full\n", "kto", ["engine.memory.log_probability_bytes=4"]),
+        *((f"{AXOLOTL}rl: {name}\n", "dpo", []) for name in ("dpo", "ipo")),
+        *((f"{AXOLOTL}rl: {name}\n", "orpo", []) for name in ("orpo", "simpo")),
+        (f"{AXOLOTL}rl: kto\n", "kto", []),
+        *((f"torchrun {name}.py {SCRIPT}", name.removeprefix("run_"), []) for name in ("dpo", "kto", "run_orpo")),
+        (f"torchrun cpo.py {SCRIPT}", "orpo", []),
+        (f"trl dpo {SCRIPT}", "dpo", ["engine.memory.reference_bytes=4"]),
+        (f"trl dpo {SCRIPT} --precompute_ref_log_probs true", "dpo", ["training.reference=none"]),
+        (f"trl kto {SCRIPT} --loss_type apo_zero_unpaired", "kto", ["training.forward_passes=1"]),
+        (f"python examples/scripts/reward_modeling.py {SCRIPT}", "reward", []),
+        (f"torchrun train.py {SCRIPT} --loss_type sigmoid_norm", "dpo", []),
+        (f"swift rlhf {SWIFT}", "dpo", []),
+        (f"swift rlhf --rlhf_type kto {SWIFT}", "kto", []),
+        ("megatron rlhf --model Qwen/Qwen2.5-7B --max_length 1024", "dpo", []),
+        ("megatron rlhf --rlhf_type rm --model Qwen/Qwen2.5-7B --max_length 1024", "reward", []),
+    ],
+)
+def test_preferences_and_rewards_are_objectives(text, objective, more, written):
+    path = written(text)
+    found = read_foreign(path, model="qwen2.5-7b")
+    assert {f"training.objective={objective}", "training.sequence_length=1024", *more} <= {*found.settings}
+    assert not [each for each in found.assumed if each.settled_by]
+    plan = estimate_file(path, "dgx-h100", model="qwen2.5-7b", global_batch=64, gpus=8)
+    assert plan.training.objective == objective
+    key = {"stage": "stage", "rl": "rl", "--rlhf": "rlhf_type"}
+    (asks,) = [name for word, name in key.items() if f"{word}: " in text or f"{word}_type " in text] or [
+        "launch.method"
+    ]
+    if "loss_type sigmoid" not in text:
+        alone = read_foreign(path, model="qwen2.5-7b", ignore=("rlhf_type" if "rlhf" in text else asks,))
+        assert f"training.objective={objective}" not in alone.settings
+
+
+@pytest.mark.parametrize(
+    ("more", "reference"),
+    [("", "resident"), ("--use_peft --lora_r 8", "policy"), ("--precompute_ref_log_probs true", "none")],
+)
+def test_the_reference_of_adapters_is_the_model_without_them(more, reference, written):
+    plan = estimate_file(
+        written(f"trl dpo {SCRIPT} {more} --accelerate_config zero3 --gradient_accumulation_steps 4"),
+        "dgx-h100",
+        gpus=8,
+    )
+    assert plan.training.reference_at == reference
+    assert (plan.training.global_batch_size, plan.layout.mbs) == (32, 1)  # pairs, as TRL counts them
+
+
+def test_pairs_of_trl_without_a_length_have_its_own(written):
+    text = "trl dpo --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --accelerate_config zero3"
+    assert "training.sequence_length=1024" in read_foreign(written(text)).settings
+
+
+def test_a_reference_of_another_model_leaves_the_verdict_unknown(written):
+    text = f"{FACTORY}stage: dpo\nfinetuning_type: full\nref_model: Qwen/Qwen2.5-14B\n"
+    assert [each.key for each in read_foreign(written(text), model="qwen2.5-7b").assumed if each.settled_by] == [
+        "ref_model"
+    ]
+
+
+def test_no_files_are_written_for_preferences(written, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    path = written(f"trl dpo {SCRIPT} --accelerate_config zero3 --gradient_accumulation_steps 4")
+    assert main(["plan", "--from", str(path), "dgx-h100", "--gpus", "8", "-o", str(plan)]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "1 forward pass without gradients" in shown
+    assert main(["emit", str(plan)]) == ExitCode.BAD_INPUT
+    assert "training.objective is dpo" in capsys.readouterr().err
+    assert main(["launch", str(plan), "--dry-run"]) == ExitCode.BAD_INPUT
+    assert "training.objective is dpo" in capsys.readouterr().err
+
+
+def test_an_engine_without_a_program_for_an_objective_refuses_it(capsys):
+    job = ["llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "64", "--set", "training.objective=dpo"]
+    assert main(["plan", *job, "--engine", "torch"]) == ExitCode.BAD_INPUT
+    assert "has no program for dpo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -387,10 +525,10 @@ def test_many_keys_without_a_price_are_counted_in_one_line(written, capsys):
 
 
 def test_a_plan_without_a_verdict_stays_without_one_when_it_is_read_again(written, tmp_path, capsys):
-    assert main(["explain", "--from", str(written(VERL)), "dgx-h100", "--json"]) == ExitCode.OK
+    assert main(["explain", "--from", str(written(f"{VERL}{REWARD}=True")), "dgx-h100", "--json"]) == ExitCode.OK
     path = Path(tmp_path / "plan.json")
     path.write_text(capsys.readouterr().out)
-    assert read_plan(path).unknown_because == (UTILIZATION,)
+    assert read_plan(path).unknown_because == (REWARD,)
 
 
 @pytest.mark.parametrize(
@@ -409,9 +547,9 @@ def test_a_value_of_another_kind_is_refused_where_it_decides(text, key, written)
 
 @pytest.mark.parametrize("asked", [{"why_not": "zero=2"}, {"what_if": ""}, {"batch": True}, {"scaling": "8..16"}])
 def test_nothing_is_said_of_what_fits_where_that_is_unknown(asked, written):
-    plan = estimate_file(written(VERL), "dgx-h100")
+    plan = estimate_file(written(f"{VERL}{REWARD}=True"), "dgx-h100")
     assert plan.verdict == "unknown"
-    with pytest.raises(InputError, match=f"whether it fits is unknown: {UTILIZATION}"):
+    with pytest.raises(InputError, match=f"whether it fits is unknown: {REWARD}"):
         explain_layout(plan, **asked)
 
 
@@ -455,7 +593,7 @@ OF_EACH_FORMAT = {
         "modules:\n  post_trainer:\n    framework: megatron_bridge\n    model: llama3_8B.yaml\n    overrides:\n"
         "      tensor_model_parallel_size: 2\n      KEY: 2\n"
     ),
-    "a supervised fine-tuning file of NeMo RL": (
+    "a file of NeMo RL": (
         "sft:\n  seed: 1\npolicy:\n  train_micro_batch_size: 1\n  max_total_sequence_length: 2048\n"
         "  dtensor_cfg:\n    enabled: true\n    KEY: 2\n"
     ),

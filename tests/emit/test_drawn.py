@@ -267,10 +267,34 @@ def test_adapters_of_nemo_rl_and_its_other_methods(written) -> None:
     written(BASE, "sft.yaml")
     path = written("defaults: sft.yaml\npolicy:\n  dtensor_cfg: {lora_cfg: {enabled: true}}\n", "a.yaml")
     assert "training.lora_rank=8" in read_foreign(path).settings
-    with pytest.raises(InputError, match="only supervised fine-tuning is read"):
-        read_foreign(
-            written("defaults: sft.yaml\ngrpo: {num_prompts_per_step: 8}\npolicy:\n  precision: fp8\n", "a.yaml")
-        )
+    with pytest.raises(InputError, match="this method of NeMo RL has no price"):
+        read_foreign(written("defaults: sft.yaml\ndistillation: {topk: 64}\npolicy: {precision: bfloat16}\n", "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("own", "settings", "doubts"),
+    [
+        ("dpo: {max_num_steps: 150}", ["objective=dpo", "reference=host"], []),
+        ("rm: {max_num_steps: 150}", ["objective=reward"], []),
+        ("grpo: {num_prompts_per_step: 8}", ["objective=grpo", "reference=host", "forward_passes=2"], []),
+        (
+            "grpo: {num_prompts_per_step: 8}\nloss_fn: {reference_policy_kl_penalty: 0, force_on_policy_ratio: true}",
+            ["objective=grpo", "reference=none", "forward_passes=0"],
+            [],
+        ),
+        (
+            "grpo: {num_prompts_per_step: 8}\npolicy:\n  generation: {backend: megatron}",
+            ["objective=grpo"],
+            ["policy.generation.backend"],
+        ),
+    ],
+)
+def test_methods_of_nemo_rl_are_objectives(own, settings, doubts, written) -> None:
+    """NeMo RL 7ea279ab, algorithms/grpo.py and dpo.py; a reference's weights are on the host meanwhile."""
+    written(BASE.replace("sft: {max_num_steps: 60}\n", ""), "grpo.yaml")
+    found = read_foreign(written(f"defaults: grpo.yaml\n{own}\n", "a.yaml"))
+    assert {f"training.{each}" for each in settings} <= {*found.settings}
+    assert [each.key for each in found.assumed if each.settled_by] == doubts
 
 
 @pytest.mark.parametrize(
@@ -280,6 +304,7 @@ def test_adapters_of_nemo_rl_and_its_other_methods(written) -> None:
         ("optimizer: {name: torch.optim.SGD}", "policy.optimizer.name"),
         ("dynamic_batching: {enabled: true}", "policy.dynamic_batching.enabled"),
         ("dtensor_cfg: {enabled: false}", "policy"),
+        ("generation: {colocated: {enabled: false}}", "policy.generation.colocated.enabled"),
         ("dtensor_cfg: {lora_cfg: {enabled: true, exclude_modules: [mlp]}}", "policy.dtensor_cfg.lora_cfg.exclude"),
     ],
 )

@@ -140,10 +140,11 @@ def test_adapters_and_offload_are_read(tmp_path: Path) -> None:
     assert not [each for each in without.settings if "lora" in each]
 
 
-@pytest.mark.parametrize("method", ["dpo", "rm", "kto"])
-def test_a_method_without_a_price_is_refused_by_name(tmp_path: Path, method: str) -> None:
-    with pytest.raises(InputError, match=f"{method} has no price here"):
-        read(tmp_path, SCRIPT.replace("train_sft", f"train_{method}"))
+@pytest.mark.parametrize(("method", "objective"), [("dpo", "dpo"), ("rm", "reward")])
+def test_preferences_and_rewards_of_openrlhf_are_objectives(tmp_path: Path, method: str, objective: str) -> None:
+    found = read(tmp_path, SCRIPT.replace("train_sft", f"train_{method}"))
+    assert f"training.objective={objective}" in found.settings
+    assert found.layout == read(tmp_path, SCRIPT).layout
 
 
 def test_an_invented_degree_stops_the_reading(tmp_path: Path) -> None:

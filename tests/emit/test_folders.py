@@ -78,11 +78,12 @@ def test_a_command_of_trl_names_its_sharding(tmp_path: Path, preset: str, engine
     assert (whole.engine, whole.num_devices) == (engine, 8)  # the preset's own number
 
 
-def test_a_command_of_trl_for_another_method_is_refused(tmp_path: Path) -> None:
+def test_a_command_of_trl_for_preferences_is_an_objective(tmp_path: Path) -> None:
     (tmp_path / "dpo.yaml").write_text(TRL)
     (tmp_path / "run.sh").write_text("trl dpo --config dpo.yaml --accelerate_config zero3\n")
-    with pytest.raises(InputError, match="reference model"):
-        read_foreign(tmp_path / "run.sh", per_host=8)
+    found = read_foreign(tmp_path / "run.sh", per_host=8)
+    assert "training.objective=dpo" in found.settings
+    assert found.layout["zero"] == "3"
 
 
 def test_a_folder_is_read_by_its_script_whatever_else_lies_in_it(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from planner.emit.names import has_lines, names_beside
 from planner.emit.programs import PROGRAMS
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS, THE_FILE
 from planner.emit.read.all import READERS
-from planner.emit.read.methods import GENERATION, check_method, length_of, online_key, with_method
+from planner.emit.read.methods import GENERATION, check_method, length_of, method_of, settled, with_method
 from planner.emit.read.shell import UNSET
 from planner.emit.read.slurm import variables_of, with_srun
 from planner.emit.target import facts_of, matches
@@ -118,7 +118,8 @@ def read_foreign(
     ignored = [pattern for each in ignore for pattern in (each, f"*.{each}")]
     values = dict(with_method("\n".join(each.text for each in place.files), values))
     place.of(partial(check_method, values, ignored))
-    online = online_key(values, ignored)
+    objective = method_of(values, ignored)
+    every, values = values, {key: value for key, value in values.items() if key not in objective.read - {METHOD}}
     hosts, ranks, name, method = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL, METHOD))
     if reader.is_shell and not is_sized:
         _check_size({"hosts": hosts, "ranks of a host": ranks}, shown)
@@ -131,6 +132,7 @@ def read_foreign(
     training, assumed = dict(facts.of("training")), []
     if any(each.startswith("training.steps=") for each in settings):
         training.pop("epochs", None)
+    training, memory = settled(objective, training, every)
     weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
@@ -141,14 +143,14 @@ def read_foreign(
     assumed += [_filled(key, filled[key], rule) for key, rule in rules.items() if key in filled]
     given = {each.partition("=")[0] for each in settings}
     doubts = facts.doubts
-    if online:
-        length = length_of(values, int(training.get("sequence_length", 0)), reader.answer)
+    if objective.fields.get("objective") == "grpo":
+        length = length_of(every, int(training.get("sequence_length", 0)), reader.answer)
         if not length and "training.sequence_length" not in given:
             hint = "--seq-len N says it: the tokens of a prompt and its answer"
             raise InputError("the file does not say the length of a sequence", where=shown, hint=hint)
         training |= {"sequence_length": length} if length else {}
-        doubts = {online: GENERATION} | dict(doubts)
-    assumed += [_open(key, values.get(key, method), why) for key, why in doubts.items() if why.field not in given]
+        doubts = ({objective.doubtful: GENERATION} if objective.doubtful else {}) | dict(doubts)
+    assumed += [_open(key, every.get(key), why) for key, why in doubts.items() if why.field not in given]
     assumed += _left_out(
         ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}) | {MODEL: name}
     )
@@ -167,7 +169,7 @@ def read_foreign(
         layout=layout,
         settings=(
             *(f"training.{key}={_setting(value)}" for key, value in training.items()),
-            *(f"engine.{key}={_setting(value)}" for key, value in (facts.of("engine") | written).items()),
+            *(f"engine.{key}={_setting(value)}" for key, value in (facts.of("engine") | memory | written).items()),
         ),
         num_hosts=_count(hosts),
         num_devices=told_devices,

@@ -1,16 +1,17 @@
 """Training methods other than plain language modelling: which of them a file asks for, and what of them has no price.
 
-A method that needs another model, or weights or states of another kind, is refused. A method whose answers are
-generated on the same devices can be priced for its training step alone, so it leaves the verdict unknown.
+A method with a price is an objective of the training document. A method that needs further models, or weights or
+states of another kind, is refused. A method whose answers are generated on the same devices is priced for its training
+step alone; unless the memory of what generates them is known, the verdict is unknown.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.emit.names import listed, names_beside
-from planner.emit.read import METHOD
+from planner.emit.read import METHOD, MODEL
 from planner.emit.target import Doubt, matches
 from planner.errors import InputError, Mistake
 from planner.specs.text import printable
@@ -26,7 +27,8 @@ _ON: Final = r"(?!(0(\.0*)?|false|none|null|no|off|\(\))$).*"
 REFUSED: Final = tuple((row.get("key", _SAYS), row.get("value", _ON), row["needs"]) for row in _NAMES["refused"])
 """Pattern of a key, pattern of its value in lower case, and what would have to be priced."""
 
-_ONLINE: Final = r"(vlm_)?(grpo|gspo|dapo|rloo|ppo|online_dpo|nash_md|xpo|reinforce)\w*"
+_FURTHER_MODELS: Final = re.compile("ppo|online_dpo|nash_md|xpo")
+"""Methods whose steps also train a critic, or ask a judge."""
 GENERATION: Final = Doubt("what generates answers on the same devices has no price")
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
@@ -67,15 +69,90 @@ def check_method(values: Values, ignored: Sequence[str]) -> None:
         raise InputError(*mistakes)
 
 
+class Method(NamedTuple):
+    """A method with a price: fields of the training document, keys that say them, and the key of an unknown rest."""
+
+    fields: dict[str, Any]
+    read: set[str]
+    doubtful: str
+
+
+def method_of(values: Values, ignored: Sequence[str]) -> Method:
+    """The method of a file, by the keys that name it and by further keys; without fields for plain training."""
+    asks = [key for key in values if re.fullmatch(f"{_SAYS}|loss_type", key) and not matches(key, ignored)]
+    said = [(key, _name(values[key])) for key in sorted(asks, key=lambda key: key == "loss_type")]
+    priced = _NAMES["priced"].items()
+    rows = [(*each, row) for each in said for pattern, row in priced if re.fullmatch(pattern, each[1])]
+    if not rows:
+        return Method({}, set(), "")
+    key, name, row = rows[0]
+    fields, read = dict(row), {key}
+    for variant in _NAMES["variants"]:
+        for each in values:
+            is_of = re.fullmatch(variant["of"], fields["objective"]) and re.fullmatch(variant["key"], each)
+            is_said = re.fullmatch(variant.get("value", _ON), _name(values[each]))
+            if is_of and is_said and not matches(each, ignored):
+                fields |= variant["fields"]
+                read.add(each)
+    read |= {each for each in values if matches(each, listed(_NAMES["harmless"]))}
+    read |= {each for each in ("ref_model", "ref.model_name_or_path") if values.get(each, "") == values.get(MODEL)}
+    rollout = _rollout(values) if fields["objective"] == "grpo" else {}
+    if rollout is None or _FURTHER_MODELS.match(name):
+        return Method(fields, read, key)
+    of_engine = listed(_NAMES["of_rollout"])
+    return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in of_engine}, "")
+
+
+def settled(method: Method, training: Mapping[str, Any], values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All fields of the training document, those of the method included, and fields of the engine's memory.
+
+    Adapters have the weights without them as reference. TRL loads both models in 32 bits by default, which DeepSpeed
+    casts, and gathers a reference model of FSDP2 as one unit; its sequences have 1,024 tokens. LLaMA-Factory takes
+    log-probabilities from logits in 32 bits.
+
+    Source: TRL f2cd5771, trainer/model_config.py (dtype), trainer/dpo_config.py (max_length), models/utils.py
+    (prepare_fsdp); LLaMA-Factory ff6d4d12, train/dpo/trainer.py (concatenated_forward).
+    """
+    found, objective = dict(method.fields), method.fields.get("objective", "")
+    if training.get("lora_rank") and found.get("reference") == "resident" and "ref_model" not in method.read:
+        found["reference"] = "policy"
+    if found.get("forward_passes") == 0 and found.get("reference", "none") != "none":
+        found["forward_passes"] = 1
+    if METHOD in values and objective not in ("", "grpo"):
+        found["sequence_length"] = training.get("sequence_length", 1024)
+    is_trl = objective and METHOD in values and not any(key.startswith("deepspeed.") for key in values)
+    in_32_bits = str(values.get("dtype", values.get("torch_dtype", "float32"))) == "float32"
+    as_one = str(values.get("accelerate.fsdp_config.fsdp_version")) == "2"
+    memory = {"memory.reference_bytes": 4} if is_trl and in_32_bits else {}
+    memory |= {"memory.gathers_whole_reference": True} if is_trl and as_one else {}
+    memory |= {"memory.log_probability_bytes": 4} if "stage" in method.read and objective != "grpo" else {}
+    return {**training, **found}, memory
+
+
+def _rollout(values: Values) -> dict[str, Any] | None:
+    """Fields of what generates answers; None if the memory that it keeps during a training step is not known.
+
+    The trained model itself keeps nothing, a server runs on other devices, and an engine that sleeps frees its memory.
+    Without an engine, TRL takes the log-probabilities before a step's only update from the update itself.
+
+    Source: TRL f2cd5771, trainer/grpo_trainer.py (_generate_and_score_completions); ms-swift 3602360a,
+    rlhf_trainers/args_mixin.py (sleep_level).
+    """
+    said = {key.rpartition(".")[2]: str(value).lower() for key, value in values.items()}
+    if said.get("use_vllm", "false") == "false" and not any("vllm_" in key for key in said):
+        again = {"steps_per_generation", "generation_batch_size"} & said.keys()
+        return {} if again or said.get("num_iterations", "1") != "1" else {"forward_passes": 0}
+    sleeps = said.get("vllm_enable_sleep_mode") == "true" or said.get("sleep_level", "0") != "0"
+    if said.get("vllm_mode") == "server" or sleeps:
+        return {}
+    share = said.get("vllm_gpu_memory_utilization", "")
+    is_said = said.get("vllm_mode") == "colocate" and share[:9].replace(".", "", 1).isdecimal()
+    return {"rollout_memory": float(share[:9])} if is_said else None
+
+
 def _name(value: Value) -> str:
     """The value in lower case, of several values the first."""
     return str(value).lower().partition(",")[0].strip("('\"[ ")
-
-
-def online_key(values: Values, ignored: Sequence[str]) -> str:
-    """The key that asks for a method that trains on answers which it generates itself; empty without one."""
-    asks = [key for key, value in values.items() if re.fullmatch(_SAYS, key) and re.fullmatch(_ONLINE, _name(value))]
-    return next((key for key in asks if not matches(key, ignored)), "")
 
 
 def length_of(values: Values, length: int, answer: int) -> int:

@@ -1,4 +1,4 @@
-"""Reader for supervised fine-tuning files of NeMo RL, which inherit from other files by `defaults`.
+"""Reader for files of NeMo RL, which inherit from other files by `defaults`: the training of the policy.
 
 FSDP2 (`dtensor_cfg`) or Megatron-Core (`megatron_cfg`) trains the policy. Source: NeMo RL 7ea279ab, examples/configs/
 sft.yaml; nemo_rl/models/policy.
@@ -43,19 +43,37 @@ def _complete(found: Values) -> Values:
     """The values of all files, without those of the way of training that is off.
 
     Raises:
-        InputError: the files train by another method than supervised fine-tuning.
+        InputError: the files train by a method without a price.
     """
     if other := next((key for key in found if key.partition(".")[0] in _NAMES["methods"]), None):
-        raise InputError("of NeMo RL, only supervised fine-tuning is read", where=other, hint=_NAMES["instead"])
+        raise InputError("this method of NeMo RL has no price", where=other, hint=_NAMES["instead"])
     if not _is_megatron(found) and str(found.get(f"{_DTENSOR}enabled")).lower() != "true":
         raise InputError("neither dtensor_cfg nor megatron_cfg is enabled", where="policy")
     off = _DTENSOR if _is_megatron(found) else _MEGATRON
     for key, known in _NAMES["only"].items():
-        if not key.startswith(off) and not fnmatchcase(said := str(found.get(key, known)).lower(), known):
-            raise InputError(f"{said[:40]!r} has no price here", where=key)
+        said = None if key.startswith(off) else found.get(key)
+        if said is not None and not fnmatchcase(str(said).lower(), known):
+            raise InputError(f"{str(said)[:40]!r} has no price here", where=key)
     named = {key: each for each, key in {HOSTS: "cluster.num_nodes", RANKS: "cluster.gpus_per_node"}.items()}
     named |= {"policy.model_name": MODEL}
     return {METHOD: None, **{named.get(key, key): each for key, each in found.items() if not key.startswith(off)}}
+
+
+def _objective(given: Given) -> dict[str, Any]:
+    """Fields of the method: a reference model is swapped in from the host, and an engine for answers sleeps meanwhile.
+
+    Source: NeMo RL 7ea279ab, models/policy/workers/dtensor_policy_worker.py (use_reference_model); algorithms/grpo.py
+    (setup, _resolve_logprob_skip_flags).
+    """
+    sections = {key.partition(".")[0] for key in given.values}
+    found = dict(next((row for name, row in _NAMES["objectives"].items() if name in sections), {}))
+    if found.get("objective") == "grpo":
+        diverges = given.number("loss_fn.reference_policy_kl_penalty", 0.01) > 0
+        found["reference"] = "host" if diverges else "none"
+        found["forward_passes"] = int(diverges) + (not given.flag("loss_fn.force_on_policy_ratio"))
+        if given.text(key := "policy.generation.backend", "vllm") not in ("vllm", "sglang"):
+            given.doubt(key, "the memory that it keeps during a training step is not known")
+    return {f"training.{key}": value for key, value in found.items()}
 
 
 def _read(given: Given) -> Mapping[str, Any]:
@@ -84,20 +102,22 @@ def _read(given: Given) -> Mapping[str, Any]:
             raise InputError("adapters on named modules are not read", where=f"{part}target_modules")
         found |= adapters_of(given, f"{part}dim", given.whole(f"{part}dim", 8), ("all-linear",))
         found["training.lora_dropout"] = given.number(f"{part}dropout", 0)
-    return found
+    return found | _objective(given)
 
+
+_SIGNS: Final = (
+    r"\A(?=[\s\S]*^policy:\s*$)[\s\S]*^((sft|dpo|grpo|rm|defaults):|\s+(dtensor|megatron)_cfg:)|"
+    r"^defaults:.*\b(sft|dpo|grpo|rm)\b.*\.ya?ml"
+)
 
 READER: Final = Reader(
-    name="a supervised fine-tuning file of NeMo RL",
-    recognises=lambda name, text: (  # noqa: ARG005 - as the others
-        re.search(r"^policy:\s*$", text, re.MULTILINE) is not None
-        and re.search(r"^(sft:|defaults:|\s+(dtensor|megatron)_cfg:)", text, re.MULTILINE) is not None
-    ),
+    name="a file of NeMo RL",
+    recognises=lambda name, text: re.search(_SIGNS, text, re.MULTILINE) is not None,  # noqa: ARG005 - as the others
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=Target(
         name="nemo-rl",
-        program="NeMo RL, supervised fine-tuning",
+        program="NeMo RL, the training of the policy",
         settings=(
             Setting(says=tuple(_NAMES["says"]), write=lambda plan: {}, read=_read),  # noqa: ARG005 - read only
         ),

@@ -89,6 +89,7 @@ def _swift_values(text: str) -> Values:
     model = found.pop("model", None)
     if re.search(r"\bmegatron\s+rlhf\b", text):
         found.setdefault("rlhf_type", "dpo")
+        found.setdefault("use_vllm", found["rlhf_type"] == "grpo")  # Megatron-Core generates nothing
     return found | ({MODEL: model} if model else {})
 
 

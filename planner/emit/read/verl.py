@@ -1,7 +1,7 @@
 """Reader for verl command lines: reinforcement learning, where FSDP or Megatron-Core runs the actor's training step.
 
-Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst. The rollout
-engine and other models share the devices and have no price, so that there is no verdict on the actor's memory.
+Source: verl, verl/trainer/config (ppo_trainer.yaml, actor/*.yaml, engine/*.yaml), docs/examples/config.rst. A critic or
+a reward model on the same devices has no price, so that there is no verdict on the actor's memory beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _values(text: str) -> Values:
     moved = {"trainer.nnodes": HOSTS, "trainer.n_gpus_per_node": RANKS, "actor_rollout_ref.model.path": MODEL}
     found.setdefault("trainer.nnodes", "1")
     found.setdefault("trainer.n_gpus_per_node", "8")
-    found.setdefault(f"{_ROLLOUT}.gpu_memory_utilization", "0.5")
+    found.setdefault("algorithm.adv_estimator", "gae")
     found[METHOD] = None  # the table has the lengths and the engine
     return {moved.get(key, key): value for key, value in found.items()}
 
@@ -81,7 +81,6 @@ _ETP: Final = "expert_tensor_parallel_size"
 def _read_sharding(given: Given) -> Mapping[str, Any]:
     """ZeRO stage: FSDP shards all states, Megatron-Core only optimizer states. fsdp_size -1 means all ranks."""
     if _is_megatron(given.values):
-        given.get(f"{_ACTOR}.megatron.use_distributed_optimizer")
         return {"layout.zero": 1}
     key = f"{_ACTOR}.fsdp_config.fsdp_size"
     size = given.text(key, "-1")
@@ -128,7 +127,6 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
         if kind == "full" and method == "block":
             return {"layout.recompute": f"full:{number}"}
         return {"layout.recompute": kind if kind in ("full", "selective") else "none"}
-    given.get("actor_rollout_ref.model.use_remove_padding")
     on = given.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
     return {"layout.recompute": "full" if on else "none"}
 
@@ -138,9 +136,6 @@ def _read_offload(given: Given) -> Mapping[str, Any]:
 
     Source: verl, workers/fsdp_workers.py and megatron_workers.py (update_actor); engine/fsdp.yaml (offload_policy).
     """
-    for engine in ("fsdp_config", "megatron"):
-        for what in ("param_offload", "optimizer_offload", "grad_offload"):
-            given.get(f"{_ACTOR}.{engine}.{what}")
     return {"layout.offload": "optimizer" if given.flag(f"{_ACTOR}.fsdp_config.offload_policy") else "none"}
 
 
@@ -148,6 +143,28 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     key, rank = "actor_rollout_ref.model.target_modules", given.whole("actor_rollout_ref.model.lora_rank")
     given.text(key)
     return adapters_of(given, key, rank, ("all-linear",)) if rank else {}  # verl's default
+
+
+def _read_objective(given: Given) -> Mapping[str, Any]:
+    """The reference model and the rollout engine during the step of the actor, and a critic, which has no price.
+
+    FSDP keeps a reference model on the host. One kernel takes the log-probabilities of an actor without an entropy
+    bonus, and writes the gradient over the logits.
+
+    Source: verl b178a3cd, workers/fsdp_workers.py (CPUOffload) and megatron_workers.py; trainer/ppo/utils.py
+    (need_critic, need_reference_policy); trainer/config/rollout/rollout.yaml; workers/actor/dp_actor.py.
+    """
+    if given.flag("critic.enable", default=given.text(key := "algorithm.adv_estimator") == "gae"):
+        given.doubt(key, "the critic's weights and states on the same devices have no price")
+    diverges = [given.flag(key) for key in (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")]
+    on_host = not _is_megatron(given.values) or given.flag("actor_rollout_ref.ref.megatron.param_offload")
+    own = "policy" if given.whole("actor_rollout_ref.model.lora_rank") else "host" if on_host else "resident"
+    found: dict[str, Any] = {"training.objective": "grpo", "training.reference": own if any(diverges) else "none"}
+    if not given.flag(f"{_ROLLOUT}.free_cache_engine", default=True):
+        found["training.rollout_memory"] = given.number(f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
+    if not _is_megatron(given.values) and not given.number(f"{_ACTOR}.entropy_coeff"):
+        found["training.loss"] = "fused"
+    return found
 
 
 def _reading(*says: str, read: Callable[[Given], Mapping[str, Any]]) -> Setting:
@@ -166,6 +183,7 @@ TABLE: Final = Target(
         _reading("layout.recompute", read=_read_recompute),
         _reading("layout.offload", read=_read_offload),
         _reading("training.lora_rank", "training.lora_targets", read=_read_adapters),
+        _reading("training.loss", read=_read_objective),
     ),
     command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
     ignores=listed(_NAMES["ignores"]),

@@ -67,10 +67,10 @@ class _Lines:
 
     def seconds(self, number: float, plan: Plan) -> float:
         """The seconds of a step, from the number that stands in the line for its time."""
-        batch = plan.training.global_batch_size
         if self.time_is in ("milliseconds", "seconds"):
             return number * UNITS["seconds"]["ms" if self.time_is == "milliseconds" else "s"]
-        in_all = batch if self.time_is == "samples" else batch * plan.training.sequence_length / plan.layout.world_size
+        training, ranks = plan.training, plan.layout.world_size
+        in_all = training.global_batch_size if self.time_is == "samples" else training.step_tokens / ranks
         return in_all / number if number else float("inf")
 
 

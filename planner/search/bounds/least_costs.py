@@ -208,6 +208,6 @@ def _takes_turns(job: Job) -> bool:
 
 def _in_proportion(prices: StagePrices) -> Number:
     """Seconds that grow in proportion to the layers, plus the seconds of the model's two ends."""
-    work = prices.compute + prices.recompute + prices.head
+    work = prices.compute + prices.recompute + prices.head + prices.ungraded
     exposed = (prices.tp_comm - prices.tp_hidden) + (prices.cp_comm - prices.cp_hidden)
     return work + exposed + prices.ep_comm

@@ -104,7 +104,7 @@ def _least_layer_seconds(job: PoolJob, parts: StageParts, *, hides: bool) -> lis
         layer = parts.layers[has_experts, is_local]
         exchange = 0.0 if hides else layer.busy[LineName.EP_COMM].total
         exposed = layer.busy[LineName.TP_COMM].total - layer.hidden[LineName.TP_COMM].total
-        least.append(layer.passes.total + exposed + exchange)
+        least.append(layer.passes.total + exposed + exchange + job.training.ungraded_passes * layer.passes.forward)
     return least
 
 

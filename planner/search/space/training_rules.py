@@ -58,6 +58,14 @@ def loss(job: Job) -> Checks:
 
 
 @rule(TRAINING_RULES)
+def objective(job: Job) -> Checks:
+    """a program that trains with the engine must have the objective"""
+    asked, have = job.training.objective, job.engine.can.objectives
+    if (yield asked not in have):
+        return _lacks(job, f"has no program for {asked}", "objective", have, lambda each: asked in each.can.objectives)
+
+
+@rule(TRAINING_RULES)
 def mlp_tiles(job: Job) -> Checks:
     """the engine must compute feed-forward blocks in tiles, and the model must have no experts"""
     in_tiles, without = job.training.mlp_tiles > 1, "--set training.mlp_tiles=1"

@@ -241,7 +241,7 @@ def scaling_chart(plan: Plan, planned: Scaling | None, replicas: Sequence[Replic
 
     The points are the best plan of each size if `planned` is given, else the plan's layout with more replicas.
     """
-    tokens = plan.training.global_batch_size * plan.training.sequence_length
+    tokens = plan.training.step_tokens
     if planned is not None:
         sizes = [(s.num_devices, s.step_seconds, s.layout or "", True) for s in planned.sizes if s.step_seconds]
     else:

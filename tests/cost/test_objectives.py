@@ -1,0 +1,191 @@
+"""Objectives other than next tokens: passes, pairs, the weights of a reference model, and logits.
+
+The counts are of TRL 1.9.2's own trainers, run on a CPU with a Llama of 3 layers, width 64, 4 heads (2 of keys), a
+feed-forward block of 160 and untied ends, for 2 samples a step: calls of each model, FLOPs of matrix products
+(torch.utils.flop_counter), bytes of parameters, and bytes of tensors as large as the logits at the peak.
+"""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from planner.api import estimate_layout, plan_job
+from planner.cost.flops import attention_flops_per_token, model_flops_per_step
+from planner.cost.ledger import LineName
+
+TINY = {
+    "name": "tiny",
+    "architecture": "llama",
+    "num_layers": 3,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 160,
+    "max_sequence_length": 4096,
+    "tied_embeddings": False,
+}
+PER_LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160  # weights of the matrix products
+PARAMS = 583_424 // 4  # of TRL's policy, and of its reference model
+
+
+@pytest.fixture
+def priced(tmp_path):
+    """The plan of a layout on one device: the tiny model, with a vocabulary of this size."""
+
+    def price(objective="dpo", layout="zero=0,mbs=2,recompute=none", vocab_size=128, length=64, model=None, **more):
+        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "vocab_size": vocab_size}))
+        given = {"engine": "deepspeed", "gpus": 1, "global_batch": 2, **more}
+        settings = (f"training.objective={objective}", *given.pop("settings", ()))
+        path = model or str(tmp_path / "tiny.yaml")
+        return estimate_layout(path, "dgx-a100", layout=layout, seq_len=length, settings=settings, **given)
+
+    return price
+
+
+def lines_of(plan, stage=0):
+    return {line.name: float(line.num_bytes) for line in plan.memory[stage].lines}
+
+
+def seconds_of(plan):
+    return {line.name: float(line.busy_seconds) for line in plan.time}
+
+
+@pytest.mark.parametrize(
+    ("objective", "sequences", "passes", "counted"),
+    [
+        ("dpo", 4, 4, 281_018_368),  # calls: the policy with 4 sequences, the reference with 4 without gradients
+        ("kto", 2, 6, 210_763_776),  # each model with 2 sequences and, without gradients, with 2 of other prompts
+        ("orpo", 4, 3, 286_507_008 * 64 / 87),  # TRL padded the pairs to 87 tokens
+    ],
+)
+def test_flops_are_those_that_trl_counts(objective, sequences, passes, counted, priced):
+    plan = priced(objective)
+    attention = passes * attention_flops_per_token(plan.model, 64, causal=True) * plan.training.step_tokens
+    found = model_flops_per_step(plan.model, plan.training) - attention  # fused attention counts as no product
+    assert found == 2 * (3 * PER_LAYER + 128 * 64) * 64 * sequences * passes
+    assert found == pytest.approx(counted, rel=1e-12)
+    assert plan.training.step_tokens == 64 * sequences
+
+
+def test_a_reward_model_has_one_output_and_pairs(priced):
+    plan = priced("reward")
+    assert plan.model.head_outputs == 1
+    attention = 3 * attention_flops_per_token(plan.model, 64, causal=True) * plan.training.step_tokens
+    assert model_flops_per_step(plan.model, plan.training) - attention == 3 * 2 * (3 * PER_LAYER + 64) * 256
+    assert lines_of(plan)[LineName.PARAMS] == 2 * (PARAMS - 127 * 64)
+    tied = priced("reward", model="tiny-llama", engine="fsdp", layout="zero=3,mbs=1", global_batch=1)
+    assert not tied.model.tied_embeddings
+
+
+def test_the_weights_of_the_reference_are_on_every_device_unless_zero_3_shards_them(priced):
+    plain = priced("next-token", "zero=0,mbs=2,recompute=none")
+    whole = priced("dpo", "zero=2,mbs=1,recompute=none", gpus=2)
+    shard = priced("dpo", "zero=3,mbs=1,recompute=none", gpus=2)
+    assert LineName.REFERENCE_PARAMS not in lines_of(plain)
+    assert lines_of(whole)[LineName.REFERENCE_PARAMS] == 2 * PARAMS
+    assert lines_of(shard)[LineName.REFERENCE_PARAMS] == PARAMS
+    fsdp = priced("dpo", "zero=2,mbs=1,recompute=none", gpus=2, engine="fsdp")  # gathered once, and never freed
+    assert lines_of(fsdp)[LineName.REFERENCE_PARAMS] == 2 * PARAMS + PARAMS
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        (["training.lora_rank=8"], 1),  # the base model is the reference
+        (["training.reference=none"], 0),  # log-probabilities from before the training
+        (["training.reference=host"], 1),
+        (["training.reference=none", "training.forward_passes=2"], 2),
+    ],
+)
+def test_a_reference_without_weights_of_its_own_takes_no_memory(settings, passes, priced):
+    plan = priced("dpo", settings=settings)
+    assert LineName.REFERENCE_PARAMS not in lines_of(plan)
+    assert plan.training.ungraded_passes == passes
+    assert (LineName.UNGRADED in seconds_of(plan)) == (passes > 0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "engine", "counted"),
+    [("dpo", "deepspeed", 7.99), ("dpo", "fsdp", 15.98), ("kto", "fsdp", 15.98), ("orpo", "fsdp", 19.99)],
+)
+def test_logits_take_the_bytes_that_trl_holds_at_its_peak(objective, engine, counted, priced):
+    """Accelerate converts the outputs of a model under FSDP to 32 bits, and DeepSpeed's stay in 16 bits."""
+    layout = f"zero={3 if engine == 'fsdp' else 0},mbs=2,recompute=none"
+    small, large = (priced(objective, layout, vocab, 512, engine=engine) for vocab in (16_384, 32_768))
+    more = lines_of(large)[LineName.TRANSIENTS] - lines_of(small)[LineName.TRANSIENTS]
+    logits = 16_384 * 512 * 2 * large.training.method.sequences
+    ends = 16_384 * 64 * (8 if engine == "fsdp" else 0)  # gathered rows of the head and their gradients
+    assert more / logits == pytest.approx(counted, rel=0.01, abs=ends / logits)
+
+
+def test_pairs_cost_as_many_seconds_as_twice_the_sequences(priced):
+    pairs = priced("orpo", "zero=0,mbs=1,recompute=full", global_batch=4)
+    alone = priced("next-token", "zero=0,mbs=2,recompute=full", global_batch=8)
+    assert seconds_of(pairs) == seconds_of(alone)
+    assert lines_of(pairs)[LineName.ACTIVATIONS] == lines_of(alone)[LineName.ACTIVATIONS]
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp=2,pp=2,zero=1,mbs=1", "pp=4,interleave=2,zero=1,mbs=1", "tp=4,cp=2,zero=1,mbs=1"]
+)
+def test_forward_passes_without_gradients_add_a_forward_pass_each(layout, priced):
+    """Their seconds are proportional to their number, in every line of work and of communication."""
+    more = {"model": "llama3-8b", "engine": "megatron", "gpus": 16, "global_batch": 32, "length": 4096}
+    none, one, two = (
+        priced("dpo", layout, settings=["training.reference=none", f"training.forward_passes={number}"], **more)
+        for number in (0, 1, 2)
+    )
+    plain, once, twice = map(seconds_of, (none, one, two))
+    assert twice[LineName.UNGRADED] == pytest.approx(2 * once[LineName.UNGRADED])
+    assert once[LineName.COMPUTE] == plain[LineName.COMPUTE]
+    assert 0.25 < once[LineName.UNGRADED] / once[LineName.COMPUTE] < 0.45
+    for name in (LineName.TP_COMM, LineName.PP_COMM, LineName.CP_COMM):
+        assert twice[name] - once[name] == pytest.approx(once[name] - plain[name])
+        assert once[name] - plain[name] <= plain[name] / 2 * (1 + 1e-9)
+    assert once[LineName.PP_COMM] == pytest.approx(1.5 * plain[LineName.PP_COMM])  # the activation again, no gradient
+    assert two.step_seconds - one.step_seconds == pytest.approx(one.step_seconds - none.step_seconds, rel=0.05)
+
+
+def test_zero_3_gathers_the_weights_of_the_reference_for_its_pass(priced):
+    more = {"model": "llama3-8b", "engine": "fsdp", "gpus": 16, "global_batch": 16, "length": 4096}
+    none, one = (
+        seconds_of(priced("orpo", "zero=3,mbs=1,recompute=full", settings=[f"training.forward_passes={n}"], **more))
+        for n in (0, 1)
+    )
+    gathers = one[LineName.DP_COMM] - none[LineName.DP_COMM]
+    assert 0.2 * none[LineName.DP_COMM] < gathers < 0.5 * none[LineName.DP_COMM]  # of two gathers and a reduction
+
+
+def test_a_reference_that_is_one_unit_is_gathered_whole(priced):
+    """TRL wraps the reference of FSDP2 without wrapping its layers (models/utils.py, prepare_fsdp)."""
+    more = {"model": "llama3-8b", "engine": "fsdp", "gpus": 8, "global_batch": 8, "length": 1024}
+    layers, whole = (
+        lines_of(
+            priced(
+                "dpo", "zero=3,mbs=1,recompute=full", settings=[f"engine.memory.gathers_whole_reference={on}"], **more
+            )
+        )
+        for on in ("false", "true")
+    )
+    assert whole[LineName.TRANSIENTS] - layers[LineName.TRANSIENTS] > 0.8 * 16e9
+
+
+def test_a_rollout_engine_that_does_not_sleep_keeps_its_share(priced):
+    plan = priced("grpo", "zero=3,mbs=1,recompute=full", settings=["training.rollout_memory=0.3"], gpus=2)
+    assert lines_of(plan)[LineName.ROLLOUT] == pytest.approx(0.3 * plan.cluster.pools[0].device.memory)
+    assert LineName.ROLLOUT not in lines_of(priced("grpo", "zero=3,mbs=1,recompute=full", gpus=2))
+
+
+def test_the_search_takes_the_reference_into_account():
+    def plan(objective):
+        return plan_job("llama3-8b", "dgx-a100", gpus=8, seq_len=4096, global_batch=32, engine="megatron",
+                        settings=[f"training.objective={objective}"], check=True)  # fmt: skip
+
+    plain, preferences = plan("next-token"), plan("dpo")
+    assert preferences.fits
+    assert lines_of(preferences)[LineName.REFERENCE_PARAMS] > 0
+    again = estimate_layout("llama3-8b", "dgx-a100", gpus=8, seq_len=4096, global_batch=32, engine="megatron",
+                            settings=["training.objective=dpo"], layout=preferences.layout)  # fmt: skip
+    assert again.step_seconds == pytest.approx(preferences.step_seconds)
+    assert preferences.step_seconds > 2.4 * plain.step_seconds  # two sequences, four passes in place of three
