@@ -148,15 +148,19 @@ def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "thro
     `planner plan` exits with 3 and says what would help if its answer has a shortfall. If a job fits on no cluster of a
     comparison, the shortfall is that of the cluster on which it fits most likely.
     """
+    lacking = Shortfall()
+    if isinstance(found, Plan):
+        lacking.job, asked = job_of(found), constraints_of(found)
+        missed = found.run.missed if found.fits and found.run else ()
+        lacking.missed = tuple(each for each in LIMITS[objective] if each in missed)
+        if found.fits and not lacking.missed:
+            return None
     from planner.answers.remedies import InTime
-    from planner.answers.side_by_side import SideBySide
     from planner.answers.sweep import Sweep
 
-    if isinstance(found, SideBySide):
-        lacks = [shortfall(each.plan, found.objective) for each in sorted(found.planned, key=_chance) if each.plan]
-        return lacks[-1] if all(lacks) else None
-    lacking = Shortfall()
-    if isinstance(found, Sweep):
+    if isinstance(found, Plan):
+        lacking.in_time = InTime(objective, found.options.confidence or CONFIDENCE) if found.fits else None
+    elif isinstance(found, Sweep):
         lacking.job, asked, objective = found.job, found.constraints, found.objective
         runs = [[each for each in LIMITS[objective] if each in found.run(point).missed] for point in found.front]
         if not all(runs):
@@ -165,12 +169,8 @@ def shortfall(found: Plan | Sweep | SideBySide, objective: ObjectiveName = "thro
             nearest = min(range(len(runs)), key=lambda at: len(runs[at]))
             lacking.missed, lacking.in_time = tuple(runs[nearest]), InTime(objective, found.confidence)
     else:
-        lacking.job, asked = job_of(found), constraints_of(found)
-        missed = found.run.missed if found.fits and found.run else ()
-        lacking.missed = tuple(each for each in LIMITS[objective] if each in missed)
-        if found.fits and not lacking.missed:
-            return None
-        lacking.in_time = InTime(objective, found.options.confidence or CONFIDENCE) if found.fits else None
+        lacks = [shortfall(each.plan, found.objective) for each in sorted(found.planned, key=_chance) if each.plan]
+        return lacks[-1] if all(lacks) else None
     limits = _plannable(lacking.job, replace(asked, forbidden=())).forbidden
     lacking.asked = replace(asked, forbidden=tuple(each for each in asked.forbidden if each not in limits))
     return lacking

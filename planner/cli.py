@@ -199,6 +199,7 @@ def run() -> NoReturn:
     700 new objects would take a tenth of the time of a plan.
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it looks for some in every installed package
     _open_missing_streams()
     signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -23,7 +23,7 @@ from planner.layout import LENGTH, Assumed, Layout, format_layout, parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan, of_another_planner
 from planner.plan_parts import BatchChoice, Certificate, EngineLabel, Keys, MadeBy, SearchOptions
 from planner.specs.calibration import CalibrationEntry, Spread
-from planner.specs.cluster import AnyCluster
+from planner.specs.cluster import AnyCluster, ClusterSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.files import limited_text
 from planner.specs.job import job_on
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from planner.specs.cluster import ClusterSpec
     from planner.specs.job import Job, PoolJob
 
 T = TypeVar("T")
@@ -417,6 +416,8 @@ def _check_pools(cluster: AnyCluster, layout: Layout) -> None:
 def _plan_from_dict(data: dict[str, Any]) -> Plan:
     """The plan of a document; raise KeyError or ValueError where the document says no plan."""
     keys = {"batch": "batch_choice"}
+    for document in (ModelSpec, ClusterSpec, TrainingSpec, EngineSpec, CalibrationEntry):
+        document.model_rebuild()  # else pydantic builds each of them as a part of the plan, and again by itself
     plan = _strict(Plan, {each.name: data[keys.get(each.name, each.name)] for each in fields(Plan)})
     beside = (plan.minimum, plan.with_runs, plan.own, *plan.runners_up)
     layouts = [plan.layout, *(each.layout for each in beside if each is not None)]

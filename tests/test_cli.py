@@ -19,6 +19,7 @@ import click
 import pytest
 import yaml
 
+from planner import shipped
 from planner.answers import outcome
 from planner.cli import cli, main
 from planner.commands.emit import PROGRAMS
@@ -172,6 +173,24 @@ def test_help_needs_no_heavy_import() -> None:
     code = f"import sys; from planner.cli import main; main(['--help']); print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_list_of_models_needs_no_document_that_is_read_and_counted() -> None:
+    heavy = {"numpy", "pulp", "pydantic", "yaml", "torch"}
+    code = f"import sys; from planner.cli import main; main(['models']); print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_list_of_models_is_counted_anew_when_a_document_has_changed(own_folder, monkeypatch) -> None:
+    """The list that is shipped equals the counted one; with a list of other documents nothing is read from it."""
+    counted = shipped.counted_models()
+    assert json.loads(shipped.MODELS.read_text(encoding="utf-8")) == counted
+    assert shipped.models() == counted["models"]
+    old = own_folder / "models.json"
+    old.write_text(json.dumps({"digest": "of other documents", "models": []}), encoding="utf-8")
+    monkeypatch.setattr(shipped, "MODELS", old)
+    assert shipped.models() == counted["models"]
 
 
 def test_a_fault_in_a_programs_table_stops_no_plan_for_another():

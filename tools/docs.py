@@ -1,4 +1,4 @@
-"""Regenerate the quotes of the documents: command output, the command reference, the schemas.
+"""Regenerate the quotes of the documents: command output, the command reference, the schemas, the list of models.
 
 `make docs` rewrites the files. `make docs-check` shows the difference and fails if anything would change. In a Markdown
 file,
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from battery_commands import Planner
 
+from planner import shipped
 from planner.cli import cli
 from planner.specs.schema import schemas as document_schemas
 
@@ -223,6 +224,13 @@ def schemas(folder: Path) -> dict[Path, str]:
     return {ROOT / "docs" / "schemas" / path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
+def listed_models() -> str:
+    """planner/models.json: a line for each shipped model."""
+    found = shipped.counted_models()
+    lines = ",\n".join(f"  {json.dumps(each)}" for each in found["models"])
+    return f'{{\n "digest": "{found["digest"]}",\n "models": [\n{lines}\n ]\n}}\n'
+
+
 def filled(path: Path, planner: Planner) -> str:
     """A document with all its quotes renewed."""
     text = path.read_text(encoding="utf-8")
@@ -250,6 +258,7 @@ def generate() -> dict[Path, str]:
     with tempfile.TemporaryDirectory() as folder:
         wanted = schemas(Path(folder)) | quoting_documents()
     wanted[ROOT / "docs" / "cli.md"] = command_reference()
+    wanted[shipped.MODELS] = listed_models()
     return wanted
 
 

@@ -38,10 +38,12 @@ def run(
 
     from planner import shipped
     from planner.show.library import entries, model_table
-    from planner.specs.by_name import model_notes
 
-    for note in model_notes(name) if name else ():
-        console.note(note)
+    if name:
+        from planner.specs.by_name import model_notes
+
+        for note in model_notes(name):
+            console.note(note)
     found = shipped.one_model(name) if name else shipped.models()
     console.render(entries(found, model_table, as_json=as_json))
     return ExitCode.OK

@@ -67,7 +67,6 @@ def run(
     """
     from planner.api import plan_file, plan_job, shortfall
     from planner.plan import plan_to_dict, write_plan
-    from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
     from planner.show.progress import write_stats
     from planner.show.summary import answer, next_commands, summary
 
@@ -82,6 +81,8 @@ def run(
     if stats:
         write_stats(progress, stats)
     if not found.fits and found.certificate is None:
+        from planner.show.nothing_fits import nothing_fits, nothing_fits_to_dict
+
         document, shown = nothing_fits_to_dict(found), nothing_fits(found)
         return _answer(document, shown, shortfall(found), console, as_json=as_json, fold=True)
     if output:
@@ -116,10 +117,10 @@ def _answer(
 
     fold: leave out the layouts of these changes if the answer would not fit on a screen.
     """
-    from planner.show.nothing_fits import ways_out, ways_out_to_dict
-    from planner.show.screen import OneScreen, stack
-
     if lacking:
+        from planner.show.nothing_fits import ways_out, ways_out_to_dict
+        from planner.show.screen import OneScreen, stack
+
         with console.progress() as progress:
             ways = lacking.remedies(progress), lacking.lifted_pins(progress)
         what = f"meet the {' and the '.join(lacking.missed)}" if lacking.missed else "fit"

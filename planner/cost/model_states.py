@@ -50,20 +50,23 @@ def state_bytes_per_param(job: PoolJob, layout: Degrees, *, experts: bool = Fals
     """Bytes per parameter (of a matrix) of weights, gradients and optimizer state on one device.
 
     ZeRO-1 shards the optimizer state, ZeRO-2 also the gradients (except as in `whole_gradients`), ZeRO-3 also the
-    weights. Offloaded states are excluded; `host_state_bytes_per_param` counts them.
+    weights. Offloaded states are excluded; `host_state_bytes_per_param` counts them. In fp32, an engine may keep no
+    master weights if a rank is alone (`EngineMemory.shards_alone`).
 
     Source: Rajbhandari et al., ZeRO (SC 2020), figure 1; engine profile for differences between engines.
     """
     states, offloads = job.state_bytes, offloads_optimizer(layout)
     x = expert_shard_divisor(job, layout) if experts else shard_degree(layout)
     at_home = 0.0 if gathers_from_host(job, layout) else states.sharded_weights / x
-    weights = np.where(np.greater_equal(layout.zero, 3), at_home, states.weights)
+    keeps_none = job.training.precision == "fp32" and not (job.engine.memory.shards_alone or job.model.moe)
+    alone = np.equal(layout.dp * layout.cp, 1) & keeps_none
+    weights = np.where(np.greater_equal(layout.zero, 3) & ~alone, at_home, states.weights)
     kept = states.grads + states.grad_copy + sums_last(job, layout) * job.engine.memory.pipeline_sums
     reduced = 0.0 if offloads and job.engine.offload.optimizer_takes != "states" else kept / x
     grads = np.where(whole_gradients(job, layout), kept, reduced)
     if offloads:
         return weights, grads, 0.0 * x
-    master = states.master + states.zero_master * np.greater(layout.zero, 0)
+    master = np.where(alone, 0.0, states.master + states.zero_master * np.greater(layout.zero, 0))
     return weights, grads, (master + moment_bytes_per_param(job)) / x
 
 

@@ -12,11 +12,9 @@ from planner.cost.estimate import estimate
 from planner.errors import SolverTrouble
 from planner.plan_parts import Certificate
 from planner.search.best_first import Assigned, Found, best_first
-from planner.search.bound_check import check_bounds
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.given import plan_of
-from planner.search.layout_check import check_layouts
 from planner.search.least_memory import least_peak, within_share
 from planner.search.near_ties import minimum, runner_up
 from planner.search.objectives import THROUGHPUT, WORTH_READING, AnyLayout, BestKinds, Objective, kind_of, way_of
@@ -104,8 +102,13 @@ def search(
     found, best, decision = answer
     winner = best_layout(found, objective)
     deciding = solver if decision.solution.solver == solver else None
-    num_checked = check_bounds(found, best, solver=deciding) if check else 0
-    num_drawn = check_layouts(found, objective, winner) if check else 0
+    num_checked = num_drawn = 0
+    if check:
+        from planner.search.bound_check import check_bounds
+        from planner.search.layout_check import check_layouts
+
+        num_checked = check_bounds(found, best, solver=deciding)
+        num_drawn = check_layouts(found, objective, winner)
     reporter.solved(decision.solution.status, winner.seconds, decision.gap)
     optimum = found.layout_of(winner)
     window = Window(objective=objective, minimum=rank_of(found, objective, winner), within=within)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
 from rich.text import Text
 
 from planner.show.columns import Columns
@@ -93,6 +92,8 @@ def glossary_view(found: Collection[dict[str, Any]]) -> RenderableType:
 
 def entry_text(entry: dict[str, Any]) -> str:
     """Return one entry as a document that can be saved, changed and used; derived values are comments."""
+    import yaml
+
     derived = {key: entry[key] for key in _DERIVED if key in entry}
     document = {key: value for key, value in entry.items() if key not in derived}
     told = {key: f"{value:,}" if isinstance(value, int) else clean(value) for key, value in derived.items()}

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from planner.errors import EnvironmentProblem
@@ -56,6 +55,8 @@ class Progress(Reporter):
         """Show one status line on a terminal, update it, and erase it at the end."""
         if self._done.wait(_PATIENCE_SECONDS):
             return
+        from rich.status import Status
+
         screen = Screen.of(self._stream)
         console = Console(file=self._stream, width=screen.width)
         with Status(Text(self._text), console=console, spinner="dots" if screen.unicode else "line") as status:

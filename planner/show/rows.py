@@ -13,7 +13,6 @@ from planner.cost.parameters import num_params
 from planner.cost.run import devices_in_use
 from planner.cost.transfers import unmeasured_dispatch
 from planner.emit.plannable import not_run
-from planner.evidence.fit import NARROWED
 from planner.layout import LENGTH
 from planner.search.near_ties import more_or_less, slower_by
 from planner.show.columns import Columns, assignments
@@ -240,6 +239,8 @@ def _narrower(plan: Plan) -> Words:
     band, is_assumed = plan.band, bool(_unmeasured(plan))
     if band is None or _is_calibrated(plan) or not (is_assumed or {"device", "engine"} & set(band.unseen)):
         return ""
+    from planner.evidence.fit import NARROWED
+
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
     most = max(NARROWED)
     learn = (

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from planner.errors import InputError
 from planner.specs import library
-from planner.specs.huggingface import CONFIG_NAME, read_config
 from planner.specs.model import ModelSpec
 from planner.specs.text import any_of, did_you_mean, printable, quoted
 from planner.specs.validate import validate
@@ -76,6 +75,8 @@ def model_notes(name: str) -> tuple[str, ...]:
         InputError: a document with mistakes.
     """
     if config := config_path(name):
+        from planner.specs.huggingface import read_config
+
         return read_config(config, str(config)).notes
     counts = {key: (text, whole_of(text, key)) for key, text in model_tree(name).plain.items()}
     return tuple(f"{key}: {text} is {count:,}" for key, (text, count) in counts.items() if count != text)
@@ -167,9 +168,13 @@ def model_tree(name: str) -> Node:
         InputError: unknown name, or a document that cannot be read.
     """
     config = config_path(name)
+    if config:
+        from planner.specs.huggingface import read_config
+
+        return read_config(config, str(config)).tree
     page = _PAGE.fullmatch(name)
     name = page[1] if page else name
-    return read_config(config, str(config)).tree if config else named_tree("models", of_hub(name) or name)
+    return named_tree("models", of_hub(name) or name)
 
 
 def of_hub(name: str) -> str:
@@ -190,7 +195,11 @@ def config_path(name: str) -> Path | None:
     if name in model_names():
         return None
     path = Path(name)
-    return path if path.suffix == ".json" else path / CONFIG_NAME if is_there(path) and path.is_dir() else None
+    if path.suffix == ".json" or not (is_there(path) and path.is_dir()):
+        return path if path.suffix == ".json" else None
+    from planner.specs.huggingface import CONFIG_NAME
+
+    return path / CONFIG_NAME
 
 
 @cache

@@ -139,6 +139,7 @@ class EngineMemory(_Explained):
     buffer; `piped`: below ZeRO-2 while gradients of microbatches are summed, and under a pipeline at every ZeRO stage;
     `accumulated`: at every ZeRO stage while gradients of microbatches are summed (no_sync).
     pipeline_sums: bytes per parameter of further fp32 sums of gradients, which bf16 training keeps under a pipeline.
+    shards_alone: in fp32, shards are kept beside the weights even if no other rank holds shards or copies of them.
     gradients_apart: gradients of activations and of one layer's weights count in addition to the sums to which they are
     added.
     vocab_multiple: the vocabulary is padded to a multiple of this number times tp.
@@ -199,6 +200,7 @@ class EngineMemory(_Explained):
     states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
     whole_gradients: Literal["lasting", "piped", "accumulated"]
     pipeline_sums: float = Field(default=0, ge=0)
+    shards_alone: bool = True
     gradients_apart: bool = False
     vocab_multiple: int = Field(ge=1)
     replicates_embedding: bool = False

@@ -175,7 +175,8 @@ def peak_memory_bytes(device: torch.device) -> int | None:
 
 def _memory_of_rank(trainer: Trainer, meter: MemoryMeter) -> dict[LineName, int | None]:
     moments = [state[name] for state in trainer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    states = {_identity(s): s.nbytes() for s in map(_storage, [*trainer.parameters().values(), *moments])}
+    shards = trainer.parameters().values() if fsdp_modules(trainer.chunks) else ()  # else the weights themselves
+    states = {_identity(s): s.nbytes() for s in map(_storage, [*shards, *moments])}
     lines: dict[LineName, int | None] = {**meter.peak, LineName.OPTIMIZER_STATE: sum(states.values())}
     if trainer.device.type != "cuda":
         return lines | {LineName.TRANSIENTS: None, LineName.RUNTIME: None}

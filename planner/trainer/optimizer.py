@@ -9,6 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from planner.trainer.parallelize import local_tensor
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -69,11 +71,12 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     counts once. `parameters` must not contain second copies of tied weights.
     """
     by_copies: dict[int, list[Tensor]] = {}
-    for parameter in parameters:
-        if isinstance(gradient := parameter.grad, DTensor):
+    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+        copies = 1
+        if isinstance(gradient, DTensor):
             sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
             copies = math.prod(size for size, placement in sizes if placement.is_replicate())
-            by_copies.setdefault(copies, []).append(gradient.to_local())
+        by_copies.setdefault(copies, []).append(local_tensor(gradient))
     return torch.stack([get_total_norm(grads) ** 2 / copies for copies, grads in by_copies.items()]).sum()
 
 

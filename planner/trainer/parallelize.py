@@ -7,7 +7,7 @@ The steps have a fixed order:
 3. apply tensor and sequence parallelism (DTensor),
 4. apply context and expert parallelism,
 5. apply recompute,
-6. apply FSDP2, even on one device, because it provides mixed precision and the optimizer's fp32 shards,
+6. apply FSDP2, also to a group of one rank in 16 bits, because it keeps fp32 shards beside the weights that compute,
 7. allocate storage, and
 8. fill in the values, which names and the seed determine.
 """
@@ -74,6 +74,7 @@ def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Trans
         apply_recompute(part, layout.recompute[chunk])
         apply_data_parallel(part, plan, meshes)
         part.to_empty(device=device)
+        part.tie()
         initialize(part, plan, device)
         chunks.append(part)
     return chunks
@@ -135,8 +136,11 @@ def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
 
     Gradients are summed, because the loss is already a mean.
 
-    Routed experts have their own mesh, because other ranks hold copies of them.
+    Routed experts have their own mesh, because other ranks hold copies of them. FSDP2 has nothing to do in fp32 if no
+    other rank holds copies or shards of a weight: its hooks would only take time.
     """
+    if plan.training.precision == "fp32" and plan.layout.dp * plan.layout.cp == 1 and meshes.experts is None:
+        return
     policy = MixedPrecisionPolicy()
     if plan.training.precision != "fp32":
         policy = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPES[plan.training.precision], reduce_dtype=torch.float32)
@@ -184,10 +188,15 @@ def initialize(part: Transformer, plan: Plan, device: torch.device) -> None:
     """Initialize every parameter: its name and the seed determine the whole value, and the rank keeps its shard."""
     for name, parameter in part.named_parameters():
         whole = initial_value(name, parameter.shape, plan.model, seed=plan.training.seed, device=device)
-        assert isinstance(parameter, DTensor)
-        # every rank made the same value, so nothing is sent
-        share = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        local_tensor(parameter).copy_(share.to_local())
+        set_share(parameter, whole)
+
+
+@torch.no_grad()
+def set_share(parameter: Tensor, whole: Tensor) -> None:
+    """Give a parameter this rank's share of its whole value; every rank has the same value, so nothing is sent."""
+    if isinstance(parameter, DTensor):
+        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    local_tensor(parameter).copy_(local_tensor(whole))
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class Accumulation:
         return total
 
     def _prepare(self, *, last: bool) -> None:
-        assert isinstance(self.part, FSDPModule)
+        if not isinstance(self.part, FSDPModule):
+            return
         self.part.set_is_last_backward(last)
         self.part.set_requires_gradient_sync(last or self.zero >= 2)
         self.part.set_requires_all_reduce(last)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from planner.errors import EnvironmentProblem, InputError
 from planner.trainer.hugging_face import config_of, is_no_parameter, pieces_of
 from planner.trainer.model import Transformer
-from planner.trainer.parallelize import local_tensor
+from planner.trainer.parallelize import set_share
 from planner.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
             whole = checkpoint.parameter(
                 pieces_of(_kept_name(name, trainer), trainer.plan.model), parameter.shape, name
             )
-            assert isinstance(parameter, DTensor)
-            whole = whole.to(parameter.device, parameter.dtype)
-            # every rank has read the same values, so nothing is sent
-            share = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            local_tensor(parameter).copy_(share.to_local())
+            set_share(parameter, whole.to(parameter.device, parameter.dtype))
 
 
 def _check_config(folder: Path, spec: ModelSpec) -> None:
@@ -212,8 +208,7 @@ def _own_tensors(trainer: Trainer, dtype: torch.dtype) -> Iterator[tuple[str, Te
     waiting: dict[str, dict[int, Tensor]] = defaultdict(dict)
     number = 0
     for ours, parameter in trainer.own_parameters().items():
-        assert isinstance(parameter, DTensor)
-        whole = parameter.full_tensor().detach()
+        whole = (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
         pieces = pieces_of(ours, spec)
         values = whole.unbind() if len(pieces) > 1 or whole.ndim > 2 else (whole,)  # stacked experts
         for piece, value in zip(pieces, values, strict=True):

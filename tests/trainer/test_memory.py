@@ -19,7 +19,7 @@ def test_states_are_what_the_shapes_say(run_job, make_plan):
     found = run_job("memory", plan, steps=1)
     params = num_params(plan.model)
     assert found["params"] == [4 * params]
-    assert found["optimizer_state"] == [12 * params]
+    assert found["optimizer_state"] == [8 * params]
     assert found["grads"] == [4 * params]
 
 
