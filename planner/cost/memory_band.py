@@ -60,7 +60,7 @@ def memory_distribution(job: Job, layout: Degrees, counter: Counter = "needed") 
     The counter `needed` decides whether a run fits: B bytes suffice with probability `memory_distribution(job,
     layout).chance(B / predicted)`. Quantised weights, offload and an unknown framework widen the distribution, because
     no run of the fit has them. Adapters do not: peaks of two families of publishers, which are in no fit, lie within it
-    (decision 209). The result is None if the calibration has no measured peaks. An older calibration file without the
+    (decision 212). The result is None if the calibration has no measured peaks. An older calibration file without the
     counter `needed` uses the counter `device`.
     """
     known = {(each.counter, each.engine): each for each in job.spread.memory}
