@@ -294,7 +294,7 @@ RECIPE = "torchrun --nproc_per_node=8 run_recipe.py --recipe qwen3_8b_pretrain_c
 
 @pytest.mark.filterwarnings("ignore:")
 def test_a_layout_that_a_recipe_holds_is_asked_for(folder):
-    path = write(folder, run_sh=f"{RECIPE} train.micro_batch_size=1")["run_sh"]
+    path = write(folder, run_sh=f"{RECIPE.replace('pretrain', 'pretrain_own')} train.micro_batch_size=1")["run_sh"]
     with pytest.raises(InputError, match="the layout is that of a recipe") as error:
         estimate_file(path, "dgx-h100")
     assert (error.value.mistakes[0].where, "--layout" in error.value.mistakes[0].hint) == (str(path), True)

@@ -11,7 +11,8 @@ import planner.emit
 from planner.emit.names import names_beside
 from planner.specs.yaml import read_yaml
 
-DOCUMENTS = sorted(Path(planner.emit.__file__).parent.rglob("*.yaml"))
+EVERY = sorted(Path(planner.emit.__file__).parent.rglob("*.yaml"))
+DOCUMENTS = [path for path in EVERY if path.name != "recipes.yaml"]  # a tool writes these, with anchors
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -18,6 +18,7 @@ from planner.plan import plan_from_file
 from planner.trainer.__main__ import main
 from planner.trainer.feed_forward import FeedForward, MixtureOfExperts
 from planner.trainer.measure import MemoryMeter
+from planner.trainer.parallelize import fsdp_modules
 from planner.trainer.trainer import Trainer
 
 
@@ -31,8 +32,9 @@ def observe(job: dict[str, Any]) -> Seen:
         meter = MemoryMeter(self.chunks, self.optimizer)
         with meter.watch():
             result = step(self, **options)
-        states = Bytes()  # shards are the optimizer's master weights
-        states.add("states", [*self.parameters().values(), *states_of(self.optimizer)])
+        states = Bytes()  # shards of FSDP2 are the optimizer's master weights
+        masters = self.parameters().values() if fsdp_modules(self.chunks) else ()
+        states.add("states", [*masters, *states_of(self.optimizer)])
         seen["bytes"] = {**states.of, "params": meter.peak[LineName.PARAMS], "grads": meter.peak[LineName.GRADS]}
         seen["mesh"] = dict(zip(self.mesh.mesh_dim_names, self.mesh.shape, strict=True))
         seen["losses"].append(result.loss)

@@ -16,7 +16,6 @@ from enumeration import long_forms
 from planner.cli import main
 from planner.layout import parse_layout
 from planner.search import best_first, bound_check, layout_check, near
-from planner.search import search as searching
 from planner.search.bounds import of_layers, of_memory, of_pools
 from planner.search.near import Bounded, Near
 from planner.search.objectives import THROUGHPUT, BestKinds, Objective
@@ -248,7 +247,7 @@ def small_pipeline():
     """A job for which the check confirms the unchanged bounds."""
     job = load_job(**JOBS["pipeline"], sequence_length=2048, global_batch_size=16)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(searching, "check_layouts", lambda *_: 0)  # it has tests of its own
+        patched.setattr(layout_check, "check_layouts", lambda *_: 0)  # it has tests of its own
         assert search(job, Constraints(), check=True).certificate.num_bounds_checked == bound_check.NUM_CHECKED
     return job
 
@@ -302,7 +301,7 @@ def test_wrong_programs_are_noticed_by_the_check(monkeypatch, name):
     """In the search itself bounds often leave one choice; without them, a wrong program chooses or says another."""
     settings = {"model": "megatron-22b", "cluster": "dgx-a100", "gpus": 4, "engine": "torch"}
     job = load_job(**settings, settings=("model.num_layers=12",), sequence_length=2048, global_batch_size=16)
-    honest = searching.check_bounds
+    honest = bound_check.check_bounds
 
     def checked(*given, **named):
         assert honest(*given, **named, count=6) == 6
@@ -310,7 +309,7 @@ def test_wrong_programs_are_noticed_by_the_check(monkeypatch, name):
             monkeypatch.setattr(integer_program.JointProgram, method, wrong)
         return honest(*given, **named, count=12)
 
-    monkeypatch.setattr(searching, "check_bounds", checked)
+    monkeypatch.setattr(bound_check, "check_bounds", checked)
     with pytest.raises(Disagreement):
         search(job, Constraints.parse(["pp>=2"]), check=True)
 
@@ -328,7 +327,7 @@ def test_a_partition_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeyp
     other = search(small_pipeline, Constraints())
     assert other.certificate.status == "optimal"
     assert other.step_seconds > best.step_seconds * 1.001
-    monkeypatch.setattr(searching, "check_bounds", lambda *_, **__: 0)
+    monkeypatch.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
     with pytest.raises(Disagreement, match="drawn by the rules of"):
         search(small_pipeline, Constraints(), check=True)
 
@@ -360,7 +359,7 @@ def test_an_end_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeypatch,
     monkeypatch.setattr(where, function, lambda *given, **named: forget(honest(*given, **named)))
     other = search(job, pins)
     assert other.step_seconds > best.step_seconds * 1.001
-    monkeypatch.setattr(searching, "check_bounds", lambda *_, **__: 0)
+    monkeypatch.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
     with pytest.raises(Disagreement, match="drawn by the rules of"):
         search(job, pins, check=True)
 
@@ -381,7 +380,7 @@ SHORT = {
 def test_a_value_that_no_configuration_has_is_noticed_whatever_it_costs(monkeypatch, key):
     """The layouts without the value may be worse or may not fit; the search has to try them all the same."""
     job, honest = load_job(**JOBS["experts"], sequence_length=2048, global_batch_size=16), Space._cross
-    monkeypatch.setattr(searching, "check_bounds", lambda *_, **__: 0)
+    monkeypatch.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
     assert search(job, Constraints(), check=True).certificate.num_layouts_drawn > 50
 
     def short(space, degrees, name, options):
@@ -407,7 +406,7 @@ def test_drawn_layouts_have_ends_apart_and_several_policies():
 
 def test_a_minimum_that_no_rule_allows_is_noticed(monkeypatch, small_pipeline):
     monkeypatch.setattr(layout_check, "broken_rules", lambda *_, **__: ("no chunk may be empty",))
-    monkeypatch.setattr(searching, "check_bounds", lambda *_, **__: 0)
+    monkeypatch.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
     with pytest.raises(Disagreement, match="cannot run: no chunk may be empty"):
         search(small_pipeline, Constraints(), check=True)
 
@@ -444,7 +443,7 @@ def test_no_drawn_layout_of_an_honest_search_is_better(seed):
 def test_the_check_draws_the_same_configurations_by_the_same_seed(monkeypatch, small_pipeline):
     drawn = []
     monkeypatch.setattr(bound_check, "_check", lambda *given: drawn.append(str(given[-1])))
-    monkeypatch.setattr(searching, "check_layouts", lambda *_: 0)
+    monkeypatch.setattr(layout_check, "check_layouts", lambda *_: 0)
     for _ in range(2):
         search(small_pipeline, Constraints(), check=True)
     half = len(drawn) // 2

@@ -50,7 +50,7 @@ def test_memory_bar_over_the_limit_runs_through_the_mark() -> None:
 @pytest.mark.parametrize("unicode", [True, False])
 def test_fills_differ_without_colour(unicode: bool) -> None:
     marks = [fill.mark if unicode else fill.ascii for fill in FILLS.values()]
-    assert len(set(marks)) == len(marks) == 6
+    assert len(set(marks)) == len(marks) == len(FILLS) == 8
     assert all(len(mark) == 1 for mark in marks)
 
 

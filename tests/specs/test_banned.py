@@ -221,9 +221,12 @@ def test_an_axis_is_banned_for_an_engine_only_if_all_its_programs_are(monkeypatc
     row = banned.Ban(program="megatron", axis="cp", tried="Megatron-LM", seen="stopped")
     monkeypatch.setattr(banned, "BANS", (row,))
     assert banned.bans_of(load_engine("megatron")) == {}  # ms-swift is another of its programs
-    assert banned.bans_of(load_engine("megatron-fsdp")) == {"cp": row}
+    assert banned.bans_of(load_engine("megatron-fsdp")) == {}  # and so is Primus
+    monkeypatch.setattr(banned, "BANS", (row, banned.Ban(program="primus", axis="cp", tried="Primus", seen="stopped")))
+    assert banned.bans_of(load_engine("megatron-fsdp"))["cp"].program == "primus"  # the last that was tried
     assert banned.bans_of(load_engine("nanotron")) == {}
-    both = (row, banned.Ban(program="ms-swift", axis="cp", tried="ms-swift", seen="stopped"))
+    others = ("ms-swift", "primus")
+    both = (row, *(banned.Ban(program=each, axis="cp", tried=each, seen="stopped") for each in others))
     monkeypatch.setattr(banned, "BANS", both)
     with pytest.raises(InputError, match="engine megatron: with cp > 1"):
         plan_job("tiny-llama", "dgx-a100", engine="megatron", pin="cp=2", **WORK)
