@@ -85,7 +85,7 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
 def _other_models(job: PoolJob, layout: Degrees, stage: Stage) -> Iterator[tuple[LineName, Number, str, str]]:
     """Lines of what holds memory beside the trained model during a step: a reference model, and a rollout engine."""
     if job.training.reference_at == "resident":
-        held, words = reference_bytes(job, layout, stage), f"{_STAGE} bytes of its reference (/ shard degree in ZeRO-3)"
+        held, words = reference_bytes(job, layout, stage), f"{_STAGE} bytes of the reference (/ shard degree in ZeRO-3)"
         yield LineName.REFERENCE_PARAMS, held, words, "TRL, models/utils.py (prepare_deepspeed, prepare_fsdp)"
     if share := job.training.rollout_memory:
         held = share * job.whole_memory_bytes

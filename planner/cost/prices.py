@@ -52,7 +52,7 @@ from planner.cost.transfers import (
     tied_transfers,
 )
 from planner.cost.vision import tower_seconds
-from planner.layout import offloads_optimizer
+from planner.layout import offloads_activations, offloads_optimizer
 from planner.specs.recompute import FULL, SELECTIVE
 
 if TYPE_CHECKING:
@@ -426,8 +426,10 @@ def stage_prices(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts 
     send = sends_of_pass.total + job.training.ungraded_passes * sends_of_pass.forward
     exposed = work.exposed(LineName.TP_COMM) + work.exposed(LineName.EP_COMM)
     again = PassSeconds(forward=work.ungraded - work.ungraded_ends, backward_input=work.recompute)
-    window = work.layers + exposed + again
-    dp, copies = data_parallel_seconds(job, layout, stage, window), host_copy_seconds(job, layout, stage, window)
+    dp = data_parallel_seconds(job, layout, stage, work.layers + exposed + again)
+    # passes without gradients keep no activations, so no copies of activations run beside them
+    beside = PassSeconds(backward_input=work.recompute) if offloads_activations(layout) else again
+    copies = host_copy_seconds(job, layout, stage, work.layers + exposed + beside)
     held = trained_params(job, layout, stage)
     accumulates = whole_gradients(job, layout) & np.greater(num_microbatches(job, layout), 1)
     accumulation = np.where(accumulates, accumulation_seconds(job, held.total), 0.0)

@@ -579,8 +579,8 @@ def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
 
 _OF_NEXT_TOKENS: Final = refuse(
     lambda plan: (plan.training.objective, plan.model.head_outputs) != ("next-token", 0),
-    "training.objective is {plan.training.objective}, and files are written for next tokens alone",
-    "put the layout into the files of the program that trains so",
+    "files are written for next tokens, and this plan learns by {plan.training.objective}",
+    "put the layout into the files of a program that has this objective",
 )
 
 

@@ -189,3 +189,16 @@ def test_the_search_takes_the_reference_into_account():
                             settings=["training.objective=dpo"], layout=preferences.layout)  # fmt: skip
     assert again.step_seconds == pytest.approx(preferences.step_seconds)
     assert preferences.step_seconds > 2.4 * plain.step_seconds  # two sequences, four passes in place of three
+
+
+def test_weights_on_the_host_are_copied_again_for_each_pass_of_the_policy(priced):
+    def copied(objective, passes):
+        more = {"model": "llama3-8b", "gpus": 8, "global_batch": 8, "length": 1024}
+        settings = [f"training.forward_passes={passes}"]
+        plan = priced(objective, "zero=3,mbs=1,recompute=full,offload=params+states", settings=settings, **more)
+        return seconds_of(plan)[LineName.HOST_COMM]
+
+    none, one, two = (copied("grpo", passes) for passes in range(3))
+    assert two - one == pytest.approx(one - none)
+    assert one - none == pytest.approx(8.03e9 * 2 / 8 / (15.75e9 * 0.8), rel=0.02)
+    assert copied("dpo", 1) == copied("dpo", 0)  # the pass of a reference on the device
