@@ -579,7 +579,7 @@ def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
 
 _OF_NEXT_TOKENS: Final = refuse(
     lambda plan: (plan.training.objective, plan.model.head_outputs) != ("next-token", 0),
-    "files are written for next tokens, and this plan learns by {plan.training.objective}",
+    "files are written for the objective next-token alone, and training.objective is {plan.training.objective}",
     "put the layout into the files of a program that has this objective",
 )
 

@@ -141,7 +141,7 @@ def test_a_second_model_leaves_the_verdict_unknown_everywhere(written, capsys, t
         assert f"{REWARD}=True" in said
         assert f"--ignore {REWARD}" in said
     assert main(["emit", str(plan), "--force-unfit"]) == ExitCode.BAD_INPUT
-    assert "this plan learns by grpo" in capsys.readouterr().err
+    assert "training.objective is grpo" in capsys.readouterr().err
     assert main(["explain", "--from", str(path), "dgx-h100", "--ignore", REWARD, "--json"]) == ExitCode.OK
     alone = json.loads(capsys.readouterr().out)
     assert alone["verdict"] == "fits"
@@ -398,9 +398,9 @@ def test_no_files_are_written_for_preferences(written, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "1 forward pass without gradients" in shown
     assert main(["emit", str(plan)]) == ExitCode.BAD_INPUT
-    assert "this plan learns by dpo" in capsys.readouterr().err
+    assert "training.objective is dpo" in capsys.readouterr().err
     assert main(["launch", str(plan), "--dry-run"]) == ExitCode.BAD_INPUT
-    assert "this plan learns by dpo" in capsys.readouterr().err
+    assert "training.objective is dpo" in capsys.readouterr().err
 
 
 def test_an_engine_without_a_program_for_an_objective_refuses_it(capsys):
