@@ -397,12 +397,11 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     ZeRO-0 all-reduces over all replicas. From ZeRO-1 on, gradients are reduce-scattered in the shard group, then the
     shard is all-reduced over the replicas of the group (HSDP); weights are gathered in the shard group. ZeRO-0 and 1
     reduce once per update, ZeRO-1 and 2 gather once. ZeRO-2 and 3 reduce after every microbatch, unless the engine
-    accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights and those of
-    a reference model included. ZeRO-2 and 3 reduce
-    layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. If experts run in a loop, some
-    engines gather each of their matrices alone, after host time of its own (`lone_gather`). In engines that shard whole
-    tensors, each rank broadcasts its tensors instead of an all-gather, which costs the latency of one ring pass per
-    rank.
+    accumulates whole gradients. ZeRO-3 gathers weights for every pass, frozen weights and those of a reference model
+    included. ZeRO-2 and 3 reduce layer by layer, and ZeRO-3 gathers layer by layer, each call with its own latency. If
+    experts run in a loop, some engines gather each of their matrices alone, after host time of its own (`lone_gather`).
+    In engines that shard whole tensors, each rank broadcasts its tensors instead of an all-gather, which costs the
+    latency of one ring pass per rank.
 
     Ranks are in the order of planner/layout.py: tp, then cp, then dp; a shard group is a run of dp * cp / hsdp ranks.
     Experts are spread over runs of ep * etp ranks, so the replicas of an expert are ep * etp ranks apart.

@@ -86,9 +86,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     ends = end_params(job, layout, stage)
     ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are separate units
     gathered = np.greater_equal(layout.zero, 3) * weights * ends
-    if (
-        job.training.frozen_weights != "16-bit" and not engine.memory.keeps_ends_gathered
-    ):  # the head is alone in 16 bits
+    if job.training.frozen_weights != "16-bit" and not engine.memory.keeps_ends_gathered:
+        # the head is the only gathered matrix in 16 bits
         head = holds_head(layout, stage) * head_params_on_device(job.model, engine, layout)
         gathered = np.greater_equal(layout.zero, 3) * weights * head
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
