@@ -26,7 +26,8 @@ from planner.cost.segments import with_segment
 from planner.emit.plannable import check_plannable, not_run, unplannable, whole_hosts
 from planner.errors import InputError, PlannerError
 from planner.made_by import made_by
-from planner.plan import Plan, RunnerUp, saved_documents
+from planner.plan import Plan, RunnerUp
+from planner.plan_file import saved_documents
 from planner.plan_parts import CONFIDENCE, WITHIN, ObjectiveName
 from planner.search.given import plan_for_layout, plan_for_text
 from planner.search.near_ties import runner_up

@@ -15,7 +15,7 @@ from planner.api import estimate_file, plan_file
 from planner.cli import main
 from planner.errors import InputError
 from planner.layout import Assumed, Layout
-from planner.plan import plan_from_json
+from planner.plan_file import plan_from_json
 from planner.show.screen import Screen, to_text
 from planner.show.summary import summary
 from planner.show.words import layout_words
