@@ -13,6 +13,8 @@ from planner.plan import layout_to_dict, length_assumed
 from planner.show.comparison_rows import Measure, Row, marks, price_words, requirements_missed, run_to_dict, table
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, length_words, work_words
+from planner.specs.cluster_documents import check_num_choices, cluster_tree, split_size
+from planner.specs.mistakes import Mistakes
 from planner.sums import sum_of
 from planner.units import UNITS, format_bytes, format_count
 
@@ -116,6 +118,27 @@ class SideBySide:
         run = choice.run
         assert run is not None, "a choice without a plan costs nothing"
         return run.seconds, float(getattr(run, self.measure) or 0.0)
+
+
+def sized_clusters(
+    clusters: Sequence[str], nodes: int | Sequence[int] | None, gpus: int | None
+) -> list[tuple[str, int | None]]:
+    """Each cluster with each number of hosts that it is compared with; None if the cluster or `gpus` sets its size.
+
+    Raises:
+        InputError: a cluster is unknown or has two sizes, or there are too many choices; all mistakes are listed.
+    """
+    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
+    check_num_choices(len(set(clusters)) * len(sizes))
+    mistakes, given = Mistakes(), {"--nodes": nodes, "--gpus": gpus}
+    sized = [option for option, size in given.items() if size is not None]
+    for name in clusters:
+        mistakes.attempt(cluster_tree, name)
+        if sized and split_size(name)[1]:
+            mistakes.add(f"{sized[0]} and {name} both give the size of the cluster", hint="give one of them")
+    mistakes.raise_if_any()
+    named = map(split_size, dict.fromkeys(clusters))
+    return [(cluster, int(hosts) if hosts else size) for cluster, hosts in named for size in sizes]
 
 
 def side_by_side(

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from planner.api import Plan, Shortfall, Sizes
+    from planner.answers.shortfall import Shortfall
+    from planner.api import Plan, Sizes
     from planner.specs.cluster import ClusterSpec
 
 
