@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from planner.errors import EnvironmentProblem, InputError
-from planner.layout import Layout, format_layout, parse_layout
+from planner.layout import Layout, format_layout
+from planner.layout_text import parse_layout
 from planner.no_plan import HOW_TO_GET_ONE, PLAN_FORMAT, no_plan, of_another_planner
 from planner.plan import Plan, checksum
 from planner.plan_parts import SearchOptions

@@ -32,7 +32,7 @@ PACKAGE = Path(planner.__file__).parent
 LAYERS = (
     ("elementary", "errors", "numbers", "once", "sums", "units", "version"),
     ("specs", "engines"),
-    ("data_files", "layout", "run_arguments"),
+    ("data_files", "layout", "layout_text", "run_arguments"),
     ("cost",),
     ("plan", "plan_file", "plan_parts", "made_by", "no_plan", "verdict"),
     ("search",),

@@ -26,7 +26,7 @@ from planner.commands import options
 from planner.emit.read.front import layout_text, read_foreign
 from planner.errors import PlannerError
 from planner.evidence.rows.runs import read_runs
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan import checksum, plan_to_json
 from planner.reading import read_plan
 from planner.search.space.constraints import Constraints

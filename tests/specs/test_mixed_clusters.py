@@ -10,7 +10,8 @@ import pytest
 from planner.answers.plan_inputs import job_of
 from planner.cli import main
 from planner.errors import InputError
-from planner.layout import format_layout, parse_layout
+from planner.layout import format_layout
+from planner.layout_text import parse_layout
 from planner.plan import plan_to_dict, plan_to_json
 from planner.plan_file import plan_from_json
 from planner.search.given import plan_for_layout
