@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from planner.answers.report import Explanation
-    from planner.api import Nodes, Plan, Workload
+    from planner.asked import Nodes, Workload
+    from planner.plan import Plan
 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 _QUESTIONS: Final = ("why_not", "what_if", "schedules", "collectives", "batch", "scaling")

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.answers.shortfall import Shortfall
-    from planner.api import Plan, Sizes
+    from planner.asked import Sizes
+    from planner.plan import Plan
     from planner.specs.cluster import ClusterSpec
 
 
