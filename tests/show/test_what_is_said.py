@@ -162,6 +162,19 @@ def test_the_files_own_layout_stands_beside_the_best(tmp_path, capsys) -> None:
     assert "planner plan --from" in " ".join(text.partition("\nNext")[2].split())
 
 
+@pytest.mark.parametrize("asked", [["--what-if"], ["--what-if", "nvlink.bandwidth=x2", "--why-not=tp=4", "--batch"]])
+def test_the_command_that_plans_a_files_job_is_one_that_plan_takes(tmp_path, monkeypatch, capsys, asked) -> None:
+    from planner.commands.plan import command
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    monkeypatch.setattr("planner.answers.what_if.fastest_seconds", lambda plan, _: plan.step_seconds / 2)
+    text = said(capsys, "explain", "--from", "train.sh", "dgx-h100", "--section", "others", *asked)
+    printed = next(line for line in text.partition("\nNext")[2].splitlines() if "planner plan" in line)
+    assert printed.split() == ["planner", "plan", "--from", "train.sh", "dgx-h100"]
+    command.make_context("plan", printed.split()[2:], obj="")  # click refuses an option that plan does not have
+
+
 def test_a_script_after_why_not_is_told_where_it_goes(tmp_path, capsys) -> None:
     (tmp_path / "train.sh").write_text(SCRIPT)
     argv = ["explain", *SMALL, "--layout", "tp=2", "--why-not", str(tmp_path / "train.sh")]
