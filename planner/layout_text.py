@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from planner.errors import InputError, Mistake
@@ -10,6 +11,7 @@ from planner.layout import COUNTS, KEYS, V_SHAPED, Layout, chunks_per_stage, eve
 from planner.specs.recipe import Offload, Schedule
 from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import quoted
+from planner.specs.yaml import shipped_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,20 +20,7 @@ _DUALPIPE: Final = "dualpipe"
 """DualPipe on pp stages, fed from both ends: two V schedules side by side, of pp / 2 stages with two chunks each."""
 _LISTS: Final = ("layers_per_stage", "recompute", "pools")
 """Keys with one entry per chunk, or per stage (`pools`); `3*11` means `11/11/11`."""
-_KEY_OF: Final = {
-    **dict.fromkeys(("tensor", "tensor_parallel", "tensor_model_parallel", "tensor_parallel_degree"), "tp"),
-    **dict.fromkeys(("pipeline", "pipeline_parallel", "pipeline_model_parallel", "pipeline_parallel_degree"), "pp"),
-    **dict.fromkeys(("data", "data_parallel", "replicas"), "dp"),
-    **dict.fromkeys(("context", "context_parallel", "ulysses", "ulysses_sequence_parallel"), "cp"),
-    **dict.fromkeys(("expert", "expert_parallel", "expert_model_parallel"), "ep"),
-    **dict.fromkeys(("micro_batch", "microbatch", "per_device_train_batch"), "mbs"),
-    **dict.fromkeys(("vpp", "virtual_pipeline", "chunks"), "interleave"),
-    **dict.fromkeys(("zero_stage", "zero1", "zero2", "zero3"), "zero"),
-    **dict.fromkeys(("sequence_parallel", "sequence"), "sp"),
-    **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "checkpointing"), "recompute"),
-}
-"""Other programs' names for a layout's keys (without `_size` at the end) -> our key."""
-_ACCUMULATION: Final = ("gas", "ga", "grad_accum", "gradient_accumulation_steps", "accumulation")
+_NAMES: Final = Path(__file__).with_suffix(".yaml")
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (*get_args(Schedule), _DUALPIPE),
     "offload": get_args(Offload),
@@ -86,11 +75,11 @@ def offload_of(words: Iterable[str]) -> str:
 
 def _known_key(word: str) -> str:
     """A hint for a word that is not a key: the key that was probably meant, or all keys."""
-    plain = word.lower().replace("-", "_").removesuffix("_size")
-    if plain in _ACCUMULATION:
+    plain, names = word.lower().replace("-", "_").removesuffix("_size"), shipped_yaml(_NAMES).plain
+    if plain in names["accumulation"]:
         return "microbatches follow from --global-batch, dp and mbs: global batch / (dp * mbs)"
     near = difflib.get_close_matches(word, KEYS, n=1)
-    if key := _KEY_OF.get(plain) or (near[0] if near else ""):
+    if key := next((key for key, others in names["keys"].items() if plain in others), near[0] if near else ""):
         return f"did you mean `{key}`?"
     return f"known keys: {', '.join(KEYS)}"
 

@@ -289,12 +289,10 @@ def layout_to_dict(layout: Layout) -> dict[str, Any]:
 
 
 def _stage_memory_to_dict(stage: StageMemory, *, is_known: bool) -> dict[str, Any]:
+    verdicts = {key: getattr(stage, key) for key in ("fits", "verdict", "chance_of_fitting", "device_chance")}
     return {
         "stage": stage.stage,
-        "fits": stage.fits if is_known else None,
-        "verdict": stage.verdict if is_known else "unknown",
-        "chance_of_fitting": stage.chance_of_fitting if is_known else None,
-        "device_chance": stage.device_chance if is_known else None,
+        **(verdicts if is_known else dict.fromkeys(verdicts) | {"verdict": "unknown"}),
         **_memory_to_dict(stage, stage.stage),
         "host": stage.host
         and {"chance": stage.host.chance if is_known else None} | _memory_to_dict(stage.host, stage.stage),
@@ -302,12 +300,8 @@ def _stage_memory_to_dict(stage: StageMemory, *, is_known: bool) -> dict[str, An
 
 
 def _memory_to_dict(memory: MemoryLedger, stage: int) -> dict[str, Any]:
-    return {
-        "most_bytes": memory.most_bytes,
-        "total_bytes": memory.total_bytes,
-        "limit_bytes": memory.limit_bytes,
-        "lines": [{"stage": stage, **asdict(line)} for line in memory.lines],
-    }
+    sizes = {key: getattr(memory, key) for key in ("most_bytes", "total_bytes", "limit_bytes")}
+    return sizes | {"lines": [{"stage": stage, **asdict(line)} for line in memory.lines]}
 
 
 def plan_to_json(plan: Plan) -> str:

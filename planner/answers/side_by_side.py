@@ -10,7 +10,16 @@ from rich.text import Text
 from planner.cost.run import REFERENCE_TOKENS, devices_in_use, price_of
 from planner.errors import InputError
 from planner.plan import layout_to_dict, length_assumed
-from planner.show.comparison_rows import Measure, Row, marks, price_words, requirements_missed, run_to_dict, table
+from planner.show.comparison_rows import (
+    MEASURES,
+    Measure,
+    Row,
+    marks,
+    price_words,
+    requirements_missed,
+    run_to_dict,
+    table,
+)
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, length_words, work_words
 from planner.specs.cluster_documents import check_num_choices, cluster_tree, split_size
@@ -191,11 +200,6 @@ def _measure(choices: Sequence[Choice]) -> Measure:
     return "device_hours"
 
 
-MEASURES: Final[dict[Measure, str]] = {
-    "usd": "cost",
-    "kilowatt_hours": "energy",
-    "device_hours": "device hours",
-}
 NAMES: Final = ("cluster", "devices")
 
 
@@ -280,7 +284,7 @@ def job_words(plan: Plan) -> str:
 def explanation(found: SideBySide) -> str:
     """Explain the marks and columns of the table."""
     of = f"of {'the run' if first_plan(found).training.tokens else 'a billion tokens'}, on the devices in use"
-    words = f"Nothing takes less time and less {MEASURES[found.measure]} than what is marked. Cost and energy {of}"
+    words = f"Nothing takes less time and less {MEASURES[found.measure][0]} than what is marked. Cost and energy {of}"
     price = "" if found.measure == "usd" else "; a cluster without a price: --set cluster.price"
     return f"{words}{price}; devices at rated power. `planner plan MODEL CLUSTER` proves one, with runners-up."
 

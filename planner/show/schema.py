@@ -43,21 +43,6 @@ _PARTS: Final = (
 )
 """Types in Python that answers are, or have as parts."""
 
-_ANSWERS: Final = {
-    "plan-sizes": "Sizes",
-    "plan-clusters": "Clusters",
-    "explanation": "Sections",
-    "diff": "Difference",
-    "check": "Check",
-    "accuracy": "Accuracy",
-    "verify": "Counted",
-    "models": "list[ModelEntry] | ModelSpec",
-    "clusters": "list[ClusterEntry | MixedEntry] | AnyCluster",
-    "engines": "list[EngineEntry] | EngineSpec",
-    "glossary": "list[Term]",
-}
-"""The type of each answer."""
-
 
 def _type(words: str, known: Mapping[str, Any]) -> Any:
     """The type that is written as in Python: a name, or `list[...]`, or several with ` | ` between them."""
@@ -67,12 +52,13 @@ def _type(words: str, known: Mapping[str, Any]) -> Any:
     return list[_type(words[5:-1], known)] if words.startswith("list[") else known[words]  # type: ignore[misc]
 
 
-def _documents() -> dict[str, Any]:
-    """The types of `documents.yaml` and those of their parts, by name."""
+def _documents() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The type of each answer, and the types of `documents.yaml` and of their parts by name."""
     known: dict[str, Any] = {"None": None, "Verdict": Verdict, "AnyCluster": AnyCluster, "Nodes": int | dict[str, int]}
     known |= {each.__name__: each for each in _PARTS}
     make: Any = TypedDict  # a type checker wants a literal name
-    for name, said in shipped_yaml(Path(__file__).with_name("documents.yaml")).plain.items():
+    rows = shipped_yaml(Path(__file__).with_name("documents.yaml")).plain
+    for name, said in rows["documents"].items():
         about, of = said.pop("about"), said.pop("of", "")
         keys = known[of].__annotations__.copy() if of else {}
         for key, words in said.items():
@@ -80,13 +66,12 @@ def _documents() -> dict[str, Any]:
             keys[key.removesuffix("?")] = NotRequired[kind] if key[-1] == "?" else kind
         known[name] = make(name, keys)
         known[name].__doc__ = about
-    return known
+    return {name: _type(words, known) for name, words in rows["answers"].items()}, known
 
 
 def answer_schemas() -> dict[str, dict[str, Any]]:
     """The JSON Schema of each answer, by the name of its command."""
-    known = _documents()
-    kinds = {name: _type(words, known) for name, words in _ANSWERS.items()}
+    kinds, known = _documents()
     found = {name: _as_written(TypeAdapter(kind).json_schema(mode="serialization")) for name, kind in kinds.items()}
     found["plan"] = _as_written(_plan_schema(known["PlanFigures"], known["Unfit"]))
     for key in ("$defs", "properties"):  # an explanation adds sections to its plan
