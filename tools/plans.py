@@ -210,8 +210,9 @@ def beaten_by(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> tuple[Plan | Non
     plan = each.plan
     if plan is None:
         return None, []
-    beside = [*plan.runners_up, *filter(None, [plan.minimum])]
-    mine, others = own_keys(job, plan.layout), dict.fromkeys([*listed, *(one.layout for one in beside)])
+    listed += [runner.layout for runner in plan.runners_up]
+    listed += [plan.minimum.layout] if plan.minimum else []
+    mine, others = own_keys(job, plan.layout), dict.fromkeys(listed)
     faster = [each for each in others if estimate(job, each).step_seconds < plan.step_seconds * (1 - TIE)]
     pairs = ((each, zip(own_keys(job, each), mine, strict=True)) for each in faster)
     return plan, [each for each, keys in pairs if all(one <= other for one, other in keys)]
