@@ -15,7 +15,8 @@ from planner.answers.plan_inputs import constraints_of, job_of, objective_of_pla
 from planner.cost.estimate import estimate
 from planner.errors import InputError, Mistake
 from planner.made_by import with_corrections
-from planner.plan import edited, parse_plan, plan_text, plan_to_dict
+from planner.plan import plan_to_dict
+from planner.plan_file import edited, parse_plan, plan_text
 from planner.search.given import plan_for_layout
 from planner.search.near_ties import minimum, runner_up
 from planner.search.space.rules import broken_rules
@@ -53,7 +54,7 @@ _NOT_PRICED: Final = (
 
 
 def read_plan(path: Path, *, source: TextIO | None = None, tell: Callable[[str], None] = lambda _: None) -> Plan:
-    """Read a plan, from standard input for `-`, and check it; `planner.plan.plan_from_file` makes fewer checks.
+    """Read a plan, from standard input for `-`, and check it; `planner.plan_file.plan_from_file` makes fewer checks.
 
     source: a stream to read instead of standard input.
     tell: receives one sentence if another version made the plan, with the figures of both versions.

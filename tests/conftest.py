@@ -18,7 +18,7 @@ from hypothesis import settings
 from planner.cost.band import Band
 from planner.cost.ledger import LineName, MemoryLine, StageMemory, TimeLine
 from planner.layout import Layout
-from planner.plan import Plan, RunnerUp, _checksum, plan_to_json
+from planner.plan import Plan, RunnerUp, checksum, plan_to_json
 from planner.plan_parts import Certificate, MadeBy, SearchOptions
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
@@ -260,7 +260,7 @@ def plan_file(plan: Plan, tmp_path: Path) -> Path:
 @pytest.fixture
 def stamped() -> Callable[[dict[str, Any]], str]:
     """A changed plan document as text, with the checksum that fits the changed document."""
-    return lambda document: json.dumps(document | {"checksum": _checksum(document)})
+    return lambda document: json.dumps(document | {"checksum": checksum(document)})
 
 
 EVERY_ARGUMENT = RunArguments(

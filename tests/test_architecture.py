@@ -32,19 +32,34 @@ PACKAGE = Path(planner.__file__).parent
 LAYERS = (
     ("elementary", "errors", "numbers", "once", "sums", "units", "version"),
     ("specs", "engines"),
-    ("data_files", "layout", "run_arguments"),
+    ("data_files", "layout", "layout_text", "run_arguments"),
     ("cost",),
-    ("plan", "plan_parts", "made_by", "no_plan", "verdict"),
+    ("plan", "plan_file", "plan_parts", "made_by", "no_plan", "verdict"),
     ("search",),
     ("own_program",),
-    ("answers", "describe", "emit", "evidence", "launch", "measure", "reading", "shipped", "show", "verify"),
+    (
+        "answers",
+        "asked",
+        "describe",
+        "emit",
+        "evidence",
+        "foreign",
+        "launch",
+        "measure",
+        "reading",
+        "shipped",
+        "show",
+        "verify",
+    ),
     ("api",),
     ("",),  # planner/__init__.py: the Python API
     ("serve",),
     ("cli", "commands", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-TRAINER_MAY_IMPORT = ("errors", "units", "specs", "layout", "plan", "data_files", "run_arguments", "cost.ledger")
+TRAINER_MAY_IMPORT = (
+    *("errors", "units", "specs", "layout", "plan", "plan_file", "data_files", "run_arguments", "cost.ledger"),
+)
 MAY_PRINT = ("cli", "commands", "launch", "show", "trainer", "__main__")  # launch passes on what the ranks print
 
 

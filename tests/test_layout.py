@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.layout import (
-    AXES,
-    Layout,
-    balanced_chunks,
-    even_split,
-    format_layout,
-    parse_layout,
-    shortened_list,
-)
+from planner.layout import AXES, Layout, balanced_chunks, even_split, format_layout, shortened_list
+from planner.layout_text import parse_layout
 
 DEGREE = st.sampled_from([1, 2, 3, 4])
 

@@ -10,7 +10,8 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.errors import EnvironmentProblem, ExitCode, InputError
-from planner.plan import layout_to_dict, plan_from_json, plan_to_json, write_plan
+from planner.plan import layout_to_dict, plan_to_json, write_plan
+from planner.plan_file import plan_from_json
 from planner.reading import read_plan
 from planner.search.search import search
 from planner.search.space.constraints import Constraints

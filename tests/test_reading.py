@@ -22,8 +22,9 @@ from planner.answers.plan_inputs import job_of
 from planner.cli import main
 from planner.cost.estimate import estimate
 from planner.errors import ExitCode, InputError
-from planner.layout import parse_layout
-from planner.plan import Plan, plan_from_file, plan_to_dict, plan_to_json
+from planner.layout_text import parse_layout
+from planner.plan import Plan, plan_to_dict, plan_to_json
+from planner.plan_file import plan_from_file
 from planner.reading import read_plan
 from planner.search.given import plan_for_layout
 from planner.search.search import search

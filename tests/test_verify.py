@@ -13,7 +13,7 @@ from planner.commands import verify as verify_command
 from planner.commands.console import Console
 from planner.cost.ledger import LineName
 from planner.errors import EnvironmentProblem, ExitCode, InputError
-from planner.plan import plan_from_file
+from planner.plan_file import plan_from_file
 from planner.verify import _PROGRAMS, RehearsalFailed, Verification, _counted, verify
 
 

@@ -26,8 +26,8 @@ from planner.commands import options
 from planner.emit.read.front import layout_text, read_foreign
 from planner.errors import PlannerError
 from planner.evidence.rows.runs import read_runs
-from planner.layout import parse_layout
-from planner.plan import _checksum, plan_to_json
+from planner.layout_text import parse_layout
+from planner.plan import checksum, plan_to_json
 from planner.reading import read_plan
 from planner.search.space.constraints import Constraints
 from planner.specs.batch import read_batch
@@ -385,7 +385,7 @@ def _plan(rng: random.Random, folder: Path) -> Any:
     if rng.random() < 0.9:
         document = edited_value(rng, document)
         if rng.random() < 0.9 and "checksum" in document:
-            document["checksum"] = _checksum(document)
+            document["checksum"] = checksum(document)
         text = json.dumps(document)
     else:
         text = edited_text(rng, json.dumps(document, indent=1))

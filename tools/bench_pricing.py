@@ -16,7 +16,7 @@ from rich.table import Table
 
 from planner.cost.estimate import estimate
 from planner.cost.schedule_comparison import compare_schedules
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.job import Job
 from planner.specs.load import load_job
 from planner.specs.uniform import uniform_job

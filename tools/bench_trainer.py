@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 from planner.errors import InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan import Plan
 from planner.search.given import plan_for_layout
 from planner.search.search import search

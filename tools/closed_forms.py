@@ -18,7 +18,7 @@ from planner.cost.flops import end_to_end_days
 from planner.cost.model_states import state_bytes_per_param
 from planner.cost.parameters import num_params
 from planner.cost.schedule import in_flight_microbatches
-from planner.layout import Layout, parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.by_name import load_model
 from planner.specs.load import load_job
 from planner.specs.uniform import uniform_job
@@ -26,6 +26,7 @@ from planner.specs.uniform import uniform_job
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from planner.layout import Layout
     from planner.specs.job import PoolJob
 
 GIB = 2.0**30

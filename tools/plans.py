@@ -2,6 +2,7 @@
 
     python tools/plans.py [TABLE] [--source NAME ...] [--every N]
     python tools/plans.py --ten
+    python tools/plans.py --beaten [--every N]
 
 Each job of the table is planned once, whatever layouts its rows ran. The report has
 
@@ -10,6 +11,9 @@ Each job of the table is planned once, whatever layouts its rows ran. The report
 - the number of plans with idle devices, and the number with more than 8 chunks per stage; for both, also the number of
   plans for which an equally good layout without this feature exists,
 - for rows that the maker of the program or device tuned, the forecast of their layout compared with the plan's.
+
+`--beaten` counts the plans that are slower than a layout of their list, a runner-up or the minimum, and better than it
+in no key.
 """
 
 from __future__ import annotations
@@ -25,15 +29,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from planner.cost.estimate import estimate
+from planner.cost.estimate import estimate, memory_of_stages
 from planner.errors import InputError
 from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
 from planner.plan_parts import WITHIN
+from planner.search import recommendation
 from planner.search.footprint import NothingFits
 from planner.search.near_ties import runner_up
 from planner.search.ranking import keys_of
 from planner.search.search import search
+from planner.search.space.arrays import TIE
 from planner.search.space.constraints import Condition, Constraints
 from planner.show.words import short_layout
 from planner.specs.load import load_job
@@ -44,9 +50,10 @@ if TYPE_CHECKING:
 
     from planner.evidence.rows.jobs import Setup
     from planner.evidence.rows.runs import Run
-    from planner.layout import Degrees
+    from planner.layout import Degrees, Layout
     from planner.numbers import Flag
     from planner.plan import Plan
+    from planner.search.best_first import Assigned, Found
     from planner.specs.job import Job
 
 TABLE: Final = Path(__file__).parents[1] / "tests" / "published" / "measurements.csv"
@@ -169,6 +176,48 @@ def needless(each: Planned) -> tuple[str, ...]:
     return tuple(found)
 
 
+def own_keys(job: Job, layout: Layout) -> tuple[int, ...]:
+    """The keys of the ranking, counted from the layout itself and not by `planner.search.ranking`."""
+    (pool,) = job.cluster.pools
+    stages = [layout.layers_per_stage[stage :: layout.pp] for stage in range(layout.pp)]
+    loops = any(policy.startswith(("full:", "every:")) for policy in layout.recompute)
+    risk = 1 - min(stage.chance_of_fitting for stage in memory_of_stages(job, layout))
+    return (
+        -(-layout.world_size // pool.devices_per_host),
+        sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep)),
+        int(loops or len(set(layout.recompute)) > 1),
+        layout.interleave,
+        0 if job.headroom is not None else (risk > 0.01) + (risk > 0.05),
+        int(len({layers for stage in stages[1:-1] for layers in stage}) > 1),
+    )
+
+
+def beaten_by(job: Job, rows: tuple[tuple[Run, Setup], ...]) -> tuple[Plan | None, list[Layout]]:
+    """The plan of a job, and the layouts of its list, its runners-up and its minimum that beat it in each key."""
+    listed: list[Layout] = []
+    own = recommendation.shortlist
+
+    def shortlist(found: Found, window: recommendation.Window) -> list[Assigned]:
+        result = own(found, window)
+        listed.extend(map(found.layout_of, result))
+        return result
+
+    recommendation.shortlist = shortlist
+    try:
+        each = planned(job, rows, top=10)
+    finally:
+        recommendation.shortlist = own
+    plan = each.plan
+    if plan is None:
+        return None, []
+    listed += [runner.layout for runner in plan.runners_up]
+    listed += [plan.minimum.layout] if plan.minimum else []
+    mine, others = own_keys(job, plan.layout), dict.fromkeys(listed)
+    faster = [each for each in others if estimate(job, each).step_seconds < plan.step_seconds * (1 - TIE)]
+    pairs = ((each, zip(own_keys(job, each), mine, strict=True)) for each in faster)
+    return plan, [each for each, keys in pairs if all(one <= other for one, other in keys)]
+
+
 def costs(found: Sequence[Planned]) -> Table:
     """The cost of the choices compared with the minima, over all jobs with a plan."""
     plans = [each.plan for each in found if each.plan is not None]
@@ -268,12 +317,18 @@ def main() -> None:
     parser.add_argument("--source", action="append", help="rows of this source alone; may be repeated")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th job")
     parser.add_argument("--ten", action="store_true", help="the jobs of docs/how-it-decides.md alone")
+    parser.add_argument("--beaten", action="store_true", help="count plans that are slower and in no key better")
     given = parser.parse_args()
     if given.ten:
         both_answers()
         return
     runs = [run for run in read_runs(given.table) if not given.source or run.source_set in given.source]
     jobs = distinct_jobs(runs)[:: given.every]
+    if given.beaten:
+        answers = [beaten_by(*each) for each in jobs]
+        plans = sum(plan is not None for plan, _ in answers)
+        print(f"{len(jobs):,} jobs, {plans:,} plans, beaten in each key: {sum(bool(by) for _, by in answers):,}")
+        return
     found = []
     for number, (job, rows) in enumerate(jobs, start=1):
         found.append(planned(job, rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from planner.show.columns import Columns
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.screen import clean, indented, section
 from planner.specs.document import Document
+from planner.specs.yaml import shipped_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,17 +35,7 @@ if TYPE_CHECKING:
 
 _SKETCH_STAGES: Final = 4
 _SKETCH_MICROBATCHES: Final = 8
-_TEXTBOOK: Final[dict[Schedule, str]] = {
-    "naive": "p - 1",
-    "gpipe": "(p - 1) / m",
-    "1f1b": "(p - 1) / m",
-    "interleaved": "(p - 1) / (v m)",
-    "zb-h1": "(p - 1) / (3 m)",
-    "zbv": "(p - 1) / (6 m)",
-    "dualpipev": "(p - 1) / (3 m)",
-    "pipedream": "0",
-}
-"""The textbook ratio of bubble to work, for equal stages with three passes of equal length."""
+_TEXTBOOK: Final = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain["textbook"]
 
 
 class ScheduleRow(Document):

@@ -10,9 +10,20 @@ from rich.text import Text
 from planner.cost.run import REFERENCE_TOKENS, devices_in_use, price_of
 from planner.errors import InputError
 from planner.plan import layout_to_dict, length_assumed
-from planner.show.comparison_rows import Measure, Row, marks, price_words, requirements_missed, run_to_dict, table
+from planner.show.comparison_rows import (
+    MEASURES,
+    Measure,
+    Row,
+    marks,
+    price_words,
+    requirements_missed,
+    run_to_dict,
+    table,
+)
 from planner.show.screen import clean, section, stack
 from planner.show.words import cluster_words, length_words, work_words
+from planner.specs.cluster_documents import check_num_choices, cluster_tree, split_size
+from planner.specs.mistakes import Mistakes
 from planner.sums import sum_of
 from planner.units import UNITS, format_bytes, format_count
 
@@ -118,6 +129,27 @@ class SideBySide:
         return run.seconds, float(getattr(run, self.measure) or 0.0)
 
 
+def sized_clusters(
+    clusters: Sequence[str], nodes: int | Sequence[int] | None, gpus: int | None
+) -> list[tuple[str, int | None]]:
+    """Each cluster with each number of hosts that it is compared with; None if the cluster or `gpus` sets its size.
+
+    Raises:
+        InputError: a cluster is unknown or has two sizes, or there are too many choices; all mistakes are listed.
+    """
+    sizes = [nodes] if nodes is None or isinstance(nodes, int) else [*nodes]
+    check_num_choices(len(set(clusters)) * len(sizes))
+    mistakes, given = Mistakes(), {"--nodes": nodes, "--gpus": gpus}
+    sized = [option for option, size in given.items() if size is not None]
+    for name in clusters:
+        mistakes.attempt(cluster_tree, name)
+        if sized and split_size(name)[1]:
+            mistakes.add(f"{sized[0]} and {name} both give the size of the cluster", hint="give one of them")
+    mistakes.raise_if_any()
+    named = map(split_size, dict.fromkeys(clusters))
+    return [(cluster, int(hosts) if hosts else size) for cluster, hosts in named for size in sizes]
+
+
 def side_by_side(
     pairs: Sequence[tuple[str, int | None]],
     plan_on: Callable[[str, int | None], Plan],
@@ -168,11 +200,6 @@ def _measure(choices: Sequence[Choice]) -> Measure:
     return "device_hours"
 
 
-MEASURES: Final[dict[Measure, str]] = {
-    "usd": "cost",
-    "kilowatt_hours": "energy",
-    "device_hours": "device hours",
-}
 NAMES: Final = ("cluster", "devices")
 
 
@@ -257,7 +284,7 @@ def job_words(plan: Plan) -> str:
 def explanation(found: SideBySide) -> str:
     """Explain the marks and columns of the table."""
     of = f"of {'the run' if first_plan(found).training.tokens else 'a billion tokens'}, on the devices in use"
-    words = f"Nothing takes less time and less {MEASURES[found.measure]} than what is marked. Cost and energy {of}"
+    words = f"Nothing takes less time and less {MEASURES[found.measure][0]} than what is marked. Cost and energy {of}"
     price = "" if found.measure == "usd" else "; a cluster without a price: --set cluster.price"
     return f"{words}{price}; devices at rated power. `planner plan MODEL CLUSTER` proves one, with runners-up."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,7 +27,7 @@ from planner.search.space.space import Space
 from planner.specs.job import each_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from planner.cost.run import WholeRun
     from planner.layout import Layout
@@ -135,6 +136,22 @@ class Sweep:
         chances = {"deadline_chance": point.deadline_chance, "budget_chance": point.budget_chance}
         low, high = (*(seconds * end for end in ends), None, None)[:2]
         return found.judged((low, high), self.confidence, **chances)
+
+
+def sweep_of(
+    job: Job, constraints: Constraints, hosts: Sequence[int] | Mapping[str, Sequence[int]], *more: Any, **asked: Any
+) -> Sweep:
+    """`sweep` of a uniform cluster, or `sweep_pools` of a mixed one, whose hosts are named by pool.
+
+    Raises:
+        InputError: as these functions, or a size without hosts.
+    """
+    if any(min(each) < 1 for each in (hosts.values() if isinstance(hosts, Mapping) else [hosts])):
+        raise InputError("a cluster has at least one host", where="--nodes")
+    if isinstance(hosts, Mapping):
+        return sweep_pools(job, constraints, hosts, *more, **asked)
+    (pool,) = job.pools
+    return sweep(pool, constraints, hosts, *more, **asked)
 
 
 def sweep(

@@ -24,7 +24,7 @@ from planner.answers.plan_inputs import constraints_of, job_of
 from planner.cost.segments import with_segment
 from planner.errors import EnvironmentProblem, InputError
 from planner.layout import format_layout, stage_of_chunk
-from planner.plan import layout_from_dict
+from planner.plan_file import layout_from_dict
 from planner.search.given import plan_for_layout, plan_for_text
 from planner.search.near_ties import slower_by
 from planner.search.space.constraints import Constraints

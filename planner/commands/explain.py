@@ -28,11 +28,17 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from planner.answers.report import Explanation
-    from planner.api import Nodes, Plan, Workload
+    from planner.asked import Nodes, Workload
+    from planner.plan import Plan
 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 _QUESTIONS: Final = ("why_not", "what_if", "schedules", "collectives", "batch", "scaling")
 _OF_FILE: Final = ("model", "define", "args", "ignore")
+_ONLY_HERE: Final = re.compile(
+    r" --(all|schedules|collectives|batch|ranks|(section|why-not|what-if|scaling|html|trace)([ =](?!--)('[^']*'|\S+))?)"
+    r"(?=\s|$)"
+)
+"""Options that `planner plan` does not take, with their values, in a command as the shell has it."""
 _HINT: Final = "see `planner explain --help`"
 
 
@@ -145,8 +151,7 @@ def _search(command_line: str, plan: Plan, console: Console) -> Group:
 
     with console.progress("searching") as progress:
         fastest = fastest_seconds(plan, progress)
-    asked = re.sub(r" --(all|section[ =]\S+)(?=\s|$)", "", command_line)
-    text = shlex.join(["planner", "plan", *shlex.split(asked)[2:]])
+    text = shlex.join(["planner", "plan", *shlex.split(_ONLY_HERE.sub("", command_line))[2:]])
     words = "no layout that fits is faster than this one"
     if fastest is not None:
         words = f"the fastest layout is {slower_by(fastest / plan.step_seconds - 1)} than this one"

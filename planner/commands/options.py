@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from dataclasses import Field
 
-    from planner.api import Nodes, Sizes
+    from planner.asked import Nodes, Sizes
 
 
 def read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from planner.api import Plan, Shortfall, Sizes
+    from planner.answers.shortfall import Shortfall
+    from planner.asked import Sizes
+    from planner.plan import Plan
     from planner.specs.cluster import ClusterSpec
 
 

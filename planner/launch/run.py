@@ -21,7 +21,8 @@ from planner.launch.hosts import find_host
 from planner.launch.others import launch_other
 from planner.launch.preflight import check
 from planner.launch.supervise import follow, lead
-from planner.plan import folder_for, saved_documents, write_plan
+from planner.plan import folder_for, write_plan
+from planner.plan_file import saved_documents
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
 from planner.verdict import check_fits

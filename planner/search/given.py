@@ -15,7 +15,8 @@ from planner.cost.flops import flops_convention
 from planner.cost.recompute import absent_modules
 from planner.cost.segments import with_segment
 from planner.errors import InputError, Mistake
-from planner.layout import V_SHAPED, Assumed, offloads_activations, parse_assignments, parse_layout
+from planner.layout import V_SHAPED, Assumed, offloads_activations
+from planner.layout_text import parse_assignments, parse_layout
 from planner.made_by import made_by, with_corrections_of_any_engine
 from planner.plan import Plan, length_assumed
 from planner.plan_parts import EngineLabel, SearchOptions

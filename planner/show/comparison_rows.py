@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 Measure = Literal["usd", "kilowatt_hours", "device_hours"]
 
-LEAST: Final[dict[Measure, str]] = {
-    "usd": "cheapest",
-    "kilowatt_hours": "least energy",
-    "device_hours": "fewest device hours",
+MEASURES: Final[dict[Measure, tuple[str, str, str]]] = {
+    "usd": ("cost", "cheapest", "USD"),
+    "kilowatt_hours": ("energy", "least energy", "kWh"),
+    "device_hours": ("device hours", "fewest device hours", "h"),
 }
+"""For each measure: its name, what the least is called, and its unit."""
 _WITHIN: Final[dict[Requirement, str]] = {"deadline": "in time", "budget": "within the budget"}
 
 
@@ -114,7 +115,7 @@ def marks(rows: Sequence[Row], measure: Measure, *objectives: ObjectiveName) -> 
         assert run is not None, "a row without a run is no best one"
         num_devices = run.device_hours / run.seconds
         more = {"gpus": {"fewest devices": num_devices}, "memory": {"least memory": row.peak_bytes}}
-        by = {"fastest": run.seconds, LEAST[measure]: float(getattr(run, measure) or 0.0)}
+        by = {"fastest": run.seconds, MEASURES[measure][1]: float(getattr(run, measure) or 0.0)}
         return by | {label: value for name in objectives for label, value in more.get(name, {}).items()}
 
     found: dict[int, list[str]] = {}

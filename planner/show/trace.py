@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from planner.cost.ledger import LineName
 from planner.errors import InputError
 from planner.layout import format_layout, stage_of_chunk
 from planner.show.words import line_label
+from planner.specs.yaml import shipped_yaml
 from planner.sums import sum_of
 from planner.units import UNITS
 
@@ -36,30 +38,11 @@ if TYPE_CHECKING:
 _MOST_EVENTS: Final = 4_000_000
 """Largest number of events, about 800 MB of text, that Perfetto's user interface can load in a browser."""
 _TICKS_PER_MICROSECOND: Final = 1000
-_CATEGORIES: Final = {
-    **dict.fromkeys((LineName.COMPUTE, LineName.HEAD, LineName.UNGRADED, LineName.ACCUMULATION), "compute"),
-    LineName.RECOMPUTE: "recompute",
-    LineName.PP_COMM: "send",
-    LineName.BUBBLE: "bubble",
-    LineName.OPTIMIZER: "optimizer",
-    LineName.HOST_COMM: "host",
-}
+_SAID: Final[Any] = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
+_CATEGORIES: Final = {LineName(line): name for name, lines in _SAID["categories"].items() for line in lines}
 _PASSES, _SENDS, _ONCE, _EXCHANGES = 1, 2, 6, 7
-_THREADS: Final = {
-    _PASSES: "passes",
-    _SENDS: "sends behind work",
-    3: "tp comm behind work",
-    4: "cp comm behind attention",
-    5: "dp comm behind work",
-    _EXCHANGES: "exchanges behind the other pass of a pair",
-    _ONCE: "dp comm behind work, once a step",
-}
+_THREADS: Final = dict(enumerate(_SAID["threads"], 1))
 _HIDDEN_EACH: Final = {LineName.TP_COMM: 3, LineName.CP_COMM: 4, LineName.DP_COMM: 5}
-_NOTE: Final = (
-    "The ledger's lines add up to estimate_step_seconds. The stages are executed pass by pass, as unequal as they "
-    "are, and end at executed_step_seconds. The two are equal for equal stages; the closed form of the bubble can "
-    "miss unequal ones."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +74,7 @@ def trace_text(plan: Plan, *, ranks: bool = False) -> Iterator[str]:
         "estimate_step_seconds": plan.step_seconds,
         "executed_step_seconds": step.step_seconds,
         "executed_pipeline_seconds": step.pipeline_seconds,
-        "note": _NOTE,
+        "note": _SAID["note"],
     }
     yield f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)},\n"traceEvents": [\n'
     comma = ""

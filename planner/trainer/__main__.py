@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
-from planner.plan import plan_from_file, plan_to_dict
+from planner.plan import plan_to_dict
+from planner.plan_file import plan_from_file
 from planner.trainer.network import VARIABLE, choose_interface
 from planner.trainer.obstacles import check_plan
 from planner.trainer.options import corpus_of, parse_options, run_options

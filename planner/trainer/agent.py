@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from planner.errors import ExitCode, PlannerError
-from planner.plan import plan_from_file
+from planner.plan_file import plan_from_file
 from planner.trainer.options import corpus_of, parse_options
 from planner.trainer.parent import die_with_parent
 from planner.trainer.verdict import write_status

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.cost.ledger import LineName
 from planner.errors import ExitCode, PlannerError
-from planner.plan import plan_from_file
+from planner.plan_file import plan_from_file
 from planner.trainer import parallelize
 from planner.trainer.expert_parallel import _AllToAll, _Exchange
 from planner.trainer.feed_forward import Experts

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan import Plan
 from planner.search.given import plan_for_layout
 from planner.specs.load import load_job

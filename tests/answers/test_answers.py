@@ -27,7 +27,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.schedule_comparison import SCHEDULES
 from planner.errors import EnvironmentProblem, InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan import Plan, plan_to_json
 from planner.plan_parts import CONFIDENCE, WITHIN, ObjectiveName
 from planner.search.footprint import NothingFits

@@ -8,7 +8,7 @@ import pytest
 
 from planner.answers.layout_remedies import layout_remedies
 from planner.cost.estimate import estimate
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.by_name import load_engine
 from planner.specs.change import change_job

@@ -9,7 +9,7 @@ import pytest
 
 from planner.answers.remedies import each_lifted, lifted_pins, remedies
 from planner.cost.estimate import estimate
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.least_memory import least_peak, within_share
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints

@@ -21,8 +21,10 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.schedule_comparison import SCHEDULES, with_schedule
 from planner.errors import InputError
-from planner.layout import Layout, parse_layout
-from planner.plan import plan_from_json, plan_to_json
+from planner.layout import Layout
+from planner.layout_text import parse_layout
+from planner.plan import plan_to_json
+from planner.plan_file import plan_from_json
 from planner.search.given import plan_for_layout
 from planner.search.space.rules import broken_rules
 from planner.show.explain import explanation

@@ -17,7 +17,7 @@ from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.cost.stage import stages_of
 from planner.cost.transients import transient_bytes
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.search.space.rules import broken_rules

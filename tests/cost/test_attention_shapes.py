@@ -12,7 +12,7 @@ from planner.cost.operators import layer_of
 from planner.cost.optimizers import layer_matrices
 from planner.cost.parameters import layer_params, layer_params_on_device
 from planner.cost.transfers import context_bytes
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

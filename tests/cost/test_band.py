@@ -20,7 +20,7 @@ from planner.cost.band import (
     time_distribution,
     unseen_of,
 )
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.calibration import CalibrationEntry, Evidence, Spread
 from planner.specs.job import each_pool
 

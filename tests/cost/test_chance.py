@@ -12,7 +12,7 @@ from planner.cost.chance import chance_of_fitting, largest_peak_bytes, spread_fo
 from planner.cost.estimate import memory_of_stages
 from planner.cost.ledger import verdict_of
 from planner.cost.memory_band import MemoryDistribution
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.calibration import MemorySpread, Spread
 
 _SPREAD = MemoryDistribution(location=-0.03, scale=0.08)

@@ -15,7 +15,7 @@ from planner.cost.ledger import LineName
 from planner.cost.prices import chunk_parts, stage_prices
 from planner.cost.schedule_comparison import SCHEDULES, compare_schedules, with_schedule
 from planner.cost.stage import stages_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 
 
 def line(priced, name):

@@ -12,7 +12,7 @@ from planner.cost.memory import memory_lines
 from planner.cost.prices import stage_prices
 from planner.cost.stage import held_params, stages_of
 from planner.cost.transfers import state_transfers
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.calibration import UNCALIBRATED
 
 QUIET = tuple(f"{link}.{delay}=0 us" for link in ("nvlink", "infiniband") for delay in ("latency", "startup"))

@@ -14,7 +14,7 @@ from planner.cost.layers import _light_operators, layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import tensor_transfers
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
 

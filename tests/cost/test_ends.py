@@ -15,7 +15,7 @@ from planner.cost.prices import chunk_parts, layout_prices, stage_parts
 from planner.cost.schedule import chunk_terms, interleaved_bubble_seconds
 from planner.cost.simulate import simulate
 from planner.cost.stage import held_params, stages_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 
 PLACES = [
     "layers_per_stage=4/4/4/3",

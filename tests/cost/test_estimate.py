@@ -17,7 +17,7 @@ from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.cost.prices import stage_bytes, stage_parts, stage_prices
 from planner.cost.stage import Stage, held_params, stages_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.configurations import DegreeArrays
 from planner.specs.calibration import UNCALIBRATED
 

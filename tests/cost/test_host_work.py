@@ -15,7 +15,7 @@ from planner.cost.ledger import LineName
 from planner.cost.prices import hidden_expert_seconds
 from planner.cost.stage import stages_of
 from planner.cost.transfers import transfers
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_job
 

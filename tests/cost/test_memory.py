@@ -17,7 +17,7 @@ from planner.cost.memory import host_lines, memory_lines
 from planner.cost.model_states import state_bytes_per_param, whole_gradients
 from planner.cost.stage import Stage, expert_padding, expert_shard_divisor
 from planner.cost.transients import layer_backward_bytes
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 
 GIB = 2**30
 OLD_GPT = ("training.attention=unfused", "training.dropout=0.1")

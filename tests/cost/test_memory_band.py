@@ -8,7 +8,7 @@ import pytest
 
 from planner.answers.peak import memory_band_of
 from planner.cost.memory_band import MemoryDistribution, memory_distribution
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.specs.calibration import MemorySpread, Spread
 

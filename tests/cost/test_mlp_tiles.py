@@ -7,7 +7,7 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.cost.flops import chunk_flops
 from planner.cost.ledger import LineName
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 
 LAYERS, HIDDEN, WIDTH, TOKENS = 32, 4096, 14_336, 32_768  # Llama-3-8B

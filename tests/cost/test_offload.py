@@ -16,7 +16,7 @@ from planner.cost.offload import host_update_seconds
 from planner.cost.parameters import num_params
 from planner.cost.prices import stage_fits
 from planner.cost.stage import stages_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
 

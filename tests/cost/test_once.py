@@ -13,7 +13,7 @@ from project_tools import load_tool
 
 import planner.cost
 from planner.cost.estimate import estimate
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.once import once
 
 bench = load_tool("bench_pricing")

@@ -19,7 +19,7 @@ from planner.cost.operators import layer_of
 from planner.cost.optimizers import layer_matrices
 from planner.cost.parameters import layer_matmul_params, layer_params, layer_params_on_device
 from planner.cost.transfers import expert_transfers
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.by_name import load_model
 from planner.specs.huggingface import config_from_text
 from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec, SparseAttention

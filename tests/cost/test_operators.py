@@ -9,7 +9,7 @@ from counting_device import FREE, counting
 
 from planner.cost.compute import head_seconds, linear_seconds, matmul_seconds
 from planner.cost.layers import layer_seconds
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.calibration import UNCALIBRATED
 
 LENGTH = 8192

@@ -12,7 +12,7 @@ from planner.cost.model_states import state_bytes_per_param
 from planner.cost.optimizers import layer_matrices, newton_schulz_seconds, optimizer_seconds
 from planner.cost.parameters import layer_params, num_params
 from planner.cost.stage import stages_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.recipe import NAMED_RECIPES
 

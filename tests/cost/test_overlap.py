@@ -12,7 +12,7 @@ from planner.cost.estimate import estimate, timeline
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.stage import stages_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.load import load_job

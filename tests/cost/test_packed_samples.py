@@ -8,7 +8,7 @@ import pytest
 
 from planner.cost.flops import attention_flops_per_token, model_flops_per_step
 from planner.cost.layers import layer_seconds
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 
 LENGTH = 16_384
 

@@ -21,7 +21,7 @@ from planner.cost.parameters import (
 )
 from planner.cost.stage import held_params, stages_of
 from planner.cost.transfers import expert_transfers
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.by_name import load_model
 from planner.specs.model import ModelSpec
 

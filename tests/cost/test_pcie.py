@@ -16,7 +16,7 @@ from planner.cost.collectives import (
     ring_exchange_seconds,
 )
 from planner.cost.estimate import estimate
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_job
 

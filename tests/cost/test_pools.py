@@ -13,7 +13,7 @@ from planner.cost.estimate import estimate, timeline
 from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import chunk_parts, layout_prices, stage_prices
 from planner.cost.stage import stages_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster import MixedClusterSpec

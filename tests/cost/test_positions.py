@@ -23,7 +23,8 @@ from planner.cost.stage import (
     stages_of,
     timed_kinds,
 )
-from planner.layout import Layout, even_stages, of_chunks, parse_layout, stage_of_chunk
+from planner.layout import Layout, even_stages, of_chunks, stage_of_chunk
+from planner.layout_text import parse_layout
 from planner.specs.model import MixtureOfExperts
 
 SCHEDULES = ("1f1b", "interleaved", "zbv")

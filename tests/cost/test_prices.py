@@ -13,7 +13,8 @@ from planner.cost.ledger import LineName
 from planner.cost.prices import chunk_parts, interleaving_terms, stage_prices
 from planner.cost.schedule import interleaved_bubble_seconds
 from planner.cost.stage import chunks_of, stages_of
-from planner.layout import head_stage, parse_layout
+from planner.layout import head_stage
+from planner.layout_text import parse_layout
 
 MODELS = ("llama3-8b", "gpt2-xl", "deepseek-v3")
 PASSES = ("forward", "backward_input", "backward_weight")

@@ -17,8 +17,10 @@ from planner.cost.recompute import idle_modules
 from planner.cost.stage import Stage, chunks_of, stages_of
 from planner.cost.transfers import transfers
 from planner.cost.transients import recompute_bytes
-from planner.layout import Layout, format_layout, parse_layout
-from planner.plan import layout_from_dict, layout_to_dict
+from planner.layout import Layout, format_layout
+from planner.layout_text import parse_layout
+from planner.plan import layout_to_dict
+from planner.plan_file import layout_from_dict
 from planner.search.space.rules import broken_rules
 from planner.specs.recompute import MODULES, policy_code, policy_name
 

@@ -11,7 +11,8 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.segments import has_choice, is_possible, num_domains, segments_of, with_segment
 from planner.errors import InputError
-from planner.layout import format_layout, parse_layout
+from planner.layout import format_layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.load import load_job

@@ -29,7 +29,7 @@ from planner.cost.stage import Stage, pool_indices, stages_of
 from planner.cost.traffic import priced
 from planner.cost.transfers import context_transfers, transfers
 from planner.cost.transients import layer_backward_bytes
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.by_name import engine_names, priced_engine_names
 from planner.specs.calibration import UNCALIBRATED
 from planner.specs.job import each_pool

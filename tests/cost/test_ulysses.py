@@ -13,7 +13,7 @@ from planner.cost.estimate import estimate
 from planner.cost.ledger import LineName
 from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import context_bytes, context_transfers
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
 

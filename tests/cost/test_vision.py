@@ -15,7 +15,7 @@ from planner.cost.prices import chunk_parts, stage_parts
 from planner.cost.stage import stages_of
 from planner.cost.vision import tower_bytes_at_peak, tower_seconds
 from planner.errors import InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.load import load_job
 from planner.specs.model import ModelSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 

@@ -24,7 +24,7 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.starters import STARTERS, torchrun
 from planner.emit.target import How, Setting, values_of
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments
 from planner.search.given import plan_for_layout

@@ -21,7 +21,7 @@ from planner.emit.read.all import READERS
 from planner.emit.read.front import read_foreign
 from planner.emit.target import How, facts_of, field_of
 from planner.errors import InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.specs.by_name import load_model, model_names, model_source
 from planner.specs.load import load_job

@@ -15,7 +15,7 @@ from planner.emit.bundle import bundle_of
 from planner.emit.read.front import read_foreign
 from planner.emit.target import How
 from planner.errors import ExitCode, InputError
-from planner.plan import plan_from_file
+from planner.plan_file import plan_from_file
 
 FACTORY = """
 model_name_or_path: Qwen/Qwen2.5-7B

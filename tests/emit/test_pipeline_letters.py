@@ -11,7 +11,7 @@ from planner.emit.bundle import bundle_of
 from planner.emit.read.all import READERS
 from planner.emit.target import How, facts_of
 from planner.errors import InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan_parts import WITHIN
 from planner.search.footprint import NothingFits
 from planner.search.given import given_layout, plan_for_layout

@@ -15,7 +15,7 @@ from planner.emit.bundle import bundle_of, write_bundle
 from planner.emit.programs import PROGRAMS
 from planner.emit.starters import STARTERS
 from planner.emit.target import How
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.run_arguments import RunArguments
 from planner.search.given import plan_for_layout
 from planner.specs.load import load_job

@@ -19,7 +19,7 @@ from planner.emit.read import MODEL
 from planner.emit.read.torchtitan import READER
 from planner.emit.target import How, facts_of
 from planner.errors import InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.run_arguments import RunArguments
 from planner.specs.by_name import load_model
 from planner.specs.model import ModelSpec

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 import planner
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from workers import reference
 
 from planner.cost.ledger import LineName
-from planner.plan import plan_from_file
+from planner.plan_file import plan_from_file
 from planner.trainer.__main__ import main
 from planner.trainer.feed_forward import FeedForward, MixtureOfExperts
 from planner.trainer.measure import MemoryMeter

@@ -14,7 +14,7 @@ import pytest
 from enumeration import long_forms
 
 from planner.cli import main
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search import best_first, bound_check, layout_check, near
 from planner.search.bounds import of_layers, of_memory, of_pools
 from planner.search.near import Bounded, Near

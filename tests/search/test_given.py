@@ -6,8 +6,10 @@ import pytest
 
 from planner.api import estimate_layout
 from planner.errors import InputError
-from planner.layout import Assumed, parse_layout
-from planner.plan import Plan, plan_from_json
+from planner.layout import Assumed
+from planner.layout_text import parse_layout
+from planner.plan import Plan
+from planner.plan_file import plan_from_json
 from planner.search.given import RULES, split_with_ends
 from planner.show.words import short_layout
 

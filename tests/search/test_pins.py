@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.api import _plannable
+from planner.asked import plannable
 from planner.errors import InputError
 from planner.layout import divisors
 from planner.search.footprint import NothingFits
@@ -71,7 +71,7 @@ def drawn_job(pick, models):
         model=model, cluster=cluster, engine=pick.choice(engine_names()), gpus=pick.choice([most // 2, most]),
         sequence_length=pick.choice([512, 2048]), global_batch_size=pick.choice([8, 16, 24, 64]), settings=settings,
     )  # fmt: skip
-    return job, _plannable(job, Constraints())
+    return job, plannable(job, Constraints())
 
 
 def drawn_pin(pick, job):

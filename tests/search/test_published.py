@@ -12,7 +12,7 @@ from planner.answers.layout_remedies import layout_remedies
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.evidence.rows.jobs import job_of
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_text
 from planner.search.search import NothingFits, search
 from planner.search.space.constraints import Constraints

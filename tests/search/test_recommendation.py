@@ -16,7 +16,7 @@ from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan_parts import Keys
 from planner.search import recommendation
 from planner.search.footprint import NothingFits

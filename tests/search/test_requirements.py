@@ -16,7 +16,7 @@ from planner.answers.deadline import is_kept
 from planner.cli import main
 from planner.cost.run import WholeRun
 from planner.errors import InputError
-from planner.plan import plan_from_json
+from planner.plan_file import plan_from_json
 from planner.search.objectives import objective_of
 from planner.search.search import search
 from planner.show.comparison_rows import Row, marks

@@ -9,7 +9,8 @@ import pytest
 
 from planner.api import estimate_layout
 from planner.errors import InputError
-from planner.plan import layout_from_dict, layout_to_dict, plan_from_json
+from planner.plan import layout_to_dict
+from planner.plan_file import layout_from_dict, plan_from_json
 from planner.search.given import plan_for_layout
 from planner.search.reporter import Reporter
 from planner.search.search import search

@@ -10,7 +10,7 @@ import pytest
 
 from planner.api import plan_job
 from planner.cost.band import axes_of
-from planner.plan import plan_from_json
+from planner.plan_file import plan_from_json
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.search.space.space import Space

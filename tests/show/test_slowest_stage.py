@@ -12,7 +12,7 @@ from planner.answers.plan_inputs import job_of
 from planner.answers.report import explain
 from planner.cli import main
 from planner.cost.estimate import timeline
-from planner.plan import plan_from_json
+from planner.plan_file import plan_from_json
 from planner.show.explain import explanation
 from planner.show.screen import Screen, to_text
 

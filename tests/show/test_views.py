@@ -23,7 +23,8 @@ from planner.answers.why_not import WhyNot
 from planner.cost.band import Band
 from planner.cost.ledger import LineName, total_exposed_seconds
 from planner.evidence.compare.measured import Deviation
-from planner.layout import Layout, parse_layout
+from planner.layout import Layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.search.least_memory import LeastPeak
 from planner.search.space.constraints import Constraints

@@ -15,7 +15,7 @@ from planner.api import estimate_file, plan_file
 from planner.cli import main
 from planner.errors import InputError
 from planner.layout import Assumed, Layout
-from planner.plan import plan_from_json
+from planner.plan_file import plan_from_json
 from planner.show.screen import Screen, to_text
 from planner.show.summary import summary
 from planner.show.words import layout_words
@@ -160,6 +160,19 @@ def test_the_files_own_layout_stands_beside_the_best(tmp_path, capsys) -> None:
     assert re.search(rf"your file tp=8\S* .*{share:.0%} slower", text)
     text = said(capsys, "explain", "--from", str(tmp_path / "train.sh"), "dgx-h100")
     assert "planner plan --from" in " ".join(text.partition("\nNext")[2].split())
+
+
+@pytest.mark.parametrize("asked", [["--what-if"], ["--what-if", "nvlink.bandwidth=x2", "--why-not=tp=4", "--batch"]])
+def test_the_command_that_plans_a_files_job_is_one_that_plan_takes(tmp_path, monkeypatch, capsys, asked) -> None:
+    from planner.commands.plan import command
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    monkeypatch.setattr("planner.answers.what_if.fastest_seconds", lambda plan, _: plan.step_seconds / 2)
+    text = said(capsys, "explain", "--from", "train.sh", "dgx-h100", "--section", "others", *asked)
+    printed = next(line for line in text.partition("\nNext")[2].splitlines() if "planner plan" in line)
+    assert printed.split() == ["planner", "plan", "--from", "train.sh", "dgx-h100"]
+    command.make_context("plan", printed.split()[2:], obj="")  # click refuses an option that plan does not have
 
 
 def test_a_script_after_why_not_is_told_where_it_goes(tmp_path, capsys) -> None:

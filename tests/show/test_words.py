@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.layout import Layout, balanced_chunks, parse_layout
+from planner.layout import Layout, balanced_chunks
+from planner.layout_text import parse_layout
 from planner.plan import Minimum
 from planner.plan_parts import Keys, MadeBy, Recommendation
 from planner.search.space.constraints import Constraints

@@ -10,7 +10,7 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.errors import InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.cluster import DeviceSpec
 from planner.specs.engine import EngineSpec
 from planner.specs.load import load_job

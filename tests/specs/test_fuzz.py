@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.space.constraints import Constraints
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.document import Document

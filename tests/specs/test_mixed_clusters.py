@@ -10,8 +10,10 @@ import pytest
 from planner.answers.plan_inputs import job_of
 from planner.cli import main
 from planner.errors import InputError
-from planner.layout import format_layout, parse_layout
-from planner.plan import plan_from_json, plan_to_dict, plan_to_json
+from planner.layout import format_layout
+from planner.layout_text import parse_layout
+from planner.plan import plan_to_dict, plan_to_json
+from planner.plan_file import plan_from_json
 from planner.search.given import plan_for_layout
 from planner.specs.change import change_job
 from planner.specs.cluster_documents import load_cluster

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan import Plan, plan_to_dict
 from planner.plan_parts import MadeBy, SearchOptions
 from planner.specs.by_name import load_engine

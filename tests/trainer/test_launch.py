@@ -24,7 +24,7 @@ from planner.emit.programs.torch import Host, torchrun_command, torchrun_command
 from planner.errors import EnvironmentProblem, ExitCode, InputError, NothingFitsError
 from planner.launch import launch, supervise
 from planner.launch.attempts import SECONDS_TO_MEET, Attempt
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan import write_plan
 from planner.reading import read_plan
 from planner.run_arguments import RunArguments

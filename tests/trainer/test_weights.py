@@ -16,7 +16,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 # ruff: noqa: E402 # what follows imports torch
 
 from planner.errors import ExitCode, InputError
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.specs.by_name import load_model
 from planner.trainer.hugging_face import model_type_of
 from planner.trainer.weights import _check_config

@@ -29,7 +29,8 @@ from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
 from torch.distributed.fsdp import FSDPModule
 
 from planner.cost.ledger import LineName
-from planner.plan import Plan, plan_from_json
+from planner.plan import Plan
+from planner.plan_file import plan_from_json
 from planner.trainer import checkpoint
 from planner.trainer import train as train_loop
 from planner.trainer.attention import Attention

@@ -30,7 +30,8 @@ from planner.emit.target import (
     whole,
 )
 from planner.errors import InputError
-from planner.layout import offload_of, offloads_activations, offloads_optimizer
+from planner.layout import offloads_activations, offloads_optimizer
+from planner.layout_text import offload_of
 from planner.specs.pipeline_letters import LETTERS_KEY, letters_of
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.recompute import canonical, policy_fault

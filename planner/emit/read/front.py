@@ -568,7 +568,7 @@ def with_layout(foreign: Foreign, text: str) -> Foreign:
     Raises:
         InputError: neither says any degree, because all are those of a recipe.
     """
-    from planner.layout import parse_assignments
+    from planner.layout_text import parse_assignments
 
     given = parse_assignments(text, "--layout")
     settled = {f"--layout {key}=..." for key in given}

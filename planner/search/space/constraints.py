@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.errors import InputError, Mistake
-from planner.layout import check_value, parse_assignments
+from planner.layout_text import check_value, parse_assignments
 from planner.specs.text import quoted
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.answers.waterfall import placed_parts
+from planner.show.comparison_rows import MEASURES
 from planner.show.figures import bytes_scale, seconds_scale
 from planner.show.words import fold_runs, line_label, percent, short_layout, stage_range
 from planner.units import UNITS, format_bytes, format_count, format_seconds, format_usd
@@ -206,7 +207,7 @@ def choices_chart(found: SideBySide) -> dict[str, Any]:
     most = [training.budget] if training.budget and found.measure == "usd" else []
     x = _around([row[2] * share for row, share in shares], start=_LEFT, end=_WIDTH - _RIGHT, near=longest)
     y = _around([row[3] * share for row, share in shares], start=_HEIGHT - _BOTTOM, end=_TOP, near=most)
-    unit = {"usd": "USD", "kilowatt_hours": "kWh", "device_hours": "h"}[found.measure]
+    unit = MEASURES[found.measure][2]
     shown = next((UNITS["seconds"][name] for name in ("d", "h") if x.high >= 2 * UNITS["seconds"][name]), 1.0)
     upright = {"y1": _FRAME["top"], "y2": _FRAME["bottom"]}
     level = {"x1": _FRAME["left"], "x2": _FRAME["right"]}

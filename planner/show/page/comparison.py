@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from planner.answers.side_by_side import (
-    MEASURES,
     SideBySide,
     best_at,
     explanation,
@@ -14,7 +13,7 @@ from planner.answers.side_by_side import (
     price_notes,
     rows_of,
 )
-from planner.show.comparison_rows import Row, all_figures, requirements_missed
+from planner.show.comparison_rows import MEASURES, Row, all_figures, requirements_missed
 from planner.show.page.charts import choices_chart
 from planner.show.page.render import template
 from planner.show.words import short_layout
@@ -31,7 +30,7 @@ def comparison_page(found: SideBySide) -> str:
         model=plan.model.name,
         job=job_words(plan),
         headings=headings,
-        measure=MEASURES[found.measure],
+        measure=MEASURES[found.measure][0],
         explanation=" ".join([*requirements_missed(rows), explanation(found)]),
         prices=price_notes(found),
         chart=choices_chart(found),

@@ -22,7 +22,7 @@ from planner.cli import main
 from planner.commands.explain import _page
 from planner.cost.estimate import timeline
 from planner.cost.schedule_comparison import with_schedule
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.plan import plan_to_json
 from planner.search.given import plan_for_layout
 from planner.show.explain import answers

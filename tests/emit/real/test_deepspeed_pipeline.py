@@ -16,7 +16,7 @@ from planner.emit.bundle import write_bundle
 from planner.emit.programs.hugging_face import FLASH
 from planner.emit.programs.hugging_face_model import LAYERS
 from planner.emit.target import How
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
 

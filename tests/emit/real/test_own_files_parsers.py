@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_own_files import FACTORY, FILES, NAMES, planned
 
 from planner.cli import main
-from planner.plan import plan_from_file
+from planner.plan_file import plan_from_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent

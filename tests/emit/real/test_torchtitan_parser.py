@@ -22,7 +22,7 @@ from planner.cost.parameters import num_params
 from planner.emit.bundle import write_bundle
 from planner.emit.programs.hugging_face import flat
 from planner.emit.target import How
-from planner.layout import parse_layout
+from planner.layout_text import parse_layout
 from planner.run_arguments import RunArguments
 from planner.search.given import plan_for_layout
 from planner.specs.load import load_job
