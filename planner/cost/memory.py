@@ -117,7 +117,8 @@ def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine,
     if offloads_optimizer(layout):
         held, source = host_state_bytes(job, layout, stage), "Ren et al., ZeRO-Offload (2021), section 3"
         lines.append((LineName.OPTIMIZER_STATE, held, f"{_SHARD} (fp32 gradients + master weights + moments)", source))
-    if offloads_params(layout) or (job.training.lora_rank and gathers_from_host(job, layout)):
+    others = job.training.lora_rank or job.training.reference_at == "resident"  # beside the states of trained weights
+    if offloads_params(layout) or (others and gathers_from_host(job, layout)):
         held, source = host_param_bytes(job, layout, stage), "DeepSpeed, runtime/zero/offload_config.py (offload_param)"
         lines.append((LineName.PARAMS, held, f"{_SHARD} weight bytes", source))
     if offloads_activations(layout):

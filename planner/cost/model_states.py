@@ -151,16 +151,17 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
 def reference_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the weights of a reference model on one device of a stage.
 
-    ZeRO-3 shards the weights like those of the trained model. In ZeRO-2 of engines whose gathered weights are copies,
+    ZeRO-3 shards the weights like those of the trained model, and keeps the shards where those are. In ZeRO-2 of engines whose gathered weights are copies,
     no backward pass follows that would free the copies. All other ranks hold the weights whole.
 
-    Source: TRL f2cd5771, models/utils.py (prepare_deepspeed: ZeRO-3 or none; prepare_fsdp); engine profile,
-    reference_bytes.
+    Source: TRL f2cd5771, models/utils.py (prepare_deepspeed: ZeRO-3 with the policy's offload_param, or none;
+    prepare_fsdp: the policy's offload_policy); engine profile, reference_bytes.
     """
     held, each = held_params(job, layout, stage), job.engine.memory.reference_bytes
-    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
-    copies = np.equal(layout.zero, 2) & (not job.state_bytes.sharded_weights)
-    own = np.where(np.greater_equal(layout.zero, 3) | copies, each * shards, each * held.total)
+    shard, zero = each * shard_of(job, layout, held), layout.zero
+    copies = np.equal(zero, 2) & (not job.state_bytes.sharded_weights)
+    at_home = shard * (not gathers_from_host(job, layout))
+    own = np.where(np.greater_equal(zero, 3), at_home, np.where(copies, shard, each * held.total))
     return own + copies * job.state_bytes.weights * held.total
 
 
@@ -201,10 +202,14 @@ def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Trained weights are among the states that the host updates, if the engine gathers these.
 
-    Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision).
+    Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision); `reference_bytes`.
     """
     trained = shard_of(job, layout, trained_params(job, layout, stage))
-    return job.state_bytes.weights * offloads_params(layout) * trained + host_frozen_bytes(job, layout, stage)
+    own = job.state_bytes.weights * offloads_params(layout) * trained + host_frozen_bytes(job, layout, stage)
+    if job.training.reference_at != "resident":
+        return own
+    reference = job.engine.memory.reference_bytes * shard_of(job, layout, held_params(job, layout, stage))
+    return own + np.greater_equal(layout.zero, 3) * reference
 
 
 def host_frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
