@@ -151,8 +151,9 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
 def reference_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the weights of a reference model on one device of a stage.
 
-    ZeRO-3 shards the weights like those of the trained model, and keeps the shards where those are. In ZeRO-2 of engines whose gathered weights are copies,
-    no backward pass follows that would free the copies. All other ranks hold the weights whole.
+    ZeRO-3 shards the weights like those of the trained model, and keeps the shards where those are. In ZeRO-2 of
+    engines whose gathered weights are copies, no backward pass follows that would free the copies. All other ranks hold
+    the weights whole.
 
     Source: TRL f2cd5771, models/utils.py (prepare_deepspeed: ZeRO-3 with the policy's offload_param, or none;
     prepare_fsdp: the policy's offload_policy); engine profile, reference_bytes.
@@ -202,7 +203,8 @@ def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Trained weights are among the states that the host updates, if the engine gathers these.
 
-    Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision); `reference_bytes`.
+    Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision); as
+    `reference_bytes`.
     """
     trained = shard_of(job, layout, trained_params(job, layout, stage))
     own = job.state_bytes.weights * offloads_params(layout) * trained + host_frozen_bytes(job, layout, stage)

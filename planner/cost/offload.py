@@ -51,10 +51,10 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
     """Seconds of copies between a device and its host, and the part that is exposed in the step.
 
     Activations are copied to the host in the forward pass and back in the backward pass. Gradients of the shard are
-    copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or for each
-    all-gather if the host also holds the weight shards, those of frozen weights included; forward passes
-    without gradients, of the policy or a reference, gather again. If copies overlap with computing, only the part that takes longer than the stage's
-    layers is exposed.
+    copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or for each all-
+    gather if the host also holds the weight shards, those of frozen weights included; forward passes without gradients,
+    of the policy or a reference, gather again. If copies overlap with computing, only the part that takes longer than
+    the stage's layers is exposed.
 
     Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (CPUOffloadPolicy).

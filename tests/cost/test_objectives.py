@@ -228,9 +228,7 @@ def test_a_gather_after_the_update_hides_behind_one_pass_of_the_policy(priced):
     more = {"model": "llama3-8b", "engine": "megatron", "gpus": 64, "global_batch": 64, "length": 512}
 
     def exposed(passes):
-        plan = priced(
-            "dpo", "zero=1,mbs=1,recompute=none", settings=[f"training.forward_passes={passes}"], **more
-        )
+        plan = priced("dpo", "zero=1,mbs=1,recompute=none", settings=[f"training.forward_passes={passes}"], **more)
         line = next(each for each in plan.time if each.name == LineName.DP_COMM)
         return float(line.exposed_seconds), float(line.hidden_seconds)
 
@@ -239,7 +237,7 @@ def test_a_gather_after_the_update_hides_behind_one_pass_of_the_policy(priced):
 
 
 def test_heads_for_further_tokens_run_in_passes_without_gradients(priced):
-    """Megatron-LM computes the logits of all heads in evaluation, too (process_mtp_loss): twice the work by vocabulary."""
+    """Megatron-LM computes the logits of all heads in evaluation, too (process_mtp_loss)."""
     more = {"model": "llama3-8b", "engine": "megatron", "gpus": 1, "global_batch": 1, "length": 512}
 
     def seconds(mtp_layers, vocab):

@@ -24,7 +24,7 @@ from planner.cost.stage import (
     timed_kinds,
 )
 from planner.layout import Layout, even_stages, of_chunks, parse_layout, stage_of_chunk
-from planner.specs.model import MixtureOfExperts
+from planner.specs.blocks import MixtureOfExperts
 
 SCHEDULES = ("1f1b", "interleaved", "zbv")
 
