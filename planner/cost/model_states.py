@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
+from planner.cost.microbatch import num_microbatches
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import HeldParams, matrices_in_order
+from planner.cost.schedule import is_one_round
 from planner.cost.shapes import alone, distinct_rows
 from planner.cost.stage import (
     end_params,
@@ -119,6 +121,20 @@ def cut_gradient_params(job: PoolJob, layout: Degrees) -> Number:
     return found[position].reshape(shape)
 
 
+def reduced_early(job: PoolJob, layout: Degrees) -> Number:
+    """Share of the whole gradients of a stage's layers that is already reduced while its last chunk is left.
+
+    Interleaved stages whose microbatches are one round finish a chunk's backward passes before they begin the chunk
+    before it, and FSDP2 reduces a chunk's gradients after its last microbatch.
+
+    Source: torch, distributed/pipelining/stage.py (backward_maybe_with_nosync, last_backward); counted in the trainer's
+    own step, tests/cost/test_memory.py.
+    """
+    if layout.schedule != "interleaved" or job.engine.memory.whole_gradients != "piped":
+        return 0.0
+    return np.where(is_one_round(layout.pp, num_microbatches(job, layout)), 1.0 - 1.0 / layout.interleave, 0.0)
+
+
 @once
 def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number, Number]:
     """Bytes of weights, gradients and optimizer state of one device; experts use their own shard group.
@@ -131,6 +147,8 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
     grads = grads + job.state_bytes.grads * cut_gradient_params(job, layout)
+    reduced, body = reduced_early(job, layout), np.maximum(held.common - end_params(job, layout, stage), 0.0)
+    grads = grads - reduced * (1.0 - 1.0 / shard_degree(layout)) * common[1] * body
     sharded = np.greater_equal(layout.zero, 3)
     frozen_shard = shard_of(job, layout, frozen)
     at_home = frozen_shard * (not gathers_from_host(job, layout))
@@ -145,7 +163,8 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
     optimizer = optimizer + routed[2] + more_routed / expert_shard_divisor(job, layout)
-    return weights + routed[0], grads + routed[1], optimizer
+    left = 1.0 - reduced * (1.0 - 1.0 / expert_shard_divisor(job, layout))
+    return weights + routed[0], grads + left * routed[1], optimizer
 
 
 def reference_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
