@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 _FORMULAS: Final = (
     "cost/**/*.py", "elementary.py", "errors.py", "layout.py", "numbers.py", "once.py", "sums.py", "units.py",
-    "specs/batch.py", "specs/calibration.py", "specs/cluster.py", "specs/document.py", "specs/engine.py",
-    "specs/failures.py", "specs/files.py", "specs/generations.py", "specs/job.py", "specs/library.py", "specs/model.py",
-    "specs/objective*", "specs/recipe.py", "specs/recompute.py", "specs/text.py", "specs/training.py", "specs/yaml.py",
+    "specs/architectures.yaml", "specs/batch.py", "specs/blocks.py", "specs/calibration.py", "specs/cluster.py",
+    "specs/document.py", "specs/engine.py", "specs/failures.py", "specs/files.py", "specs/generations.py",
+    "specs/job.py", "specs/library.py", "specs/model.py", "specs/objective*", "specs/recipe*", "specs/recompute.py",
+    "specs/text.py", "specs/training.py", "specs/yaml.py",
 )  # fmt: skip
 """Files of the formulas and of all modules they import. Models, clusters and engine profiles are in the plan."""
 

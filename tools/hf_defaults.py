@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.specs.huggingface.config import Config
 from planner.specs.huggingface.images import Join
-from planner.specs.huggingface.table import NEEDED, row, table
+from planner.specs.huggingface.table import row, table
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "tests" / "published" / "huggingface_types.json"
@@ -39,7 +39,9 @@ def main() -> None:
         if name not in table()["types"] or "config" not in each:
             continue
         config = _translated(each["config"], name)
-        stated = {word for key, target in row(name).keys.items() if target in NEEDED for word in key.split("|")}
+        stated = {
+            word for key, target in row(name).keys.items() if target in table()["needed"] for word in key.split("|")
+        }
         read = config.read - NEVER - stated - set(each["follows"])
         kept = {key: value for key, value in sorted(each["config"].items()) if key in read and value is not None}
         follows = set(each["follows"]) & config.read & set(each["config"]) - stated - WORKED_OUT

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from planner.cost.operators import layer_of
 from planner.cost.parameters import HeldParams, layer_params_on_device, num_moe_layers, num_params
-from planner.cost.stage import end_params, held_params, sum_over_layers
+from planner.cost.stage import end_params, expert_padding, held_params, largest_of_layers, sum_over_layers
 from planner.once import once
 from planner.sums import sum_of
 
@@ -130,6 +131,21 @@ def trained_params(job: PoolJob, layout: Degrees, stage: Stage) -> HeldParams:
     if not job.training.lora_rank:
         return held_params(job, layout, stage)
     return sum_over_layers(job, layout, stage, lambda kind: adapter_params_on_device(job, layout, experts=kind))
+
+
+@once
+def largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
+    """Elements in a collective over the parameters of the largest kind of layer: all, or only `trained` parameters.
+
+    Source: `planner.cost.stage.expert_padding`.
+    """
+    of_layer = partial(trained_layer_params, job) if trained else partial(layer_params_on_device, job.model)
+
+    def elements(experts: bool) -> Number:
+        held = of_layer(layout, experts=experts)
+        return held.common + expert_padding(job, layout) * held.experts
+
+    return largest_of_layers(job, layout, stage, elements)
 
 
 def frozen_bytes_per_param(job: PoolJob) -> float:

@@ -59,7 +59,8 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     copies = layout.tp if job.engine.memory.whole_logits else 1
     per_logit = job.engine.memory.logits_bytes + (job.compute_bytes - 2) / copies
     if (each := job.engine.memory.log_probability_bytes) and (tensors := job.training.method.logit_copies):
-        per_logit = tensors * max(each, job.compute_bytes)
+        wide, narrow = max(each, job.compute_bytes), job.training.method.narrow_copies
+        per_logit = wide * (narrow if narrow and wide == 2 else tensors)
     if job.loss in ("fused", "fused-linear"):
         per_logit = job.compute_bytes
     if job.loss == "fused":

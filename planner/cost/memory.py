@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from planner.cost.schedule import weight_versions
 from planner.cost.transients import transient_bytes
 from planner.cost.vision import tower_bytes_at_peak
 from planner.layout import offloads_activations, offloads_optimizer, offloads_params
+from planner.specs.yaml import shipped_yaml
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
@@ -65,47 +67,40 @@ def memory_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLin
     m = num_microbatches(job, layout)
     weights, grads, states = model_state_bytes(job, layout, stage)
     weights = weights * weight_versions(layout.schedule, layout.pp, stage.index, m)
-    stashed = " * versions (weight stashing)" if layout.schedule == "pipedream" else ""
     stored = device_activation_bytes(job, layout, stage, m) + tower_bytes_at_peak(job, layout, stage, m)
     transient = transient_bytes(job, layout, stage, stored)
-    cut = " + whole matrices that the borders of shards cut" * (job.engine.memory.bucket_buffers > 0)
-    zero, cached = "Rajbhandari et al., ZeRO (SC 2020); engine profile", _runtime_bytes(job, layout, stored + transient)
-    tower = ", and of the tower of images without recompute" if job.model.vision else ""
-    return _lines(
-        (LineName.PARAMS, weights, f"{_STAGE} weight bytes (/ shard degree from ZeRO-3){stashed}", zero),
-        (LineName.GRADS, grads, f"{_STAGE} gradient bytes (/ shard degree from ZeRO-2{cut})", zero),
-        (LineName.OPTIMIZER_STATE, states, f"{_STAGE} (master weights + moments) (/ shard degree from ZeRO-1)", zero),
-        (LineName.ACTIVATIONS, stored, _KEPT + tower, _OF_KEPT),
-        (LineName.TRANSIENTS, transient, _SHORT, "Korthikanti et al. (2022), section 5; torch FSDP2 prefetch"),
-        (LineName.RUNTIME, cached, _RUNTIME, "device file, reserved_memory; engine profile, fragmentation"),
+    words = {
+        "stashed": " * versions (weight stashing)" * (layout.schedule == "pipedream"),
+        "cut": " + whole matrices that the borders of shards cut" * (job.engine.memory.bucket_buffers > 0),
+        "tower": ", and of the tower of images without recompute" * (job.model.vision is not None),
+    }
+    return (
+        _line(LineName.PARAMS, weights, **words),
+        _line(LineName.GRADS, grads, **words),
+        _line(LineName.OPTIMIZER_STATE, states),
+        _line(LineName.ACTIVATIONS, stored, **words),
+        _line(LineName.TRANSIENTS, transient),
+        _line(LineName.RUNTIME, _runtime_bytes(job, layout, stored + transient)),
         *_other_models(job, layout, stage),
     )
 
 
-def _other_models(job: PoolJob, layout: Degrees, stage: Stage) -> Iterator[tuple[LineName, Number, str, str]]:
+def _other_models(job: PoolJob, layout: Degrees, stage: Stage) -> Iterator[MemoryLine]:
     """Lines of what holds memory beside the trained model during a step: a reference model, and a rollout engine."""
     if job.training.reference_at == "resident":
-        held, words = reference_bytes(job, layout, stage), f"{_STAGE} bytes of the reference (/ shard degree in ZeRO-3)"
-        yield LineName.REFERENCE_PARAMS, held, words, "TRL, models/utils.py (prepare_deepspeed, prepare_fsdp)"
+        yield _line(LineName.REFERENCE_PARAMS, reference_bytes(job, layout, stage))
     if share := job.training.rollout_memory:
-        held = share * job.whole_memory_bytes
-        yield LineName.ROLLOUT, held, "share of the device's memory (rollout_memory)", "vLLM, gpu_memory_utilization"
+        yield _line(LineName.ROLLOUT, share * job.whole_memory_bytes)
 
 
-_STAGE: Final = "parameters of the stage / tp *"
-_SHARD: Final = "parameters of the stage / tp / shard degree *"
-_KEPT: Final = "bytes per layer under the recompute policy * layers * microbatches in flight"
-_OF_KEPT: Final = "Korthikanti et al. (2022), sections 4.1 to 4.3"
-_SHORT: Final = (
-    "max(logits and loss, one recomputed layer and its gathered ZeRO units) + gathered ends,"
-    " or what the update takes beyond the activations"
-)
-_RUNTIME: Final = "device context and communication buffers + allocator's share of activations and transients"
+_SAID: Final[Any] = shipped_yaml(Path(__file__).with_name("memory_lines.yaml")).plain
+"""Formula and source of the lines of memory."""
 
 
-def _lines(*lines: tuple[LineName, Number, str, str]) -> tuple[MemoryLine, ...]:
-    names = ("name", "num_bytes", "formula", "source")
-    return tuple(MemoryLine(**dict(zip(names, each, strict=True))) for each in lines)
+def _line(name: LineName, num_bytes: Number, of: str = "", **words: str) -> MemoryLine:
+    """A line of memory, of the device or `of` its host; `words` are what the formula leaves open."""
+    said = _SAID[f"{of}{name}"]
+    return MemoryLine(name=name, num_bytes=num_bytes, formula=said["formula"].format(**words), source=said["source"])
 
 
 def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine, ...]:
@@ -113,14 +108,13 @@ def host_lines(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[MemoryLine,
 
     Source: each line names its own.
     """
-    lines: list[tuple[LineName, Number, str, str]] = []
+    lines = []
     if offloads_optimizer(layout):
-        held, source = host_state_bytes(job, layout, stage), "Ren et al., ZeRO-Offload (2021), section 3"
-        lines.append((LineName.OPTIMIZER_STATE, held, f"{_SHARD} (fp32 gradients + master weights + moments)", source))
-    if offloads_params(layout) or (job.training.lora_rank and gathers_from_host(job, layout)):
-        held, source = host_param_bytes(job, layout, stage), "DeepSpeed, runtime/zero/offload_config.py (offload_param)"
-        lines.append((LineName.PARAMS, held, f"{_SHARD} weight bytes", source))
+        lines.append(_line(LineName.OPTIMIZER_STATE, host_state_bytes(job, layout, stage), "host "))
+    others = job.training.lora_rank or job.training.reference_at == "resident"  # beside the states of trained weights
+    if offloads_params(layout) or (others and gathers_from_host(job, layout)):
+        lines.append(_line(LineName.PARAMS, host_param_bytes(job, layout, stage), "host "))
     if offloads_activations(layout):
         held = offloaded_activation_bytes(job, layout, stage, num_microbatches(job, layout))
-        lines.append((LineName.ACTIVATIONS, held, _KEPT, _OF_KEPT))
-    return _lines(*lines)
+        lines.append(_line(LineName.ACTIVATIONS, held, "host "))
+    return tuple(lines)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from planner.specs.model import Mixer, ModelSpec
+    from planner.specs.blocks import Mixer
+    from planner.specs.model import ModelSpec
 
 Map = tuple[int, dict[str, int]]
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
+from planner.cost.microbatch import num_microbatches
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import HeldParams, matrices_in_order
+from planner.cost.schedule import is_one_round
 from planner.cost.shapes import alone, distinct_rows
 from planner.cost.stage import (
     end_params,
@@ -119,6 +121,20 @@ def cut_gradient_params(job: PoolJob, layout: Degrees) -> Number:
     return found[position].reshape(shape)
 
 
+def reduced_early(job: PoolJob, layout: Degrees) -> Number:
+    """Share of the whole gradients of a stage's layers that is already reduced while its last chunk is left.
+
+    Interleaved stages whose microbatches are one round finish a chunk's backward passes before they begin the chunk
+    before it, and FSDP2 reduces a chunk's gradients after its last microbatch.
+
+    Source: torch, distributed/pipelining/stage.py (backward_maybe_with_nosync, last_backward); counted in the trainer's
+    own step, tests/cost/test_memory.py.
+    """
+    if layout.schedule != "interleaved" or job.engine.memory.whole_gradients != "piped":
+        return 0.0
+    return np.where(is_one_round(layout.pp, num_microbatches(job, layout)), 1.0 - 1.0 / layout.interleave, 0.0)
+
+
 @once
 def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number, Number]:
     """Bytes of weights, gradients and optimizer state of one device; experts use their own shard group.
@@ -131,6 +147,8 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
     grads = grads + job.state_bytes.grads * cut_gradient_params(job, layout)
+    reduced, body = reduced_early(job, layout), np.maximum(held.common - end_params(job, layout, stage), 0.0)
+    grads = grads - reduced * (1.0 - 1.0 / shard_degree(layout)) * common[1] * body
     sharded = np.greater_equal(layout.zero, 3)
     frozen_shard = shard_of(job, layout, frozen)
     at_home = frozen_shard * (not gathers_from_host(job, layout))
@@ -145,22 +163,25 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
         return weights, grads, optimizer
     routed = [each * held.experts for each in state_bytes_per_param(job, layout, experts=True)]
     optimizer = optimizer + routed[2] + more_routed / expert_shard_divisor(job, layout)
-    return weights + routed[0], grads + routed[1], optimizer
+    left = 1.0 - reduced * (1.0 - 1.0 / expert_shard_divisor(job, layout))
+    return weights + routed[0], grads + left * routed[1], optimizer
 
 
 def reference_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the weights of a reference model on one device of a stage.
 
-    ZeRO-3 shards the weights like those of the trained model. In ZeRO-2 of engines whose gathered weights are copies,
-    no backward pass follows that would free the copies. All other ranks hold the weights whole.
+    ZeRO-3 shards the weights like those of the trained model, and keeps the shards where those are. In ZeRO-2 of
+    engines whose gathered weights are copies, no backward pass follows that would free the copies. All other ranks hold
+    the weights whole.
 
-    Source: TRL f2cd5771, models/utils.py (prepare_deepspeed: ZeRO-3 or none; prepare_fsdp); engine profile,
-    reference_bytes.
+    Source: TRL f2cd5771, models/utils.py (prepare_deepspeed: ZeRO-3 with the policy's offload_param, or none;
+    prepare_fsdp: the policy's offload_policy); engine profile, reference_bytes.
     """
     held, each = held_params(job, layout, stage), job.engine.memory.reference_bytes
-    shards = held.common / shard_degree(layout) + held.experts / expert_shard_divisor(job, layout)
-    copies = np.equal(layout.zero, 2) & (not job.state_bytes.sharded_weights)
-    own = np.where(np.greater_equal(layout.zero, 3) | copies, each * shards, each * held.total)
+    shard, zero = each * shard_of(job, layout, held), layout.zero
+    copies = np.equal(zero, 2) & (not job.state_bytes.sharded_weights)
+    at_home = shard * (not gathers_from_host(job, layout))
+    own = np.where(np.greater_equal(zero, 3), at_home, np.where(copies, shard, each * held.total))
     return own + copies * job.state_bytes.weights * held.total
 
 
@@ -201,10 +222,15 @@ def host_param_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Trained weights are among the states that the host updates, if the engine gathers these.
 
-    Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision).
+    Source: DeepSpeed, runtime/zero/partition_parameters.py (pinned copies in the training precision); as
+    `reference_bytes`.
     """
     trained = shard_of(job, layout, trained_params(job, layout, stage))
-    return job.state_bytes.weights * offloads_params(layout) * trained + host_frozen_bytes(job, layout, stage)
+    own = job.state_bytes.weights * offloads_params(layout) * trained + host_frozen_bytes(job, layout, stage)
+    if job.training.reference_at != "resident":
+        return own
+    reference = job.engine.memory.reference_bytes * shard_of(job, layout, held_params(job, layout, stage))
+    return own + np.greater_equal(layout.zero, 3) * reference
 
 
 def host_frozen_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

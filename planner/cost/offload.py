@@ -51,10 +51,10 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
     """Seconds of copies between a device and its host, and the part that is exposed in the step.
 
     Activations are copied to the host in the forward pass and back in the backward pass. Gradients of the shard are
-    copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or for each
-    all-gather if the host also holds the weight shards, those of frozen weights included; the policy's forward passes
-    without gradients gather again. If copies overlap with computing, only the part that takes longer than the stage's
-    layers is exposed.
+    copied to the host whenever they are reduced. Weights of the shard are copied back once a step, or for each all-
+    gather if the host also holds the weight shards, those of frozen weights included; forward passes without gradients,
+    of the policy or a reference, gather again. If copies overlap with computing, only the part that takes longer than
+    the stage's layers is exposed.
 
     Source: Ren et al., ZeRO-Offload (2021), section 4; torch FSDP2, torch/distributed/fsdp/_fully_shard/
     _fsdp_param_group.py (CPUOffloadPolicy).
@@ -72,9 +72,7 @@ def host_copy_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassS
         weights = _copy_seconds(job, (states.sharded_weights or states.master or states.weights) * shard)
         gathers = np.greater_equal(layout.zero, 3) & gathers_from_host(job, layout)
         gathered = np.where(gathers, weights, 0.0) + _copy_seconds(job, host_frozen_bytes(job, layout, stage))
-        method = job.training.method
-        of_others = method.reference_passes * (job.training.reference_at in ("resident", "host"))
-        forward = forward + gathered * (1 + max(0, job.training.ungraded_passes - of_others))
+        forward = forward + gathered * (1 + job.training.ungraded_passes)
         backward = backward + gathered + np.where(each_time, gradients, 0.0)
         once = np.where(each_time, 0.0, gradients) + np.where(gathers, 0.0, weights)
     busy = forward + backward

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from planner.layout import LayerDegrees
     from planner.numbers import Number
-    from planner.specs.model import LatentAttention, ModelSpec, SparseAttention
+    from planner.specs.blocks import LatentAttention, SparseAttention
+    from planner.specs.model import ModelSpec
 
 Cut = Literal["columns", "rows", "whole"]
 """What tensor parallelism divides: the outputs of a product, its inputs (the ranks' results are summed), or nothing."""

@@ -209,12 +209,13 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
             hidden[line] += _with_repeated(layer.hidden[line], beside * share, beside * passes) * count
     hidden[LineName.EP_COMM] *= _share_in_pairs(job, layout) if job.training.expert_overlap else 0.0
     first, last = holds_embedding(stage), holds_head(layout, stage)
-    ungraded_ends = passes * (parts.lookup.forward * first + parts.ungraded_head * last)
+    mtp = parts.mtp * mtp_layers(job, layout, stage)
+    ungraded_ends = passes * (parts.lookup.forward * first + parts.ungraded_head * last + mtp.forward)
     return _Work(
         layers=layers,
         forward=forward,
         recompute=recompute,
-        ends=parts.lookup * first + parts.head * last + parts.mtp * mtp_layers(job, layout, stage),
+        ends=parts.lookup * first + parts.head * last + mtp,
         tp_ends=_with_repeated(parts.tp_end, 0.0, passes) * (first.astype(float) + last),
         ungraded=passes * layers.forward + ungraded_ends,
         ungraded_ends=ungraded_ends,
@@ -244,7 +245,8 @@ class StageParts:
 
     layers: the key says whether the layer has experts, and whether its attention has a window.
     head: head and loss, once for the model and once for each layer for multi-token prediction.
-    ungraded_head: the model's head in a forward pass without gradients.
+    ungraded_head: the same in a forward pass without gradients, in which Megatron-LM computes all heads, too
+        (transformer/multi_token_prediction.py, process_mtp_loss).
     mtp: what such a layer has before its transformer layer.
     """
 
@@ -288,11 +290,12 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         busy = dict(zip(_IN_LAYERS, (tp + heads, cp, exchange), strict=True))
         return LayerParts(passes=priced.passes, parts=priced.parts, busy=busy, hidden=hidden)
 
+    passes, losses = job.training.ungraded_passes, 1.0 + job.model.mtp_layers
     return StageParts(
         layers={kind: layer(*kind) for kind in kinds},
         lookup=_lookup(job, layout) + tower_seconds(job, layout),
-        head=head_seconds(job, layout) * (1.0 + job.model.mtp_layers),
-        ungraded_head=head_seconds(job, layout, graded=False).forward if job.training.ungraded_passes else 0.0,
+        head=head_seconds(job, layout) * losses,
+        ungraded_head=head_seconds(job, layout, graded=False).forward * losses if passes else 0.0,
         mtp=_mtp_seconds(job, layout),
         tp_end=end,
     )

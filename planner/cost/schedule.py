@@ -226,6 +226,14 @@ def round_size(pp: Number, num_microbatches: Number) -> Number:
     return np.where(num_microbatches % rounds == 0, num_microbatches // rounds, pp)
 
 
+def is_one_round(pp: Number, num_microbatches: Number) -> Flag:
+    """Whether an interleaved stage runs all microbatches of a step through one chunk before it changes chunks.
+
+    Source: as `round_size`.
+    """
+    return np.less(num_microbatches, 2 * pp)
+
+
 def exists(schedule: Schedule, pp: Number, num_microbatches: Number, interleave: Number) -> Flag:
     """Whether a schedule is defined for this number of stages, microbatches and chunks of a stage.
 

@@ -172,8 +172,9 @@ def _not_hidden(seconds: Number, num_units: Number, window: Number, overlaps: Fl
 def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: PassSeconds) -> BesideSeconds:
     """Seconds of one stage's data-parallel communication, and their exposed part.
 
-    The last microbatch's backward pass and the first forward pass hide transfers that run once per step. ZeRO-3 gathers
-    one layer ahead, so only the time by which a gather exceeds a layer's work is exposed. On a CPU nothing is hidden,
+    The last microbatch's backward pass and the first forward pass hide transfers that run once per step; passes without
+    gradients hide nothing of them, because the policy's own modules start and await the gathers. ZeRO-3 gathers one
+    layer ahead, so only the time by which a gather exceeds a layer's work is exposed. On a CPU nothing is hidden,
     because the cores that compute also move the messages. `window` are the seconds of the stage's layers for one
     microbatch, which can hide communication.
 
@@ -182,7 +183,8 @@ def data_parallel_seconds(job: PoolJob, layout: Degrees, stage: Stage, window: P
     busy, layers = busy_seconds(job, state_transfers(job, layout, stage)), stage.num_layers
     share = np.maximum(layers - 1, 0) / np.maximum(layers, 1)
     front, back = share * window.forward, share * window.backward
-    beside: dict[Moment, Number] = {"forward": front, "first forward": front, "backward": back, "last backward": back}
+    first = front / (1 + job.training.ungraded_passes)
+    beside: dict[Moment, Number] = {"forward": front, "first forward": first, "backward": back, "last backward": back}
     overlap = job.engine.overlap
     overlaps = overlap.data_parallel & (np.equal(layout.zero, 0) | overlap.sharded_data_parallel)
     overlaps &= job.cluster.kind != "cpu"

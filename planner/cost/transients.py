@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer, layer_activation_bytes
-from planner.cost.adapters import frozen_bytes_per_param, trained_layer_params, trained_params
+from planner.cost.adapters import frozen_bytes_per_param, largest_layer, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
 from planner.cost.model_states import model_state_bytes, whole_gradients
@@ -18,7 +18,6 @@ from planner.cost.parameters import head_params_on_device, layer_params_on_devic
 from planner.cost.stage import (
     by_policy,
     end_params,
-    expert_padding,
     held_params,
     holds_head,
     largest_of_layers,
@@ -156,7 +155,7 @@ def _peak_with_separate_ends(
     # one rank gathers without a buffer and not ahead; on several, foreach_reduce's loop refers to the last gradient
     several = np.greater(shard_degree(layout), 1)
     held = waits * several
-    largest = _largest_layer(job, layout, stage)
+    largest = largest_layer(job, layout, stage)
     gathered_layer, copied_layer = _gathered_bytes_per_param(job, layout) * largest, copied * largest
     forward = loss - (job.loss == "whole") * job.compute_bytes * num_logits(job, layout) * holds_head(layout, stage)
     if job.model.tied_embeddings:
@@ -188,21 +187,6 @@ def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return model_state_bytes(job, layout, stage)[1] * (alone & frees)
 
 
-@once
-def _largest_layer(job: PoolJob, layout: Degrees, stage: Stage, *, trained: bool = False) -> Number:
-    """Elements in a collective over the parameters of the largest kind of layer: all, or only `trained` parameters.
-
-    Source: `planner.cost.stage.expert_padding`.
-    """
-    of_layer = partial(trained_layer_params, job) if trained else partial(layer_params_on_device, job.model)
-
-    def elements(experts: bool) -> Number:
-        held = of_layer(layout, experts=experts)
-        return held.common + expert_padding(job, layout) * held.experts
-
-    return largest_of_layers(job, layout, stage, elements)
-
-
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes that the layer in its backward pass needs beside stored activations, for the kind of layer that needs most.
 
@@ -215,7 +199,7 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     inner = largest_of_layers(job, layout, stage, lambda kind: inner_gradient_bytes(job, layout, experts=kind))
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
-    sizes = (trained, _largest_layer(job, layout, stage, trained=True))
+    sizes = (trained, largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
     waits = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting + job.reduced_bytes * copied)
     reduced = waits + inner
@@ -236,7 +220,7 @@ def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
     """
-    layer = _largest_layer(job, layout, stage)
+    layer = largest_layer(job, layout, stage)
     ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.clip(stage.num_layers - 1, 0, 1)
     return _gathered_bytes_per_param(job, layout) * (np.minimum(1, stage.num_layers) * layer + ahead)
 

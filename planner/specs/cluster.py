@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from planner.specs.document import Bandwidth, Bytes, FlopsPerSecond, InputDocument, Name, Seconds, UsdPerHour, Watts
 from planner.specs.failures import FailureSpec
 from planner.specs.generations import with_defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 Generation = Literal["volta", "ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna2", "cdna3", "cdna4"]
@@ -161,24 +164,18 @@ class LinkSpec(InputDocument):
         """Devices that one instance of this level joins; None means the whole cluster."""
         return _read_span(self.spans)
 
-    @model_validator(mode="after")
-    def _check_span(self) -> Self:
+    def _mistakes(self) -> Iterator[str]:
         _read_span(self.spans)
-        return self
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
         if self.kind != "mesh" and (self.links_per_device is not None or self.wiring != "all-to-all"):
-            raise ValueError("links_per_device and wiring describe a mesh; write `kind: mesh`")
+            yield "links_per_device and wiring describe a mesh; write `kind: mesh`"
         if self.wiring == "hybrid-cube" and (self.links_per_device, self.num_devices) != (6, 8):
-            raise ValueError("the hybrid cube mesh joins 8 devices with 6 links each")
+            yield "the hybrid cube mesh joins 8 devices with 6 links each"
         if (self.measured_bandwidth is None) != (self.measured_hosts is None):
-            raise ValueError("measured_bandwidth and measured_hosts belong together; write both or neither")
+            yield "measured_bandwidth and measured_hosts belong together; write both or neither"
         if self.measured_bandwidth is not None and self.measured_bandwidth > self.bandwidth:
-            raise ValueError("measured_bandwidth is more than bandwidth, the line rate; correct one of them")
+            yield "measured_bandwidth is more than bandwidth, the line rate; correct one of them"
         if self.in_network is not None and self.kind not in ("switch", "fat-tree"):
-            raise ValueError(f"a link of kind {self.kind} has no switch that could reduce (in_network)")
-        return self
+            yield f"a link of kind {self.kind} has no switch that could reduce (in_network)"
 
 
 class HostSpec(InputDocument):
@@ -266,36 +263,28 @@ class ClusterSpec(InputDocument):
         """Devices in one scale-up domain (8 on a DGX, 72 on NVL72), at most the number in the whole cluster."""
         return min(self.links[0].num_devices or self.num_devices, self.num_devices)
 
-    @model_validator(mode="after")
-    def _check_links(self) -> Self:
+    def _mistakes(self) -> Iterator[str]:
         spans = [link.num_devices for link in self.links]
         inner = [span for span in spans if span is not None]
         of_devices = self.device.memory_bandwidth * max(8, self.devices_per_host)  # part of a host keeps its memory
         if self.host is not None and 2 * self.host.memory_bandwidth > of_devices:
-            raise ValueError(
-                "host: memory_bandwidth is more than half of that of eight devices; it is of one host, all sockets"
-            )
+            yield "host: memory_bandwidth is more than half of that of eight devices; it is of one host, all sockets"
         if None in spans[:-1] or inner != sorted(set(inner)):
-            raise ValueError("links: list the levels innermost first, each spanning more than the one before")
+            yield "links: list the levels innermost first, each spanning more than the one before"
         if spans[-1] is not None and spans[-1] < self.num_devices:
-            raise ValueError(
+            yield (
                 f"links: the outermost level {self.links[-1].name} spans {spans[-1]} devices of {self.num_devices}; "
                 "add a level that spans the cluster"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_domains(self) -> Self:
         most = self.hosts_per_domain
         for key in ("segment", "domains"):
             if getattr(self, key) is not None and most == 1:
-                raise ValueError(f"{key}: no scale-up domain of this cluster has several hosts; leave it out")
+                yield f"{key}: no scale-up domain of this cluster has several hosts; leave it out"
         if (self.segment or 1) > most:
-            raise ValueError(f"segment: a scale-up domain has {most} hosts, not {self.segment}")
+            yield f"segment: a scale-up domain has {most} hosts, not {self.segment}"
         if self.hosts > self.most_hosts:
             taken = f"{self.domains} with {self.segment or most} hosts each"
-            raise ValueError(f"domains: {taken} are fewer than the cluster's {self.hosts} hosts")
-        return self
+            yield f"domains: {taken} are fewer than the cluster's {self.hosts} hosts"
 
 
 class MixedClusterSpec(InputDocument):
@@ -329,27 +318,17 @@ class MixedClusterSpec(InputDocument):
         """Whether the devices of all pools are GPUs or cores of a CPU."""
         return self.pools[0].kind
 
-    @model_validator(mode="after")
-    def _check_kinds(self) -> Self:
+    def _mistakes(self) -> Iterator[str]:
         if len({pool.kind for pool in self.pools}) > 1:
-            raise ValueError("pools: devices are all of kind cuda, or all of kind cpu")
-        return self
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
+            yield "pools: devices are all of kind cuda, or all of kind cpu"
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
-            raise ValueError("pools: each pool needs a name of its own")
+            yield "pools: each pool needs a name of its own"
         taken = [name for name in names if "." in name or name in _ROOTS]
         if taken:
-            raise ValueError(f"pools: `{taken[0]}` is no name of a pool: paths as in h100.hosts=4 begin with the name")
-        return self
-
-    @model_validator(mode="after")
-    def _check_between(self) -> Self:
+            yield f"pools: `{taken[0]}` is no name of a pool: paths as in h100.hosts=4 begin with the name"
         if self.between.num_devices is not None:
-            raise ValueError("between: the link between pools spans the cluster; write `spans: cluster`")
-        return self
+            yield "between: the link between pools spans the cluster; write `spans: cluster`"
 
 
 _ROOTS: Final = ("model", "cluster", "device", "training", "engine", "pools", "between")

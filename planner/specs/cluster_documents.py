@@ -100,26 +100,23 @@ def with_devices(cluster: Node, folder: Path | None) -> Node:
     Raises:
         InputError: a device or cluster that is not found.
     """
-    assert isinstance(cluster.data, dict)
-    pools = cluster.data.get("pools")
+    pools = cluster.entries.get("pools")
     if pools is None or not isinstance(pools.data, tuple):
         return _with_device(cluster, folder)
     whole = tuple(_pool(pool, folder) if isinstance(pool.data, dict) else pool for pool in pools.data)
-    return replace(cluster, data={**cluster.data, "pools": replace(pools, data=whole)})
+    return replace(cluster, data={**cluster.entries, "pools": replace(pools, data=whole)})
 
 
 def _pool(pool: Node, folder: Path | None) -> Node:
-    assert isinstance(pool.data, dict)
-    named = pool.data.get("cluster")
+    named = pool.entries.get("cluster")
     if named is None or not isinstance(named.data, str):
         return _with_device(pool, folder)
     try:
         base = _with_device(cluster_tree(named.data), folder_of(named.data))
     except InputError as error:
         raise InputError(*(named.mistake(each.message, each.hint) for each in error.mistakes)) from None
-    assert isinstance(base.data, dict)
-    own = {key: value for key, value in pool.data.items() if key != "cluster"}
-    return _with_device(replace(pool, data={**base.data, **own}), folder)
+    own = {key: value for key, value in pool.entries.items() if key != "cluster"}
+    return _with_device(replace(pool, data={**base.entries, **own}), folder)
 
 
 def _with_device(cluster: Node, folder: Path | None) -> Node:
@@ -127,8 +124,7 @@ def _with_device(cluster: Node, folder: Path | None) -> Node:
 
     The device file is in `devices/` beside the user's own cluster file, or is shipped.
     """
-    assert isinstance(cluster.data, dict)
-    node = cluster.data.get("device")
+    node = cluster.entries.get("device")
     if node is None or not isinstance(node.data, str):
         return _open(cluster)  # written out in the cluster file, or reported when it is checked
     name = node.data
@@ -150,8 +146,7 @@ def _open(cluster: Node) -> Node:
 
     Settings can then change the values of `efficiency` even if the generation supplies all of them.
     """
-    assert isinstance(cluster.data, dict)
-    device = cluster.data.get("device")
+    device = cluster.entries.get("device")
     if (
         device is None
         or not isinstance(device.data, dict)
@@ -189,10 +184,9 @@ def checked_cluster(tree: Node, gpus: int | None) -> AnyCluster:
     Raises:
         InputError: mistakes in the document, or a single size for a mixed cluster.
     """
-    assert isinstance(tree.data, dict)
-    if "pools" not in tree.data:
+    if "pools" not in tree.entries:
         return sized_cluster(tree, gpus)
-    hosts = tree.data.get("hosts")
+    hosts = tree.entries.get("hosts")
     given = [*([hosts.key_where or "--nodes"] if hosts else []), *(["--gpus"] if gpus is not None else [])]
     if given:
         raise InputError(NO_ONE_SIZE, where=given[0], hint="each pool has its own hosts, as in --nodes POOL=4")

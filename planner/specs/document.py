@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
@@ -13,9 +13,13 @@ from pydantic import (
     PlainSerializer,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
 from planner.units import KINDS, UNITS, exact_quantity, parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _EXAMPLES: Final = {
     "bytes": "80 GiB",
@@ -60,6 +64,16 @@ class InputDocument(Document):
         if any(0 < each < _SMALLEST for each in sizes):
             raise ValueError("must be 0, or at least 1e-40")
         return value
+
+    def _mistakes(self) -> Iterator[str]:
+        """Contradictions between fields, in words that name a field; the first one is reported."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        for mistake in self._mistakes():
+            raise ValueError(mistake)
+        return self
 
 
 def _read(kind: str) -> BeforeValidator:

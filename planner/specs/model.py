@@ -3,153 +3,35 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from planner.specs.blocks import (
+    LatentAttention,
+    Mixer,
+    MixtureOfExperts,
+    PatchEmbedding,
+    RotaryScaling,
+    SparseAttention,
+    UnevenHeads,
+    even_head_size,
+    latent_head_size,
+)
 from planner.specs.document import InputDocument, Name
+from planner.specs.yaml import shipped_yaml
 from planner.units import whole_of
 
-_GPT: dict[str, Any] = {
-    "norm": "layernorm",
-    "position": "learned",
-    "activation": "gelu",
-    "attention_bias": True,
-    "mlp_bias": True,
-    "tied_embeddings": True,
-}
-_LLAMA: dict[str, Any] = {
-    "norm": "rmsnorm",
-    "position": "rope",
-    "activation": "swiglu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tied_embeddings": False,
-}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "gpt": _GPT,
-    "llama": _LLAMA,
-    "qwen2": _LLAMA | {"qkv_bias": True},
-    "qwen3": _LLAMA | {"qk_norm": "head"},
-    "gemma": _LLAMA | {"norms_per_layer": 4, "tied_embeddings": True},
-    "neox": _GPT | {"position": "rope", "parallel_attention": True, "tied_embeddings": False},
-    "falcon": _GPT
-    | {
-        "position": "rope",
-        "parallel_attention": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
-    "bert": _GPT | {"kind": "encoder", "embedding_norm": True, "final_norm": False, "output_head": False},
-    "vit": _GPT | {"kind": "encoder", "output_head": False},
-    "t5": _GPT
-    | {
-        "kind": "encoder-decoder",
-        "norm": "rmsnorm",
-        "position": "relative",
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROWS: Final[Any] = shipped_yaml(Path(__file__).with_name("architectures.yaml")).plain
+ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
+    name: {**_ROWS.get(row.get("like"), {}), **{key: value for key, value in row.items() if key != "like"}}
+    for name, row in _ROWS.items()
 }
 """Fields that follow from an architecture; the document can override each of them."""
-
-
-class MixtureOfExperts(InputDocument):
-    """Experts in place of the feed-forward block.
-
-    ffn_hidden_size: width of one routed expert.
-    shared_ffn_hidden_size: width of all shared experts together.
-    num_dense_layers: number of leading layers with an ordinary feed-forward block.
-    layer_frequency: n, if only every n-th layer after the leading layers has experts.
-    expert_bias: whether both matrices of an expert (three with a gate) have a bias.
-    shared_gate: whether a learned gate weights the output of the shared experts (Qwen2-MoE).
-    vector_params: parameters of a layer with experts that no other field covers.
-    num_groups: number of groups of consecutive experts.
-    groups_per_token: number of these groups from which a token's experts come.
-    latent_size: width of the latent vector that routed experts read and write; 0 means hidden_size (Nemotron 3).
-    idle_params: in each layer with experts, parameters of attention's own experts that a token does not use (JetMoE).
-    imbalance: tokens of the busiest rank divided by the mean over ranks.
-    """
-
-    num_experts: int = Field(ge=2, le=100_000)
-    experts_per_token: int = Field(ge=1, le=10_000)
-    ffn_hidden_size: int = Field(ge=1, le=10_000_000)
-    shared_ffn_hidden_size: int = Field(default=0, ge=0, le=10_000_000)
-    num_dense_layers: int = Field(default=0, ge=0, le=10_000)
-    layer_frequency: int = Field(default=1, ge=1, le=10_000)
-    num_groups: int = Field(default=1, ge=1, le=100_000)
-    groups_per_token: int = Field(default=1, ge=1, le=10_000)
-    router_bias: bool = False
-    expert_bias: bool = False
-    shared_gate: bool = False
-    vector_params: int = Field(default=0, ge=0, le=10**12)
-    latent_size: int = Field(default=0, ge=0, le=1_000_000)
-    idle_params: int = Field(default=0, ge=0, le=10**15)
-    imbalance: float = Field(default=1.0, ge=1, le=1_000)
-
-    @model_validator(mode="after")
-    def _check_counts(self) -> Self:
-        if self.experts_per_token > self.num_experts:
-            raise ValueError(f"experts_per_token: {self.experts_per_token} is more than num_experts {self.num_experts}")
-        if self.groups_per_token > self.num_groups:
-            raise ValueError(f"groups_per_token: {self.groups_per_token} is more than num_groups {self.num_groups}")
-        if self.num_experts % self.num_groups:
-            raise ValueError(f"num_groups: {self.num_groups} does not divide num_experts {self.num_experts}")
-        return self
-
-
-class LatentAttention(InputDocument):
-    """Multi-head latent attention (DeepSeek-V2): queries and key-values go through low-rank projections.
-
-    q_lora_rank: 0 means that queries have one full projection.
-    """
-
-    q_lora_rank: int = Field(default=0, ge=0, le=1_000_000)
-    kv_lora_rank: int = Field(ge=1, le=1_000_000)
-    nope_head_size: int = Field(ge=1, le=100_000)
-    rope_head_size: int = Field(ge=0, le=100_000)
-    value_head_size: int = Field(ge=1, le=100_000)
-
-
-class SparseAttention(InputDocument):
-    """An indexer with light heads of its own that chooses `top_k` keys for each query (DeepSeek-V3.2).
-
-    With latent attention the indexer computes its queries from the compressed query latent.
-    shared: the layer has no indexer and reuses the keys that the previous layer selected (GLM-5.2).
-    """
-
-    num_heads: int = Field(ge=1, le=100_000)
-    head_size: int = Field(ge=1, le=100_000)
-    top_k: int = Field(ge=1, le=1_000_000_000)
-    shared: bool = False
-
-
-class Mixer(InputDocument):
-    """A block that mixes tokens through a state of fixed size: linear attention, a state space, or a short convolution.
-
-    num_heads: number of value heads.
-    num_key_heads: number of query and key heads, or of Mamba-2's groups; 0 means num_heads.
-    key_size: size of a query and key head, or the state size of Mamba.
-    value_size: size of a value head.
-    kernel: taps of the convolution before the state; 0 means that there is none.
-    rank: rank of gates and time steps; 0 means a full matrix.
-    bias: whether the projections have biases.
-    conv_bias: whether the convolution has a bias.
-    norm: norm of the output.
-    state_norms: whether a token's inputs to the state are normalised (Jamba).
-    """
-
-    kind: Literal["mamba", "mamba2", "gated-deltanet", "kda", "lightning", "convolution", "rg-lru", "rwkv", "mlstm"]
-    num_heads: int = Field(ge=1, le=1_000_000)
-    num_key_heads: int = Field(default=0, ge=0, le=1_000_000)
-    key_size: int = Field(default=0, ge=0, le=1_000_000)
-    value_size: int = Field(ge=1, le=1_000_000)
-    kernel: int = Field(default=0, ge=0, le=10_000)
-    rank: int = Field(default=0, ge=0, le=1_000_000)
-    bias: bool = False
-    conv_bias: bool = False
-    norm: bool = True
-    state_norms: bool = False
 
 
 class LayerKind(InputDocument):
@@ -186,11 +68,9 @@ class LayerKind(InputDocument):
     layer_matrix_params: int | None = Field(default=None, ge=0, le=10**15)
     layer_vector_params: int | None = Field(default=None, ge=0, le=10**12)
 
-    @model_validator(mode="after")
-    def _check_shared(self) -> Self:
+    def _mistakes(self) -> Iterator[str]:
         if self.num_layers % (self.shared_by or 1):
-            raise ValueError(f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers} of this kind")
-        return self
+            yield f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers} of this kind"
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """The model as if all of its layers were of this kind."""
@@ -204,48 +84,6 @@ class LayerKind(InputDocument):
 
 
 _REPLACED = tuple(name for name in LayerKind.model_fields if name not in ("num_layers", "experts", "latent"))
-
-
-class RotaryScaling(InputDocument):
-    """Slower rotary positions, for contexts longer than those of pre-training, as in Llama 3.1.
-
-    A pair of channels with fewer than `low_frequency` turns in `original_max_sequence_length` tokens has its frequency
-    divided by `factor`. A pair with more than `high_frequency` turns keeps its frequency. Between these two limits the
-    change is gradual.
-    """
-
-    factor: float = Field(ge=1)
-    low_frequency: float = Field(default=1.0, gt=0)
-    high_frequency: float = Field(default=4.0, gt=0)
-    original_max_sequence_length: int = Field(default=8192, ge=1, le=1_000_000_000)
-
-    @model_validator(mode="after")
-    def _check_band(self) -> Self:
-        if self.low_frequency > self.high_frequency:
-            raise ValueError(f"high_frequency: {self.high_frequency} is below low_frequency {self.low_frequency}")
-        return self
-
-
-class PatchEmbedding(InputDocument):
-    """Projected square patches of a square image, which replace the token embedding.
-
-    num_frames: number of video frames that a patch spans (Qwen2-VL).
-    class_tokens: number of tokens in addition to the patches.
-    bias: whether the projection has a bias.
-    """
-
-    image_size: int = Field(ge=1, le=100_000)
-    patch_size: int = Field(ge=1, le=100_000)
-    num_channels: int = Field(default=3, ge=1, le=1_000)
-    num_frames: int = Field(default=1, ge=1, le=1_000)
-    class_tokens: int = Field(default=1, ge=0, le=1_000)
-    bias: bool = True
-
-    @model_validator(mode="after")
-    def _check_tiling(self) -> Self:
-        if self.image_size % self.patch_size:
-            raise ValueError(f"patch_size: {self.patch_size} does not divide image_size {self.image_size}")
-        return self
 
 
 class VisionTower(InputDocument):
@@ -262,11 +100,9 @@ class VisionTower(InputDocument):
     images_per_sequence: float = Field(default=1.0, ge=0, le=1_000_000)
     projector_params: int = Field(default=0, ge=0, le=10**15)
 
-    @model_validator(mode="after")
-    def _check_encoder(self) -> Self:
+    def _mistakes(self) -> Iterator[str]:
         if self.encoder.kind != "encoder" or self.encoder.patches is None or self.encoder.output_head:
-            raise ValueError("encoder: the tower is of kind encoder, with patches and without an output_head")
-        return self
+            yield "encoder: the tower is of kind encoder, with patches and without an output_head"
 
 
 class ModelSpec(InputDocument):
@@ -398,7 +234,7 @@ class ModelSpec(InputDocument):
             return data  # reported by the fields themselves
         derived = dict(data)
         if not data.get("head_size"):
-            derived["head_size"] = _latent_head_size(data.get("mla")) or _even_head_size(heads, hidden)
+            derived["head_size"] = latent_head_size(data.get("mla")) or even_head_size(heads, hidden)
         derived["num_kv_heads"] = data.get("num_kv_heads") or heads
         return derived
 
@@ -412,66 +248,48 @@ class ModelSpec(InputDocument):
     @classmethod
     def _report_uneven_heads(cls, value: Any) -> Any:
         """Report heads that do not divide the width, together with the mistakes of other fields."""
-        if isinstance(value, _UnevenHeads):
+        if isinstance(value, UnevenHeads):
             raise ValueError(str(value))  # noqa: TRY004 - pydantic reports ValueError
         return value
 
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
+    def _mistakes(self) -> Iterator[str]:
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            yield (
                 f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
                 "each key-value head serves the same number of query heads"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_latent_attention(self) -> Self:
-        if self.mla is None:
-            return self
-        if self.head_size != self.mla.nope_head_size + self.mla.rope_head_size:
-            raise ValueError(f"head_size: {self.head_size} is not nope_head_size + rope_head_size of mla")
-        if self.attention_bias or self.qkv_bias or self.qk_norm != "none":
-            raise ValueError("mla: latent attention has no attention_bias, qkv_bias or qk_norm")
-        return self
-
-    @model_validator(mode="after")
-    def _check_experts(self) -> Self:
+        if self.mla and self.head_size != self.mla.nope_head_size + self.mla.rope_head_size:
+            yield f"head_size: {self.head_size} is not nope_head_size + rope_head_size of mla"
+        if self.mla and (self.attention_bias or self.qkv_bias or self.qk_norm != "none"):
+            yield "mla: latent attention has no attention_bias, qkv_bias or qk_norm"
         if self.moe and self.num_layers - self.moe.num_dense_layers < self.moe.layer_frequency:
-            raise ValueError(
+            yield (
                 f"moe: of {self.num_layers} layers none has experts with num_dense_layers "
                 f"{self.moe.num_dense_layers} and layer_frequency {self.moe.layer_frequency}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_layers(self) -> Self:
         num = sum(kind.num_layers for kind in self.layers)
         if num > self.num_layers:
-            raise ValueError(f"layers: {num} layers of other kinds are more than num_layers {self.num_layers}")
+            yield f"layers: {num} layers of other kinds are more than num_layers {self.num_layers}"
         if (self.num_layers - num) % self.shared_by:
-            raise ValueError(f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers - num}")
-        return self
+            yield f"shared_by: {self.shared_by} does not divide num_layers {self.num_layers - num}"
+        yield from self._mistakes_of_kind()
 
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        if self.kind != "encoder-decoder":
-            if self.num_encoder_layers:
-                raise ValueError(f"num_encoder_layers: this is of an encoder-decoder, and kind is {self.kind}")
-        elif not 0 < self.num_encoder_layers < self.num_layers:
-            raise ValueError(
+    def _mistakes_of_kind(self) -> Iterator[str]:
+        if self.kind != "encoder-decoder" and self.num_encoder_layers:
+            yield f"num_encoder_layers: this is of an encoder-decoder, and kind is {self.kind}"
+        if self.kind == "encoder-decoder" and not 0 < self.num_encoder_layers < self.num_layers:
+            yield (
                 f"num_encoder_layers: must be 1 to {self.num_layers - 1}: num_layers {self.num_layers} counts the "
                 "layers of encoder and decoder together"
             )
         if self.kind != "decoder" and (self.moe or self.mla or self.mtp_layers):
-            raise ValueError(f"kind: moe, mla and mtp_layers are of decoders, not of an {self.kind}")
+            yield f"kind: moe, mla and mtp_layers are of decoders, not of an {self.kind}"
         if self.kind == "decoder" and (self.patches or self.pooler or self.num_token_types or not self.output_head):
-            raise ValueError("kind: a decoder has an output_head, and no patches, pooler or num_token_types")
+            yield "kind: a decoder has an output_head, and no patches, pooler or num_token_types"
         if self.kind != "decoder" and self.vision:
-            raise ValueError(f"vision: a tower stands in front of a decoder, and kind is {self.kind}")
+            yield f"vision: a tower stands in front of a decoder, and kind is {self.kind}"
         if self.position == "relative" and self.kind != "encoder-decoder":
-            raise ValueError(f"position: relative is of encoder-decoders, and kind is {self.kind}")
-        return self
+            yield f"position: relative is of encoder-decoders, and kind is {self.kind}"
 
     def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
         """The kinds of layers, each as a pair: how many, and the model as if all layers were of this kind."""
@@ -522,7 +340,7 @@ class ModelSpec(InputDocument):
                 found[name] = given[name]
         if self.num_kv_heads == self.num_heads:
             found.pop("num_kv_heads", None)
-        if self.head_size == (_latent_head_size(self.mla) or self.hidden_size / self.num_heads):
+        if self.head_size == (latent_head_size(self.mla) or self.hidden_size / self.num_heads):
             found.pop("head_size", None)
         if self.vision:
             found["vision"] = {**found["vision"], "encoder": self.vision.encoder.written()}
@@ -566,27 +384,3 @@ def _kinds(model: ModelSpec) -> tuple[tuple[int, ModelSpec], ...]:
     plain = model.num_layers - sum(kind.num_layers for kind in model.layers)
     others = [(kind.num_layers, kind.applied(model)) for kind in model.layers]
     return tuple(([(plain, model.model_copy(update={"layers": ()}))] if plain else []) + others)
-
-
-def _latent_head_size(mla: Any) -> int:
-    """Head size of queries and keys in an unchecked `mla` mapping; 0 if the mapping does not describe it."""
-    if isinstance(mla, LatentAttention):
-        return mla.nope_head_size + mla.rope_head_size
-    nope, rope = (mla.get(key) if isinstance(mla, dict) else 0 for key in ("nope_head_size", "rope_head_size"))
-    return nope + rope if type(nope) is int and type(rope) is int else 0
-
-
-class _UnevenHeads(str):
-    """A placeholder for the head size when heads do not divide the width; its text says so."""
-
-    __slots__ = ()
-
-
-def _even_head_size(num_heads: int, hidden_size: int) -> int | _UnevenHeads:
-    if hidden_size % num_heads:
-        low = hidden_size // num_heads * num_heads
-        return _UnevenHeads(
-            f"num_heads: {num_heads} does not divide hidden_size {hidden_size}; nearest hidden_size that it divides: "
-            f"{low or num_heads} or {low + num_heads}, or state head_size"
-        )
-    return hidden_size // num_heads

@@ -22,6 +22,7 @@ class Objective(NamedTuple):
     reference_passes: int = 0
     outputs: int = 0
     logit_copies: int = 0
+    narrow_copies: float = 0.0
     generates: bool = False
 
 

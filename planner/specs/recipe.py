@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
 from planner.specs.document import InputDocument
+from planner.specs.yaml import shipped_yaml
 
 Optimizer = Literal["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]
 Loss = Literal["whole", "fused", "chunked", "fused-linear"]
@@ -65,26 +67,8 @@ class StateBytes(InputDocument):
     moment_copy: float = Field(default=0, ge=0)
 
 
-NAMED_RECIPES: Final = {
-    # Rajbhandari et al., ZeRO (SC 2020), section 3.1: fp16 weights 2, gradients 2, optimizer K = 12. Megatron without
-    # --accumulate-allreduce-grads-in-fp32 and NeMo with grad_reduce_in_fp32=False keep the same
-    "zero-16": StateBytes(weights=2, sharded_weights=2, grads=2, master=4),
-    # the lecture's textbook figure: 2M + 2M + 16M (fp32 weights, gradients and both moments): 1B parameters take 20 GB
-    "textbook-20": StateBytes(weights=2, sharded_weights=2, grads=2, master=8),
-    # Megatron-LM, theoretical_memory_usage.py: fp32 main gradients
-    "megatron-18": StateBytes(weights=2, sharded_weights=2, grads=4, master=4),
-    # everything in bf16 and no master weights: torchtitan, training.dtype = bfloat16
-    "pure-bf16": StateBytes(weights=2, sharded_weights=2, grads=2, master=0, moment=2),
-    # Megatron-LM, --use-precision-aware-optimizer with --exp-avg-dtype bf16 and --exp-avg-sq-dtype bf16; DeepSeek-V3
-    # (2024), section 3.3.3, keeps its moments in bf16. fp32 gradients, master weights whole. The update unpacks the
-    # moments of all its parameters (Transformer Engine, pytorch/optimizers/fused_adam.py, get_unscaled_state)
-    "precision-aware-fp32": StateBytes(weights=2, sharded_weights=2, grads=4, master=4, moment=2, moment_copy=4),
-    # the same with --main-grads-dtype bf16; the 16 bits of the master weights that the bf16 weights lack are stored
-    # (store_param_remainders of Megatron-LM's optimizer_config.py, on by default)
-    "precision-aware": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=2, moment_copy=4),
-    # the same with --exp-avg-dtype fp8 and --exp-avg-sq-dtype fp8
-    "fp8-moments": StateBytes(weights=2, sharded_weights=2, grads=2, master=2, moment=1, moment_copy=4),
-}
+_ROWS: Final[Any] = shipped_yaml(Path(__file__).with_name("recipes.yaml")).plain
+NAMED_RECIPES: Final = {name: StateBytes(**row) for name, row in _ROWS.items()}
 """The bytes of each named recipe; `engine` means the bytes in the engine's profile."""
 
 ADAM_RECIPES: Final = ("textbook-20", "zero-16", "megatron-18")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 
 from planner.specs.batch import BATCH_PATTERN, COUNT_PATTERN
 from planner.specs.cluster import Precision
@@ -12,6 +12,9 @@ from planner.specs.document import InputDocument, Seconds, Usd, UsdPerHour
 from planner.specs.objective import OBJECTIVES, Objective, ObjectiveName, Reference
 from planner.specs.recipe import ADAM_RECIPES, CudaGraphs, FrozenWeights, Loss, MemoryRecipe, Optimizer, Projection
 from planner.units import parse_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MOST_SEQUENCES = 100_000_000
 _BATCH_SCHEMA = {
@@ -170,26 +173,22 @@ class TrainingSpec(InputDocument):
             return parse_count(value.strip().removesuffix("tokens"))
         return float(value) if type(value) is int else value
 
-    @model_validator(mode="after")
-    def _check_recipe(self) -> Self:
+    def _mistakes(self) -> Iterator[str]:
         if self.memory_recipe in ADAM_RECIPES and self.optimizer != "adamw":
-            raise ValueError(
+            yield (
                 f"memory_recipe: {self.memory_recipe} counts the states of adamw, and optimizer is {self.optimizer}; "
                 "take memory_recipe engine"
             )
         if not self.lora_rank and self.frozen_weights != "16-bit":
-            raise ValueError(f"frozen_weights: {self.frozen_weights} is of frozen weights; give lora_rank")
+            yield f"frozen_weights: {self.frozen_weights} is of frozen weights; give lora_rank"
         if self.lora_rank and self.precision == "fp32":
-            raise ValueError(
+            yield (
                 f"lora_rank: frozen weights compute in 16 bits or fewer, and precision is {self.precision}; take bf16"
             )
         if self.frozen_weights != "16-bit" and self.precision == "fp8":
-            raise ValueError(
-                f"frozen_weights: {self.frozen_weights} computes in 16 bits, and precision is fp8; take bf16"
-            )
+            yield f"frozen_weights: {self.frozen_weights} computes in 16 bits, and precision is fp8; take bf16"
         if self.memory_recipe != "engine" and self.precision == "fp32":
-            raise ValueError(
+            yield (
                 f"memory_recipe: {self.memory_recipe} is of 16-bit weights, and precision is fp32; "
                 "take memory_recipe engine"
             )
-        return self

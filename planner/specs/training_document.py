@@ -35,8 +35,7 @@ def check_training(
     engine: EngineSpec | None,
 ) -> TrainingSpec | None:
     """The checked training document, with its defaults filled in."""
-    assert isinstance(tree.data, dict)
-    if "global_batch_size" not in tree.data:
+    if "global_batch_size" not in tree.entries:
         hint = (
             "--global-batch 1024 gives the sequences of an optimizer step, '4M tokens' its tokens, "
             "and from a range, 512..2048, the planner chooses; "
@@ -63,8 +62,7 @@ def batch_range(tree: Node) -> tuple[Node, BatchRange | None]:
     Raises:
         InputError: a choice that cannot be read.
     """
-    assert isinstance(tree.data, dict)
-    node, length = tree.data.get("global_batch_size"), _entry(tree, "sequence_length").data
+    node, length = tree.entries.get("global_batch_size"), _entry(tree, "sequence_length").data
     if node is None or not isinstance(node.data, str) or not isinstance(length, int) or length < 1:
         return tree, None
     if isinstance(whole_of(node.data), int) and not node.data.endswith("M"):  # who says 4M means tokens
@@ -105,8 +103,7 @@ def _check_positions(tree: Node, model: ModelSpec) -> None:
 
 def _check_requirements(mistakes: Mistakes, tree: Node, pools: Sequence[ClusterSpec]) -> None:
     """Check that a deadline comes with a token budget, and a budget of money with prices of all devices too."""
-    assert isinstance(tree.data, dict)
-    given = {key: node for key, node in tree.data.items() if node.data is not None}
+    given = {key: node for key, node in tree.entries.items() if node.data is not None}
     for key in ("deadline", "budget"):
         if key in given and "tokens" not in given:
             hint = f"add `tokens: 300B` to the document, or training.tokens=300B beside training.{key}"
@@ -120,12 +117,10 @@ def _check_requirements(mistakes: Mistakes, tree: Node, pools: Sequence[ClusterS
 
 def with_default(tree: Node, key: str, value: Any) -> Node:
     """The document with `value` for `key`, if the key is missing."""
-    assert isinstance(tree.data, dict)
-    if key in tree.data:
+    if key in tree.entries:
         return tree
-    return replace(tree, data={**tree.data, key: Node(data=value, where="default")})
+    return replace(tree, data={**tree.entries, key: Node(data=value, where="default")})
 
 
 def _entry(tree: Node, key: str) -> Node:
-    assert isinstance(tree.data, dict)
-    return replace(tree.data[key], data=whole_of(tree.data[key].data, key))
+    return replace(tree.entries[key], data=whole_of(tree.entries[key].data, key))

@@ -68,6 +68,12 @@ class Node:
             return tuple(node.plain for node in self.data)
         return self.data
 
+    @property
+    def entries(self) -> dict[str, Node]:
+        """The values of a dictionary, which the node is known to be."""
+        assert isinstance(self.data, dict)
+        return self.data
+
     def mistake(self, message: str, hint: str = "") -> Mistake:
         """A mistake at this position."""
         return Mistake(

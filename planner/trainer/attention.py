@@ -23,7 +23,8 @@ from planner.trainer.norms import RmsNorm
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.specs.model import ModelSpec, RotaryScaling
+    from planner.specs.blocks import RotaryScaling
+    from planner.specs.model import ModelSpec
 
 Positions = tuple[range, ...]
 """Ranges of positions in the sequence, in the order of the rows."""

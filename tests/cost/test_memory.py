@@ -10,7 +10,7 @@ import pytest
 
 from planner.api import estimate_layout
 from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
-from planner.cost.estimate import estimate
+from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
 from planner.cost.memory import host_lines, memory_lines
@@ -18,6 +18,7 @@ from planner.cost.model_states import state_bytes_per_param, whole_gradients
 from planner.cost.stage import Stage, expert_padding, expert_shard_divisor
 from planner.cost.transients import layer_backward_bytes
 from planner.layout_text import parse_layout
+from planner.specs.load import load_job
 
 GIB = 2**30
 OLD_GPT = ("training.attention=unfused", "training.dropout=0.1")
@@ -320,6 +321,18 @@ def test_each_group_of_ranks_has_buffers(make_job, with_engine):
     for text, groups in (("dp=1", 0), ("tp=2,sp=1,dp=4", 2), ("tp=2,sp=1,dp=4,ep=4", 3), ("pp=2,cp=2,dp=2,ep=4", 3)):
         runtime = lines_of(job, text, **stage)[LineName.RUNTIME]
         assert runtime == pytest.approx(job.cluster.device.reserved_memory + groups * 0.25 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "stage", "counted"), [(2, 0, 11.976e9), (2, 1, 13.141e9), (4, 0, 13.883e9), (4, 1, 14.886e9)]
+)
+def test_one_round_of_interleaved_microbatches_reduces_chunk_by_chunk(microbatches, stage, counted):
+    """Bytes alive at the peak of the trainer's own step on fake tensors (planner.trainer.rehearse.counted)."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", gpus=8, sequence_length=2048,
+                   global_batch_size=4 * microbatches, settings=("model.num_layers=8",))  # fmt: skip
+    layout = parse_layout("pp=2,interleave=2,dp=4,zero=1,mbs=1,recompute=full", num_layers=8, num_devices=8)
+    lines = memory_of_stages(job, layout)[stage].lines
+    assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.05)
 
 
 @pytest.mark.parametrize(("precision", "pp", "each"), [("bf16", 4, 6), ("fp16", 4, 2), ("bf16", 1, 2)])

@@ -107,7 +107,10 @@ def test_a_reference_without_weights_of_its_own_takes_no_memory(settings, passes
 
 @pytest.mark.parametrize(
     ("objective", "engine", "counted"),
-    [("dpo", "deepspeed", 7.99), ("dpo", "fsdp", 15.98), ("kto", "fsdp", 15.98), ("orpo", "fsdp", 19.99)],
+    [
+        *[("dpo", "deepspeed", 7.99), ("dpo", "fsdp", 15.98), ("kto", "fsdp", 15.98)],
+        *[("orpo", "fsdp", 19.99), ("orpo", "deepspeed", 7.01)],
+    ],
 )
 def test_logits_take_the_bytes_that_trl_holds_at_its_peak(objective, engine, counted, priced):
     """Accelerate converts the outputs of a model under FSDP to 32 bits, and DeepSpeed's stay in 16 bits."""
@@ -201,4 +204,46 @@ def test_weights_on_the_host_are_copied_again_for_each_pass_of_the_policy(priced
     none, one, two = (copied("grpo", passes) for passes in range(3))
     assert two - one == pytest.approx(one - none)
     assert one - none == pytest.approx(8.03e9 * 2 / 8 / (15.75e9 * 0.8), rel=0.02)
-    assert copied("dpo", 1) == copied("dpo", 0)  # the pass of a reference on the device
+    assert copied("dpo", 1) - copied("dpo", 0) == pytest.approx(one - none)
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp"])
+def test_the_shards_of_a_reference_are_where_the_policy_has_its_own(engine, priced):
+    """TRL, models/utils.py: prepare_deepspeed copies the configuration, prepare_fsdp takes the plugin's cpu_offload."""
+
+    def held(objective, offload):
+        layout = f"zero=3,mbs=1,recompute=full,offload={offload}"
+        plan = priced(objective, layout, gpus=2, engine=engine, settings=["training.loss=whole"])
+        return lines_of(plan), plan.memory[0].host
+
+    states = "params+states" if engine == "deepspeed" else "optimizer"
+    plain, moved = held("orpo", states), held("dpo", states)
+    assert held("dpo", "none")[0][LineName.REFERENCE_PARAMS] == PARAMS  # two bytes each, on two ranks
+    assert moved[0][LineName.REFERENCE_PARAMS] == 0
+    assert moved[1].total_bytes - plain[1].total_bytes == pytest.approx(PARAMS)
+
+
+def test_a_gather_after_the_update_hides_behind_one_pass_of_the_policy(priced):
+    """Its modules start and await their own gathers: the pass of a reference, before or after, hides none of them."""
+    more = {"model": "llama3-8b", "engine": "megatron", "gpus": 64, "global_batch": 64, "length": 512}
+
+    def exposed(passes):
+        plan = priced("dpo", "zero=1,mbs=1,recompute=none", settings=[f"training.forward_passes={passes}"], **more)
+        line = next(each for each in plan.time if each.name == LineName.DP_COMM)
+        return float(line.exposed_seconds), float(line.hidden_seconds)
+
+    assert exposed(0)[1] > 0
+    assert exposed(2) == pytest.approx(exposed(0))
+
+
+def test_heads_for_further_tokens_run_in_passes_without_gradients(priced):
+    """Megatron-LM computes the logits of all heads in evaluation, too (process_mtp_loss)."""
+    more = {"model": "llama3-8b", "engine": "megatron", "gpus": 1, "global_batch": 1, "length": 512}
+
+    def seconds(mtp_layers, vocab):
+        settings = ["training.forward_passes=1", f"model.mtp_layers={mtp_layers}", f"model.vocab_size={vocab}"]
+        plan = priced("dpo", "zero=0,mbs=1,recompute=none", settings=settings, **more)
+        return seconds_of(plan)[LineName.UNGRADED]
+
+    one, two = (seconds(mtp_layers, 256_000) - seconds(mtp_layers, 128_000) for mtp_layers in (0, 1))
+    assert two == pytest.approx(2 * one)

@@ -20,9 +20,10 @@ from planner.cost.optimizers import layer_matrices
 from planner.cost.parameters import layer_matmul_params, layer_params, layer_params_on_device
 from planner.cost.transfers import expert_transfers
 from planner.layout_text import parse_layout
+from planner.specs.blocks import LatentAttention, MixtureOfExperts, SparseAttention
 from planner.specs.by_name import load_model
 from planner.specs.huggingface import config_from_text
-from planner.specs.model import LatentAttention, MixtureOfExperts, ModelSpec, SparseAttention
+from planner.specs.model import ModelSpec
 from planner.specs.recipe import Projection
 from planner.specs.recompute import policy_code
 from planner.specs.training import TrainingSpec

@@ -25,7 +25,7 @@ from planner.cost.stage import (
 )
 from planner.layout import Layout, even_stages, of_chunks, stage_of_chunk
 from planner.layout_text import parse_layout
-from planner.specs.model import MixtureOfExperts
+from planner.specs.blocks import MixtureOfExperts
 
 SCHEDULES = ("1f1b", "interleaved", "zbv")
 

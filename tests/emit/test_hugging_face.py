@@ -119,6 +119,14 @@ def test_what_is_emitted_reads_back_as_the_plan(case):
     assert {"training.precision", "training.dropout", "model.num_layers"} <= set(fields)
 
 
+@pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
+def test_adapters_on_every_linear_layer_are_a_word(engine):
+    """PEFT, tuners/tuners_utils.py (_maybe_include_all_linear_layers) knows it as text; in a list it is a module."""
+    settings = ("training.lora_rank=16", "training.lora_targets=[all-linear]")
+    texts = bundle_of(plan_of((engine, "llama3-8b", "zero=3", settings)), how=How(), force_unfit=True).texts
+    assert merged(texts)["lora_target_modules"] == "all-linear"
+
+
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 5}
 
 

@@ -21,7 +21,8 @@ from planner.emit.read.all import READERS
 from planner.emit.target import How, facts_of, field_of, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
-from planner.specs.model import ModelSpec, RotaryScaling
+from planner.specs.blocks import RotaryScaling
+from planner.specs.model import ModelSpec
 from planner.specs.pipeline_letters import letters_of, pieces_of_letters
 from planner.specs.recipe import NAMED_RECIPES
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from planner.cli import cli
 from planner.cost.parameters import num_params
 from planner.errors import InputError
+from planner.specs.blocks import RotaryScaling
 from planner.specs.by_name import load_model, model_notes
 from planner.specs.huggingface.table import defaults, table
 from planner.specs.load import load_job
-from planner.specs.model import RotaryScaling
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "huggingface.json").read_text())["models"]
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]

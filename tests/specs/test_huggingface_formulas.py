@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
+from planner.specs.blocks import LatentAttention, Mixer, MixtureOfExperts, PatchEmbedding
 from planner.specs.huggingface import config_from_text
 from planner.specs.huggingface.config import Config, NotInTable
 from planner.specs.huggingface.formulas import Scope, names_in
 from planner.specs.huggingface.rules import RULES
 from planner.specs.huggingface.table import row, table
-from planner.specs.model import LatentAttention, Mixer, MixtureOfExperts, ModelSpec, PatchEmbedding
+from planner.specs.model import ModelSpec
 
 VALUES = {
     "wide": 100, "none": None, "zero": 0, "yes": True, "no": False, "word": "auto", "list": [1, 5, 7], "same": [4, 4],

@@ -24,8 +24,9 @@ from planner.search.optimum.pricing import layout_at
 from planner.search.space.constraints import Constraints
 from planner.search.space.refusals import legal_degrees
 from planner.search.space.space import Space
+from planner.specs.blocks import RotaryScaling
 from planner.specs.load import load_job
-from planner.specs.model import ModelSpec, RotaryScaling
+from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainer import __main__ as program
 from planner.trainer import cross_entropy as loss

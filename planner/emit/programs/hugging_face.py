@@ -400,13 +400,14 @@ def _write_adapters(plan: Plan) -> Values:
     training = plan.training
     if not training.lora_rank:
         return {}
-    four = training.frozen_weights == "nf4"
+    four, targets = training.frozen_weights == "nf4", training.lora_targets
+    every = "all-linear" in targets  # a word that PEFT knows alone, and not in a list
     return {
         "use_peft": True,
         "lora_r": training.lora_rank,
         "lora_alpha": 2 * training.lora_rank,
         "lora_dropout": training.lora_dropout,
-        "lora_target_modules": tuple(PEFT.get(each, each) for each in training.lora_targets),
+        "lora_target_modules": "all-linear" if every else tuple(PEFT.get(each, each) for each in targets),
         "load_in_4bit": four,
         **({"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True} if four else {}),
     }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from planner.emit.target import Given, Value, Values
     from planner.plan import Plan
-    from planner.specs.model import MixtureOfExperts
+    from planner.specs.blocks import MixtureOfExperts
 
 _NAMES: Final = names_beside(__file__)
 _LLAMA_3_SCALING: Final = (1.0, 4.0, 8192)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
+from planner.cost.microbatch import num_microbatches
+from planner.cost.schedule import is_one_round
 from planner.cost.shapes import distinct_rows
 from planner.layout import divisors
 from planner.specs.banned import searched_axes
@@ -135,10 +137,13 @@ def can_be_smaller(job: Job, degrees: DegreeArrays) -> Mask:
     """Whether microbatches of one sequence need no more memory, but for rounding, [n]; they break no other rule.
 
     Larger microbatches need more memory, and as long as the step has several microbatches, the number in flight is the
-    same. In two cases the answer is no: a single microbatch accumulates no gradients, and GPipe holds fewer
-    microbatches if they are larger.
+    same. In three cases the answer is no: a single microbatch accumulates no gradients, GPipe holds fewer microbatches
+    if they are larger, and one round of interleaved microbatches may hold fewer gradients than several rounds
+    (`reduced_early`).
 
     Source: derived here; tested against `least_stage_bytes` of each.
     """
     several = degrees.dp * degrees.mbs < job.training.global_batch_size
+    if degrees.schedule == "interleaved" and job.engine.memory.whole_gradients == "piped":
+        several &= ~is_one_round(degrees.pp, num_microbatches(job, degrees))
     return np.asarray(several & (degrees.schedule in ("1f1b", "interleaved")))

@@ -157,30 +157,9 @@ def _walk(value: Any, name: str, depth: int = 1) -> Iterator[Any]:
         yield from _walk(child, name, depth + 1)
 
 
-_ANOTHER_WAY: Final = {
-    "mlp_layer_types": ("first_k_dense_replace", "num_dense_layers", "mlp_only_layers"),
-    "layer_types": ("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers", "index_topk"),
-    "indexer_types": ("index_topk",),
-    "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),
-    "layers_block_type": ("hybrid_override_pattern",),
-}
-"""Older keys that express a list of layers in another way."""
-
-
-_OLDER_LISTS: Final = {
-    "hybrid_layer_pattern": ("layer_types", {"0": "full_attention", "1": "sliding_attention"}),
-    "moe_layer_freq": ("mlp_layer_types", {"0": "dense", "1": "sparse"}),
-}
-"""Lists of numbers that the library now writes as lists of names."""
-
-
-_OLDER_KEYS: Final = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
-"""Keys in LFM2's files that the library's class reads under other names."""
-
-
 def _spell_anew(values: dict[str, Any]) -> None:
     """Rename older keys to the library's present spelling, and turn lists of layer numbers into lists of names."""
-    for older, key in _OLDER_KEYS.items():
+    for older, key in table()["older_keys"].items():
         if older in values:
             values[key] = values.pop(older)
     layers, attending = values.get("num_hidden_layers"), values.get("full_attn_idxs")
@@ -208,14 +187,14 @@ def _fill_in(config: Config) -> None:
     Values that the class derives from other keys must be in the file.
     """
     _spell_anew(config.values)
-    for older, (key, names) in _OLDER_LISTS.items():
+    for older, (key, names) in table()["older_lists"].items():
         listed = config.values.get(older)
         if isinstance(listed, list) and config.values.get(key) is None:
             config.values[key] = [names.get(str(each), str(each)) for each in listed]
             del config.values[older]
     known = defaults().get(str(config.values["model_type"]), {"keys": {}, "follows": []})
     for key in known["follows"]:
-        said = any(each in config.values for each in _ANOTHER_WAY.get(key, ()))
+        said = any(each in config.values for each in table()["another_way"].get(key, ()))
         if config.values.get(key) is None and not said and not (key == "layer_types" and _has_no_windows(config)):
             config.missing.append(key)
     config.values.update({**known["keys"], **config.values})

@@ -111,14 +111,6 @@ class Config:
             self.refuse(key, f"`{key}` must be more than 0 and less than {MOST:g}, not {quoted(value)}")
         return value
 
-    def word(self, key: str, default: str = "") -> str:
-        """The text of a key, or `default` if it is missing or null.
-
-        Raises:
-            InputError: the value is no text.
-        """
-        return self._typed(key, default, "text", str)
-
     def entries(self, key: str) -> list[object]:
         """The list of a key; empty if it is missing or null.
 

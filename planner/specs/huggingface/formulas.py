@@ -30,7 +30,6 @@ _OPERATIONS: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: lambda left, right: left // max(1, right),
     ast.Pow: operator.pow,
-    ast.Lt: operator.lt,
     ast.Gt: operator.gt,
 }
 _FIELDS: Final = {

@@ -6,7 +6,7 @@ The parts and their formulas stand in types.yaml, under `towers` and `projectors
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from planner.specs.huggingface.config import MOST, Config
 from planner.specs.huggingface.formulas import Scope
@@ -14,12 +14,6 @@ from planner.specs.huggingface.table import defaults, row, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_TOKENS: Final = (
-    *("mm_tokens_per_image", "num_query_tokens", "image_seq_length"),
-    "max_value_projector_patch_to_query_dict",
-)
-"""Keys with the number of tokens of an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +69,7 @@ class Join:
 
 def tokens_of(outer: Config, tower: Config, patches: int) -> int:
     """Tokens of an image in the sequence: the number in the file, or the patches by the patches per token."""
-    for key in _TOKENS:
+    for key in table()["image_tokens"]:
         if outer.get(key) is not None:
             return outer.size(key, 1)
     if outer.get("perceiver_config") is not None:

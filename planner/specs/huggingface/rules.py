@@ -12,7 +12,7 @@ from planner.specs.huggingface.formulas import Scope
 from planner.specs.text import any_of, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from planner.specs.huggingface.config import Config
 
@@ -39,12 +39,16 @@ def kinds(config: Config, of: str, optional: bool = False, **known: Mapping[str,
     """
     names = _listed(config, of)
     config.missing.extend(() if names or optional else (of,))
+    _refuse_others(config, of, names, (*known, *FULL), f"supported: {any_of([*known, 'full_attention'])}")
     for name in dict.fromkeys(names):
         if name in known:
             config.add_kind(names.count(name), of, **Scope(config=config).worked_out(known[name]))
-        elif name not in FULL:
-            words = f"layers of kind {quoted(name)} are a block that is not supported"
-            config.unsupported(of, words, f"supported: {any_of([*known, 'full_attention'])}")
+
+
+def _refuse_others(config: Config, of: str, names: Iterable[str], known: Iterable[str], hint: str = "") -> None:
+    """Refuse a list that names a layer of a kind that is not known."""
+    if others := [name for name in names if name not in known]:
+        config.unsupported(of, f"layers of kind {quoted(others[0])} are a block that is not supported", hint)
 
 
 def _listed(config: Config, of: str) -> list[str]:
@@ -163,9 +167,7 @@ def shared_blocks(config: Config, mixer: Mapping[str, Any], adapters: str) -> No
     """
     scope, key = Scope(config=config), "layers_block_type"
     names = list(map(str, config.entries(key)))
-    for name in names:
-        if name not in ("hybrid", "mamba", "linear_attention"):
-            config.unsupported(key, f"layers of kind {quoted(name)} are a block that is not supported")
+    _refuse_others(config, key, names, ("hybrid", "mamba", "linear_attention"))
     layers, hybrid, blocks = config.ours("num_layers"), names.count("hybrid"), config.count("num_mem_blocks", 1)
     h, wide = config.ours("hidden_size"), max(0, config.count("attention_hidden_size") - config.ours("hidden_size"))
     own = {"attends": False, "mixer": scope.worked_out(mixer), "ffn_hidden_size": 0, "norms_per_layer": 1}
@@ -246,9 +248,7 @@ def sparse(config: Config) -> None:
     if shared := modes.count("shared"):
         config.add_kind(shared, "index_topk_freq", sparse=indexer | {"shared": True})
     names = list(map(str, config.entries("layer_types")))
-    for name in names:
-        if name not in (*FULL, "indexed_attention"):
-            config.unsupported("layer_types", f"layers of kind {quoted(name)} are a block that is not supported")
+    _refuse_others(config, "layer_types", names, (*FULL, "indexed_attention"))
     if not names or "indexed_attention" in names:
         config.put("sparse", indexer, "index_topk")
 

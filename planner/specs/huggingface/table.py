@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from planner.specs.huggingface.config import Config
-
-NEEDED: Final = (
-    *("num_layers", "hidden_size", "num_heads", "vocab_size", "ffn_hidden_size"),
-    *("moe.num_experts", "moe.experts_per_token"),
-)
-"""Our fields whose keys a file must state, whatever the class's default is."""
-_NEVER_NULL: Final = (
-    *NEEDED,
-    *("max_sequence_length", "moe.ffn_hidden_size", "mla.kv_lora_rank"),
-    *("mla.nope_head_size", "mla.rope_head_size", "mla.value_head_size"),
-)
-"""Our fields that have no default; a null of the file is refused at its key, unless a rule fills the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +37,7 @@ class Row:
     counted: kinds of layers whose number, `num_layers`, is a formula.
     then: like `fields`, behind the rules.
     ignore: keys that change neither parameters nor prices.
-    optional: our fields in NEEDED whose keys may be missing, and lists of the file that may be missing.
+    optional: our fields in `needed` whose keys may be missing, and lists of the file that may be missing.
     notes: sentences for the user.
     """
 
@@ -96,9 +84,9 @@ class Row:
         config.read.update(spellings)
         found = next((each for each in spellings if each in config.values), "")
         value = config.values[found] if found else self.defaults.get(key)
-        if not found and key not in self.defaults and target in NEEDED and target not in self.optional:
+        if not found and key not in self.defaults and target in table()["needed"] and target not in self.optional:
             config.missing.append(key)
-        elif value is not None or (found and target in _NEVER_NULL):
+        elif value is not None or (found and target in (*table()["needed"], *table()["never_null"])):
             config.put(target, value, found or "model_type")
 
 
