@@ -2,8 +2,8 @@
 
 Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
 is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
-unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and the
-words of `eval` are read once more, as a shell reads them.
+unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, `shift` outside
+loops drops the first, and the words of `eval` are read once more, as a shell reads them.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ class _Script:
         self.budget = _MOST_CHARACTERS
         self.arguments: dict[str, list[str]] = {}
         self.num_evals = 0
+        self.num_loops = 0
         self.exported: set[str] = set()
         self.assigned: set[str] = set()
         self.exports = False
@@ -194,6 +195,7 @@ class _Script:
 
     def _ran(self, words: list[str]) -> list[list[str]]:
         """The commands that a command is: itself, those of the text of `eval`, or none for `set --`."""
+        self.num_loops += words[0] in ("for", "while", "until")
         if words[:2] == ["set", "--"]:
             self.arguments = _arguments(words[2:])
             return []
@@ -209,6 +211,11 @@ class _Script:
             words[place + 1]
         ):
             return [[*words[: place + 1], *each] for each in self._other_shell(*words[place + 1 :])]
+        is_followed = not self.num_loops and all(each.is_taken for each in self.branches) and "@" in self.arguments
+        count = whole_number((words[1:] or ["1"])[0]) if words[0] == "shift" and is_followed else None
+        if count is not None:
+            self.arguments = _arguments(self.arguments["@"][count:])
+            return []
         if self.arguments and {"shift", "getopts"} & set(words[:2]):
             hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"
             raise InputError(f"the script goes through its arguments ({words[0]}), which is not followed", hint=hint)
@@ -282,6 +289,8 @@ class _Script:
             return False
         if was_skipped or self._is_off:
             return False
+        if first == "done":
+            self.num_loops = max(self.num_loops - 1, 0)
         if first in ("[", "[["):
             is_true = _truth(words)
             self.is_skipped = (mark == "&&" and is_true is False) or (mark == "||" and is_true is True)
