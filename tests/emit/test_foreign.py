@@ -376,6 +376,7 @@ def test_arithmetic_is_that_of_whole_numbers(text, value):
 def test_names_of_the_hub_find_shipped_models():
     assert shipped_model("Qwen/Qwen2.5-72B-Instruct") == "qwen2.5-72b"
     assert shipped_model("meta-llama/Llama-3.1-8B-Instruct") == "llama3-8b"
+    assert shipped_model("qwen3_5_35B_A3B") == "qwen3.5-35b-a3b"
     assert shipped_model("someone/unknown-9b") is None
 
 

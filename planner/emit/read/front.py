@@ -470,7 +470,8 @@ def shipped_model(name: str) -> str | None:
     plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
     plain = re.sub(r"^(gemma)-(\d)", r"\1\2", plain)
     plain = re.sub(r"^(llama)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
-    return next((known for known in model_names() if known in (last, plain, plain.replace("llama-", "llama"))), None)
+    wanted = {each.replace(".", "-") for each in (last, plain, plain.replace("llama-", "llama"))}
+    return next((known for known in model_names() if known.replace(".", "-") in wanted), None)
 
 
 def _count(value: Value) -> int:

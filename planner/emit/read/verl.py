@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Given, Value, Values
 
 _ACTOR: Final = "actor_rollout_ref.actor"
+_OPTIMIZER: Final = "optim.override_optimizer_config.optimizer"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 
 
@@ -100,7 +101,8 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     if mini:
         found["training.global_batch_size"] = mini * answers
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
-    if given.flag(f"{_ACTOR}.use_dynamic_bsz"):  # packed up to a token limit
+    if given.flag(key := f"{_ACTOR}.use_dynamic_bsz"):  # packed up to a token limit
+        given.doubt(key, "microbatches of a number of tokens have no price")
         most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
         micro = _at_most(most // (prompt + answer), mini * answers, given)
     elif not micro:  # of all ranks, until 2025
@@ -136,7 +138,10 @@ def _read_offload(given: Given) -> Mapping[str, Any]:
 
     Source: verl, workers/fsdp_workers.py and megatron_workers.py (update_actor); engine/fsdp.yaml (offload_policy).
     """
-    return {"layout.offload": "optimizer" if given.flag(f"{_ACTOR}.fsdp_config.offload_policy") else "none"}
+    on_host = [given.flag(f"{_ACTOR}.{key}") for key in ("fsdp_config.offload_policy", f"{_OPTIMIZER}_cpu_offload")]
+    if given.number(key := f"{_ACTOR}.{_OPTIMIZER}_offload_fraction", 1.0) < 1:
+        given.doubt(key, "a part of the states on the host has no price", "layout.offload")
+    return {"layout.offload": "optimizer" if any(on_host) else "none"}
 
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
