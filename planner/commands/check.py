@@ -51,7 +51,10 @@ def run(
 @click.option("--plan", required=True, metavar="PLAN", help="The plan that the run ran.")
 @click.option("--row", default="", metavar="ID", help="The row of a table of runs (.csv).")
 @click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="RUN", help="An earlier run that this one must keep up with."
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="An earlier run that this one must keep up with, or a folder of several, which tell how far runs differ.",
 )
 @click.option(
     "--fail-on", default="", metavar="WORDS", help="Of slower, memory and layout, with commas; by default all of them."
@@ -60,8 +63,8 @@ def run(
 def command(**options: Any) -> int:
     """Check a RUN against its plan; exit code 7 if it fails.
 
-    RUN is a folder of `planner launch`, a log, or a table of runs. It fails if its step is longer than the plan's band,
-    or than the baseline's by more than the baseline's scatter; if its memory is over the plan's band; or if another
-    layout ran. A faster run passes.
+    RUN is a folder of `planner launch`, a folder of several such, a log, or a table of runs. It fails if its step is
+    longer than the plan's band, or than the baseline's by more than the baseline's scatter; if its memory is over the
+    plan's band; or if another layout ran. A faster run passes.
     """
     return run(console=Console(), **options)

@@ -140,22 +140,24 @@ class Measured(NamedTuple):
     counter: Counter | None = None
 
 
-def read_run(path: Path, plan: Plan, *, row: str = "", tell: Callable[[str], None] = lambda _: None) -> Measured:
-    """What one run of a plan measured: a run folder, a log, a metrics file, or the row of a table with this id.
+def read_runs(path: Path, plan: Plan, *, row: str = "", tell: Callable[[str], None] = lambda _: None) -> list[Measured]:
+    """What runs of a plan measured: a run folder or a folder of such, a log, a metrics file, or a row of a table.
 
     Raises:
-        OtherRun: the record says that another model, batch, layout or program ran.
-        InputError: the file cannot be read as one run.
+        OtherRun: a record says that another model, batch, layout or program ran.
+        InputError: the file cannot be read as a run.
         EnvironmentProblem: a file cannot be opened.
     """
     sources = _sources(path, None, tell)
-    if len(sources) > 1:
-        raise InputError(f"{printable(str(path))} holds {len(sources)} runs", hint="name the folder of one of them")
     if sources[0].plan is None:
-        return _measured_row(path, plan, row)
+        return [_measured_row(path, plan, row)]
     if row:
         raise InputError("--row is for a table of runs (.csv)", where=printable(str(path)))
-    file, where, beside = sources[0]
+    return [_measured_run(each, path, plan, tell) for each in sources]
+
+
+def _measured_run(source: _Source, path: Path, plan: Plan, tell: Callable[[str], None]) -> Measured:
+    file, where, beside = source
     if file != path and beside is not None and (other := _changed(read_plan(beside, tell=tell), plan, where)):
         raise OtherRun(*other)
     log = _log(file, plan, tell)

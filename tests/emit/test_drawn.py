@@ -461,6 +461,7 @@ def test_a_model_of_torchtitan_with_an_encoder_of_images_is_refused(written) -> 
 
 
 GRPO = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B \\\n"
+ON_HOST = "optim.override_optimizer_config.optimizer_cpu_offload=True"
 OF_BATCH = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
 )
@@ -471,10 +472,9 @@ OF_BATCH = (
     [
         ("ppo_micro_batch_size_per_gpu=1", "none", []),
         ("use_dynamic_bsz=True", "none", ["actor_rollout_ref.actor.use_dynamic_bsz"]),
-        ("optim.override_optimizer_config.optimizer_cpu_offload=True", "optimizer", []),
+        (ON_HOST, "optimizer", []),
         (
-            "optim.override_optimizer_config.optimizer_cpu_offload=True "
-            "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=0.5",
+            f"{ON_HOST} actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=0.5",
             "optimizer",
             ["actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction"],
         ),

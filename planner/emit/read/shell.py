@@ -2,8 +2,8 @@
 
 Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
 is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
-unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, `shift` outside
-loops drops the first, and the words of `eval` are read once more, as a shell reads them.
+unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and
+`shift` outside loops drops the first. The words of `eval` are read once more, as a shell reads them.
 """
 
 from __future__ import annotations
