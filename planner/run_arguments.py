@@ -1,5 +1,7 @@
 """Arguments of a run besides its plan, defined once: the command line, scripts and the trainer read them here."""
 
+# ruff: noqa: RUF009 - `_option` makes fields
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields

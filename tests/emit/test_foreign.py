@@ -19,8 +19,10 @@ import planner
 from planner.api import estimate_file, plan_file
 from planner.cli import main
 from planner.emit.bundle import write_bundle
+from planner.emit.read.conditions import whole_number
 from planner.emit.read.front import read_foreign, shipped_model
-from planner.emit.read.shell import commands_of, option_words, whole_number
+from planner.emit.read.options import option_words
+from planner.emit.read.shell import commands_of
 from planner.errors import ExitCode, InputError
 
 

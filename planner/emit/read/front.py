@@ -20,8 +20,8 @@ from planner.emit.names import has_lines, names_beside
 from planner.emit.programs import PROGRAMS
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS, THE_FILE
 from planner.emit.read.all import READERS
+from planner.emit.read.conditions import UNSET
 from planner.emit.read.methods import GENERATION, check_method, length_of, method_of, settled, with_method
-from planner.emit.read.shell import UNSET
 from planner.emit.read.slurm import variables_of, with_srun
 from planner.emit.target import facts_of, matches
 from planner.errors import InputError, Mistake, PlannerError

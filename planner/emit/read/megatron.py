@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.read import Reader
-from planner.emit.read.options import options_of
-from planner.emit.read.shell import UNSET, option_words
+from planner.emit.read.conditions import UNSET
+from planner.emit.read.options import option_words, options_of
 from planner.specs.training import UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:

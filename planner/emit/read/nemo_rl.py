@@ -14,6 +14,7 @@ from planner.emit.adapters import adapters_of
 from planner.emit.names import listed, names_beside
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
+from planner.emit.read.options import mapping_of
 from planner.emit.target import Setting, Target
 from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
@@ -29,10 +30,7 @@ _DTENSOR: Final = "policy.dtensor_cfg."
 
 
 def _values(text: str) -> Values:
-    found = parse_yaml(text, THE_FILE).plain
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=THE_FILE)
-    return flat(found)
+    return flat(mapping_of(parse_yaml(text, THE_FILE).plain))
 
 
 def _is_megatron(values: Values) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import bridge, swift
 from planner.emit.read import HOSTS, MODEL, OF_RECIPE, RANKS, Reader
-from planner.emit.read.options import options_of, overrides_of
-from planner.emit.read.shell import commands_of, option_words
+from planner.emit.read.options import option_words, options_of, overrides_of
+from planner.emit.read.shell import commands_of
 
 if TYPE_CHECKING:
     from planner.emit.target import Values

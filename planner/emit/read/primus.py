@@ -18,6 +18,7 @@ from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader, torchtitan
 from planner.emit.read.megatron import DEFAULTS, engine_of
+from planner.emit.read.options import mapping_of
 from planner.emit.read.overrides import BRIDGE, bridge_values
 from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
@@ -32,10 +33,7 @@ _OF_MEGATRON: Final = re.compile(r"^\s+framework:\s*['\"]?(?!megatron\b)(\w+)", 
 
 
 def _document(text: str) -> dict[str, Any]:
-    found = parse_yaml(_VARIABLE.sub(lambda match: match[1], text), THE_FILE).plain
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=THE_FILE)
-    return found
+    return mapping_of(parse_yaml(_VARIABLE.sub(lambda match: match[1], text), THE_FILE).plain)
 
 
 def _primus_values(text: str) -> Values:

@@ -16,8 +16,7 @@ from planner.emit.names import names_beside
 from planner.emit.programs import torchtitan
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader
-from planner.emit.read.options import options_of
-from planner.emit.read.shell import option_words
+from planner.emit.read.options import mapping_of, option_words, options_of
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,18 +29,12 @@ _GONE: Final = ("model.hf_assets_path", "model.tokenizer_path", "model.print_aft
 _NAMES: Final = names_beside(__file__)
 
 
-def _document(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=THE_FILE)
-    return found
-
-
 def _parsed(text: str) -> dict[str, Any]:
     """The sections of a file, with their keys and values."""
     try:
         if _is_python(text):
             return _of_python(ast.parse(text))
-        return _document(json.loads(text)) if text.lstrip().startswith("{") else tomllib.loads(text)
+        return mapping_of(json.loads(text)) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         what = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"cannot be read: {what}", where=THE_FILE) from None
@@ -140,13 +133,11 @@ def _of_python(tree: ast.Module) -> dict[str, Any]:
             match := re.fullmatch(r"torchtitan\.models\.(\w+)", node.module or "")
         ):
             spec.update({} if match[1] == "common" else {"name": match[1]})
-        elif isinstance(node, ast.Call) and _name(node.func) == "model_registry":
-            spec["flavor"] = _literal(node.args[0]) if node.args else None
+        elif isinstance(node, ast.Call) and (known := _ARGUMENTS.get(_name(node.func))):
+            spec |= dict(zip(known, map(_literal, node.args), strict=False))
             spec |= {each.arg: _calls(each.value) for each in node.keywords if each.arg == "converters"}
-        elif isinstance(node, ast.Call) and _name(node.func) == "model_of":
-            spec |= dict(zip(("name", "flavor"), map(_literal, node.args), strict=False))
-            spec |= {each.arg: _calls(each.value) for each in node.keywords if each.arg == "converters"}
-            spec["shape"] = {each.arg: _literal(each.value) for each in node.keywords if each.arg != "converters"}
+            shape = {each.arg: _literal(each.value) for each in node.keywords if each.arg != "converters"}
+            spec |= {"shape": shape} if "name" in known else {}
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             part, key = _name(node.targets[0].value), node.targets[0].attr
             spec.setdefault(part, {})[{"max_seq_len": "max_context_length"}.get(key, key)] = _literal(node.value)
@@ -159,6 +150,9 @@ def _of_python(tree: ast.Module) -> dict[str, Any]:
     classes = {key: value.pop("", "") for key, value in found.items() if isinstance(value, dict)}
     found["activation_checkpoint"] = "none" if kind is None else classes["activation_checkpoint"]
     return {**found, "model_spec": spec}
+
+
+_ARGUMENTS: Final = {"model_registry": ("flavor",), "model_of": ("name", "flavor")}
 
 
 def _name(node: ast.expr) -> str:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.adapters import adapters_of
 from planner.emit.names import decisive, has_lines, listed, names_beside, translated
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
-from planner.emit.read.options import overrides_of
-from planner.emit.read.shell import option_words
+from planner.emit.read.options import option_words, overrides_of
 from planner.emit.target import Setting, Target
 from planner.errors import InputError
 
