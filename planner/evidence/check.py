@@ -102,25 +102,39 @@ def check_run(
         hint = "give the log or the folder of a run"
         raise InputError("a row of a table has no scatter to compare with", where="--baseline", hint=hint)
     before = read_runs(baseline, plan, tell=tell) if baseline else []
+    measured, limit, most, unknown = None, None, None, list[Mistake]()
     try:
         runs = read_runs(run, plan, row=row, tell=tell)
     except OtherRun as error:
         if Reason.LAYOUT not in asked:  # nothing else can be compared with such a run
             raise
         found = [Finding(reason=Reason.LAYOUT, holds=False, failed=True, text=each.text()) for each in error.mistakes]
-        return _check(plan, None, found, None, None)
-    measured = max(runs, key=lambda each: each.peak_bytes or 0)._replace(seconds=_mean(runs))
-    limit = limit_of(before, runs) if before else None
-    most = _most_bytes(plan, measured)
-    found = [*_time(plan, measured, limit, asked), *_memory(measured, most, asked)]
-    unknown = [_unknown(each) for each in (Reason.SLOWER, Reason.MEMORY) if each not in {one.reason for one in found}]
+    else:
+        measured = max(runs, key=lambda each: each.peak_bytes or 0)._replace(seconds=_mean(runs))
+        limit = limit_of(before, runs) if before else None
+        most = _most_bytes(plan, measured)
+        found = [*_time(plan, measured, limit, asked), *_memory(measured, most, asked)]
+        told = {each.reason for each in found}
+        unknown = [_unknown(each) for each in (Reason.SLOWER, Reason.MEMORY) if each not in told]
     if lacking := [each for each in unknown if each.rule in fail_on]:
         raise InputError(*lacking)
     found += [
         Finding(reason=Reason(each.rule), holds=None, failed=False, text=f"not compared, because {each.message}")
         for each in unknown
     ]
-    return _check(plan, measured, found, (_mean(before), limit) if limit else None, most)
+    return Check(
+        passed=not any(each.failed for each in found),
+        findings=tuple(found),
+        step_seconds=measured and measured.seconds,
+        planned_step_seconds=plan.step_seconds,
+        low_step_seconds=plan.low_step_seconds,
+        high_step_seconds=plan.high_step_seconds,
+        baseline_step_seconds=_mean(before) if limit else None,
+        baseline_limit_seconds=limit,
+        memory_bytes=measured and measured.peak_bytes,
+        memory_counter=measured and measured.counter,
+        high_memory_bytes=most,
+    )
 
 
 def _mean(runs: Sequence[Measured]) -> float:
@@ -145,28 +159,6 @@ def limit_of(before: Sequence[Measured], runs: Sequence[Measured]) -> float:
     variance = sum(each * each for side in sides for each in side) / freedom
     away = quantile * math.sqrt(variance * (1 / len(before) + 1 / len(runs)))
     return start * math.exp(max(math.log1p(_LEAST), away))
-
-
-def _check(
-    plan: Plan,
-    measured: Measured | None,
-    found: list[Finding],
-    before: tuple[float, float] | None,
-    most: float | None,
-) -> Check:
-    return Check(
-        passed=not any(each.failed for each in found),
-        findings=tuple(found),
-        step_seconds=measured and measured.seconds,
-        planned_step_seconds=plan.step_seconds,
-        low_step_seconds=plan.low_step_seconds,
-        high_step_seconds=plan.high_step_seconds,
-        baseline_step_seconds=before and before[0],
-        baseline_limit_seconds=before and before[1],
-        memory_bytes=measured and measured.peak_bytes,
-        memory_counter=measured and measured.counter,
-        high_memory_bytes=most,
-    )
 
 
 def _time(plan: Plan, measured: Measured, limit: float | None, asked: Collection[Reason]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from planner.answers.plan_inputs import job_of
 from planner.errors import EnvironmentProblem, InputError, Mistake
 from planner.evidence.logs.lines import lines_of, opened
 from planner.evidence.logs.programs import Log, OtherRun, read_log
-from planner.evidence.logs.steps import Step, step_time
+from planner.evidence.logs.steps import Step, StepTime, step_time
 from planner.evidence.rows.observation import Observation, faults_of
 from planner.evidence.rows.tables import read_table, row_of
 from planner.made_by import with_shipped_corrections
@@ -161,9 +161,7 @@ def _measured_run(source: _Source, path: Path, plan: Plan, tell: Callable[[str],
     if file != path and beside is not None and (other := _changed(read_plan(beside, tell=tell), plan, where)):
         raise OtherRun(*other)
     log = _log(file, plan, tell)
-    found = step_time(log.steps, where)
-    for note in found.notes:
-        tell(note)
+    found = _timed(log.steps, where, tell)
     on_cpu = any(pool.device.kind == "cpu" for pool in plan.cluster.pools)  # its peak is the process's, libraries too
     return Measured(found.seconds, found.scatter, *((not on_cpu and log.peak) or (None, None)))
 
@@ -234,9 +232,7 @@ def _log(file: Path, plan: Plan, tell: Callable[[str], None]) -> Log:
 
 
 def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: Callable[[str], None]) -> Observation:
-    found = step_time(steps, shown)
-    for note in found.notes:
-        tell(note)
+    found = _timed(steps, shown, tell)
     job = with_shipped_corrections(job_of(plan))
     if len(job.pools) > 1:
         hint = "calibrate on a cluster of one kind of host: each pool has corrections of its own"
@@ -249,6 +245,13 @@ def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: C
     if doubtful:
         tell(f"{shown}: {doubtful}")
     return observed
+
+
+def _timed(steps: Sequence[Step], name: str, tell: Callable[[str], None]) -> StepTime:
+    found = step_time(steps, name)
+    for note in found.notes:
+        tell(note)
+    return found
 
 
 def _metrics(shown: str, file: TextIO) -> Log:

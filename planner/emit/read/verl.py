@@ -19,7 +19,7 @@ from planner.emit.target import Setting, Target
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from planner.emit.target import Given, Value, Values
 
@@ -55,27 +55,19 @@ def _is_megatron(values: Values) -> bool:
     return said == "megatron" or (not said and any(key.startswith(f"{_ACTOR}.megatron.") for key in values))
 
 
-def _degree(given: Given, name: str) -> int:
-    return given.whole(f"{_ACTOR}.megatron.{name}", 1) or 1 if _is_megatron(given.values) else 1
-
-
-def _read_degrees(given: Given) -> Mapping[str, Any]:
-    tp = _degree(given, "tensor_model_parallel_size")
-    etp = _degree(given, "expert_tensor_parallel_size") if f"{_ACTOR}.megatron.{_ETP}" in given else tp
-    ulysses = given.whole(f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
-    has_experts = given.model is not None and given.model.moe is not None
+def _read_degrees(given: Given) -> dict[str, Any]:
+    is_megatron, start = _is_megatron(given.values), f"{_ACTOR}.megatron."
     found = {
-        "layout.tp": tp,
-        "layout.pp": _degree(given, "pipeline_model_parallel_size"),
-        "layout.cp": _degree(given, "context_parallel_size") if _is_megatron(given.values) else ulysses,
-        "layout.ep": _degree(given, "expert_model_parallel_size"),
-        "layout.etp": etp if has_experts else 1,
+        field: (given.whole(start + key, 1) or 1) if is_megatron else 1 for field, key in _NAMES["degrees"].items()
     }
-    chunks = _degree(given, "virtual_pipeline_model_parallel_size")
-    return found | ({"layout.interleave": chunks} if chunks > 1 else {})
-
-
-_ETP: Final = "expert_tensor_parallel_size"
+    ulysses = given.whole(f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    if not is_megatron:
+        found["layout.cp"] = ulysses
+    if given.model is None or given.model.moe is None:
+        found["layout.etp"] = 1
+    elif start + _NAMES["degrees"]["layout.etp"] not in given:
+        found["layout.etp"] = found["layout.tp"]
+    return {field: number for field, number in found.items() if number > 1 or field != "layout.interleave"}
 
 
 def _read_sharding(given: Given) -> Mapping[str, Any]:
@@ -171,8 +163,10 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
     return found
 
 
-def _reading(*says: str, read: Callable[[Given], Mapping[str, Any]]) -> Setting:
-    return Setting(says=says, write=lambda plan: {}, read=read)  # noqa: ARG005 - nothing is emitted for verl
+def _read(given: Given) -> Mapping[str, Any]:
+    steps = (_read_degrees, _read_sharding, _read_batch, _read_recompute)
+    parts = (*steps, _read_offload, _read_adapters, _read_objective)
+    return {field: value for read in parts for field, value in read(given).items()}
 
 
 _NAMES: Final = names_beside(__file__)
@@ -181,13 +175,7 @@ TABLE: Final = Target(
     name="verl",
     program="verl, the training step of the actor",
     settings=(
-        _reading("layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.etp", read=_read_degrees),
-        _reading("layout.zero", "layout.hsdp", read=_read_sharding),
-        _reading("layout.mbs", "training.global_batch_size", "training.sequence_length", read=_read_batch),
-        _reading("layout.recompute", read=_read_recompute),
-        _reading("layout.offload", read=_read_offload),
-        _reading("training.lora_rank", "training.lora_targets", read=_read_adapters),
-        _reading("training.loss", read=_read_objective),
+        Setting(says=listed(_NAMES["says"]), write=lambda plan: {}, read=_read),  # noqa: ARG005 - nothing is emitted
     ),
     command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
     ignores=listed(_NAMES["ignores"]),
