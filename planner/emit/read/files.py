@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from planner.emit.names import has_lines, names_beside
 from planner.emit.read import THE_FILE
 from planner.emit.read.all import READERS
+from planner.emit.read.overrides import recipe_of
 from planner.emit.read.slurm import with_srun
 from planner.errors import InputError, Mistake, PlannerError
 from planner.specs.files import kind_of, limited_text
@@ -54,7 +55,9 @@ class File(NamedTuple):
 
 
 def opened(path: Path) -> File:
-    """The file of a path; `-` is standard input."""
+    """The file of a path; `-` is standard input, and the name of a recipe is its command."""
+    if not path.exists() and recipe_of(str(path)):
+        return File(path, str(path), f"run_recipe.py --recipe {path}\n")
     shown = "standard input" if str(path) == "-" else printable(str(path), 1000)
     return File(path, shown, limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown))
 

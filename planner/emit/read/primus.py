@@ -18,8 +18,9 @@ from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader, torchtitan
 from planner.emit.read.megatron import DEFAULTS, engine_of
-from planner.emit.read.options import mapping_of
-from planner.emit.read.overrides import BRIDGE, bridge_values
+from planner.emit.read.options import mapping_of, options_of
+from planner.emit.read.overrides import BRIDGE, bridge_values, sizes_of
+from planner.emit.read.shell import commands_of
 from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
 
@@ -92,6 +93,27 @@ PRIMUS: Final = Reader(
         decides={**megatron.TARGET.decides, **decisive(_NAMES["decides"])},
     ),
     assumed=lambda values: {"zero": _NAMES["sharded"]} if values.get("use_distributed_optimizer") else {},
+)
+
+
+def _of_command(text: str) -> Values:
+    """The sizes and the options of Primus' own command, which calls torchrun, and the name of its experiment."""
+    words = next((each for each in commands_of(text) if any(map(_COMMAND.search, each))), [])
+    own = translated(options_of([each for each in words if not each.startswith("${@")]), _NAMES)
+    own["config"] = str(own.get("config")).removeprefix("$PWD/")
+    return {**own, **sizes_of("\n".join([text, *filter(_SIZE.match, words)]), "GPUS_PER_NODE")}
+
+
+_COMMAND: Final = re.compile(r"\bprimus-cli\b|\bprimus/cli/main\.py\b")
+_SIZE: Final = re.compile(r"(NNODES|GPUS_PER_NODE)=")
+
+PRIMUS_COMMAND: Final = replace(
+    PRIMUS,
+    name="a command line of Primus",
+    recognises=lambda name, text: _COMMAND.search(text) is not None,  # noqa: ARG005 - as the others
+    values=_of_command,
+    files={"config": _primus_values},
+    is_shell=True,
 )
 
 
