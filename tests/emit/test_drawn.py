@@ -16,7 +16,7 @@ import yaml
 from planner.api import estimate_file
 from planner.emit.read.front import read_foreign
 from planner.emit.read.shell import commands_of
-from planner.errors import EnvironmentProblem, InputError
+from planner.errors import InputError
 
 DRAWN = Path(__file__).parent / "drawn"
 
@@ -451,7 +451,7 @@ def test_a_recipe_of_megatron_bridge_is_known_by_its_name(recipe, layout, batch,
     assert (own.layout["tp"], own.layout["mbs"]) == ("8", "2")
     bare = read_foreign(Path(recipe), num_devices=64, per_host=8, **known)  # `--from NAME`, where no file has it
     assert (bare.layout, {*bare.settings}) == (found.layout, {*found.settings} - {"training.steps=10"})
-    with pytest.raises(EnvironmentProblem, match="No such file"):
+    with pytest.raises(InputError, match="does not exist"):
         read_foreign(Path("mine_config"), num_devices=64)
     unknown = read_foreign(written(f"{start} mine_config {SIZES}"), num_devices=64, model="llama3-8b")
     assert "open" in {each.kind for each in unknown.assumed}

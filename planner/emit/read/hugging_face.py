@@ -79,15 +79,7 @@ def _accelerate_values(text: str) -> Values:
     if kind == "NO" or str(kind).startswith("MULTI_"):
         found[PLAIN] = True
     if kind == "DEEPSPEED":
-        start = "accelerate.deepspeed_config."
-        if f"{start}zero_stage" in found:
-            found["deepspeed.zero_optimization.stage"] = found.pop(f"{start}zero_stage")
-        for part in ("optimizer", "param"):
-            device = found.pop(f"{start}offload_{part}_device", None)
-            if device is not None:
-                found[f"deepspeed.zero_optimization.offload_{part}.device"] = device
-        if f"{start}gradient_accumulation_steps" in found:
-            found["gradient_accumulation_steps"] = found.pop(f"{start}gradient_accumulation_steps")
+        found = {key: value for key, value in translated(found, _NAMES["accelerate"]).items() if value is not None}
     if found.get("accelerate.mixed_precision") == "bf16":
         found["bf16"] = True
     if "accelerate.num_processes" in found:  # without a launcher of several there is one, whatever the file says

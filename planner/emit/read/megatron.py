@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.read import Reader
-from planner.emit.read.conditions import UNSET
+from planner.emit.read.conditions import UNSET, whole_number
 from planner.emit.read.options import option_words, options_of
 from planner.specs.training import UNKNOWN_WEIGHTS
 
@@ -66,9 +66,9 @@ def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
 
 def _divides(found: Values) -> bool:
     """Whether the stages divide the number of layers evenly, with embedding and logits counted as two layers."""
-    layers, stages = (str(found.get(key, "")) for key in ("num_layers", "pipeline_model_parallel_size"))
-    known = all(each.isascii() and each.isdigit() and len(each) < 8 for each in (layers, stages)) and int(stages) > 0
-    return known and (int(layers) + 2) % int(stages) == 0
+    sizes = (str(found.get(key, "")) for key in ("num_layers", "pipeline_model_parallel_size"))
+    layers, stages = (whole_number(each) or 0 for each in sizes)
+    return stages > 0 and layers > 0 and (layers + 2) % stages == 0
 
 
 def engine_of(values: Values) -> str:

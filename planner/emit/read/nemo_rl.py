@@ -86,14 +86,10 @@ def _read(given: Given) -> Mapping[str, Any]:
     found |= {"layout.sp": int(given.flag(f"{start}sequence_parallel"))} if found["layout.tp"] > 1 else {}
     is_on = given.flag(f"{start}activation_checkpointing")
     kind = given.text(f"{start}recompute_granularity", "full")
-    if is_megatron:
-        found["layout.zero"] = int(given.flag(f"{start}optimizer.use_distributed_optimizer"))
-        on_host = given.flag(f"{start}optimizer.optimizer_cpu_offload")
-    else:
-        found["layout.zero"] = 3
-        on_host = given.flag(f"{start}cpu_offload")
-    offload = "optimizer" if is_megatron else "states+params"
-    found |= {"layout.recompute": kind if is_on else "none", "layout.offload": offload if on_host else "none"}
+    zero = given.flag(f"{start}optimizer.use_distributed_optimizer") if is_megatron else 3
+    key, offload = ("optimizer.optimizer_cpu_offload", "optimizer") if is_megatron else ("cpu_offload", "states+params")
+    found |= {"layout.zero": int(zero), "layout.offload": offload if given.flag(start + key) else "none"}
+    found["layout.recompute"] = kind if is_on else "none"
     part = f"{start}{'peft' if is_megatron else 'lora_cfg'}."
     if given.flag(f"{part}enabled"):
         if given.get(f"{part}target_modules"):

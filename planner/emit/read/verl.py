@@ -116,12 +116,11 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     start = f"{_ACTOR}.megatron.override_transformer_config."
     kind = given.text(f"{start}recompute_granularity", "none")
     method, number = given.text(f"{start}recompute_method", "uniform"), given.whole(f"{start}recompute_num_layers", 1)
-    if _is_megatron(given.values):
-        if kind == "full" and method == "block":
-            return {"layout.recompute": f"full:{number}"}
-        return {"layout.recompute": kind if kind in ("full", "selective") else "none"}
-    on = given.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
-    return {"layout.recompute": "full" if on else "none"}
+    if not _is_megatron(given.values):
+        kind = "full" if given.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True) else "none"
+    elif kind == "full" and method == "block":
+        kind = f"full:{number}"
+    return {"layout.recompute": kind if kind.startswith(("full", "selective")) else "none"}
 
 
 def _read_offload(given: Given) -> Mapping[str, Any]:
