@@ -14,8 +14,8 @@ import pytest
 from planner.api import estimate_file, explain_layout, plan_file
 from planner.cli import main
 from planner.cost.adapters import num_trained_params
-from planner.emit.read.all import READERS
 from planner.emit.read.front import read_foreign, with_layout
+from planner.emit.read.readers import READERS
 from planner.errors import ExitCode, InputError
 from planner.reading import read_plan
 from planner.specs.training import TrainingSpec

@@ -17,8 +17,8 @@ from planner.emit.programs.hugging_face import TRAIN
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read import hugging_face as reader
-from planner.emit.read.all import READERS
 from planner.emit.read.front import read_foreign
+from planner.emit.read.readers import READERS
 from planner.emit.target import How, facts_of, field_of
 from planner.errors import InputError
 from planner.layout import parse_layout
@@ -340,7 +340,7 @@ NAMED = {
 
 
 def facts_in(text, num_devices):
-    reader = next(each for each in READERS if each.recognises("file", text))
+    reader = next(each for each in READERS if each.recognises(text))
     values = dict(reader.values(text))
     if name := values.pop("deepspeed", None):
         values |= reader.files["deepspeed"](NAMED[name])

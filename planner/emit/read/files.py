@@ -13,10 +13,10 @@ from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from planner.emit.names import has_lines, names_beside
-from planner.emit.read import THE_FILE
-from planner.emit.read.all import READERS
+from planner.emit.names import names_beside
+from planner.emit.read import THE_FILE, has_all
 from planner.emit.read.overrides import recipe_of
+from planner.emit.read.readers import READERS
 from planner.emit.read.slurm import with_srun
 from planner.errors import InputError, Mistake, PlannerError
 from planner.specs.files import kind_of, limited_text
@@ -198,14 +198,14 @@ _REFUSED: Final = names_beside(__file__)["refused"]
 
 def _check_read(file: File) -> None:
     """Refuse, by its name, a program whose files are not read."""
-    if row := next((each for each in _REFUSED if has_lines(*each["lines"], file.shown, file.text)), None):
+    if row := next((each for each in _REFUSED if has_all((f"^{line}" for line in each["lines"]), file.text)), None):
         message = f"{file.shown} is a file of {row['program']}, which is not read"
         said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
         raise InputError(message, hint=row.get("instead", said))
 
 
 def _known(file: File) -> Reader | None:
-    return next((each for each in READERS if each.recognises(file.shown, file.text)), None)
+    return next((each for each in READERS if each.recognises(file.text)), None)
 
 
 def _reader_of(file: File, otherwise: Reader | None = None) -> Reader:

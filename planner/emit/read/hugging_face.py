@@ -36,11 +36,6 @@ DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
 
 
-def _has(text: str, *keys: str) -> bool:
-    """Whether a YAML or JSON text has all these keys, each at the start of a line or after a brace or comma."""
-    return all(re.search(rf"""(^|[{{,])\s*["']?{key}["']?\s*:""", text, re.MULTILINE) for key in keys)
-
-
 def _document(text: str) -> dict[str, Any]:
     return mapping_of(parse_yaml(text, THE_FILE).plain)
 
@@ -108,13 +103,13 @@ def _fsdp_values(text: str) -> Values:
 
 def _run_values(text: str) -> Values:
     """A file of TrainingArguments, or of a program built on them, that a command line names."""
-    readers = (each for each in READERS if not each.is_shell and each.recognises("", text))
+    readers = (each for each in READERS if not each.is_shell and each.recognises(text))
     return next((each.values for each in readers), _trainer_file)(text)
 
 
 # --- Trainer and TRL ---------------------------------------------------------------------------------------------
 
-_TRAINER_WORDS: Final = re.compile(
+_TRAINER_WORDS: Final = (
     r"--(per_device_train_batch_size|model_name_or_path)\b|\b(accelerate\s+launch|(llamafactory-cli|axolotl)\s+train"
     rf"|trl\s+({NAMES}|sft))\b"
 )
@@ -193,7 +188,7 @@ def _trainer_file(text: str) -> Values:
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
-_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b")
+_SWIFT_WORDS: Final = r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b"
 
 
 def _swift_options(text: str) -> Values:
@@ -310,48 +305,40 @@ _ANSWER: Final = 256
 """Tokens of an answer without max_completion_length. Source: trl, trainer/grpo_config.py and rloo_config.py."""
 
 
-def _file(name: str, values: Any, *keys: str, either: tuple[str, ...] = (), **more: Any) -> Reader:
-    def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
-        return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
+def _file(name: str, values: Any, *keys: str, **more: Any) -> Reader:
+    """A reader for YAML or JSON that has all keys, each at the start of a line or after a brace or comma."""
+    signs = tuple(rf"""(^|[{{,])\s*["']?({key})["']?\s*:""" for key in keys)
+    return _OF_TRAINER(name=name, signs=signs, values=values, **more)
 
-    return _OF_TRAINER(name=name, recognises=recognises, values=values, **more)
 
-
-def _command(name: str, values: Any, words: re.Pattern[str], answer: int = 0) -> Reader:
-    def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
-        return words.search(text) is not None
-
+def _command(name: str, values: Any, sign: str, answer: int = 0) -> Reader:
     name = f"a command line of {name}"
-    return _OF_TRAINER(name=name, recognises=recognises, values=values, is_shell=True, answer=answer)
+    return _OF_TRAINER(name=name, signs=(sign,), values=values, is_shell=True, answer=answer)
 
 
 _OF_TRAINER: Final = partial(
     Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed, complete=_of_run
 )
-_OF_DEEPSPEED: Final = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+_OF_V1: Final = "dist_config|cutoff_len|micro_batch_size"
+_OF_DEEPSPEED: Final = "zero_optimization|train_micro_batch_size_per_gpu|train_batch_size"
 
 READERS: Final = (
     _file(
-        *("an Axolotl file", _axolotl_values, "base_model"),
-        either=("micro_batch_size", "sequence_len"),
+        *("an Axolotl file", _axolotl_values, "base_model", "micro_batch_size|sequence_len"),
         lacks=("pp",),  # utils/schemas/config.py
         writes="axolotl",
     ),
     _file(
-        *("a LLaMA-Factory file", _factory_values, "model_name_or_path"),
-        either=("cutoff_len", "finetuning_type", "stage", "template"),
+        *("a LLaMA-Factory file", _factory_values, "model_name_or_path", "cutoff_len|finetuning_type|stage|template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
         lacks=("tp", "pp", "cp", "ep"),  # src/llamafactory/hparams of 00577a85; ep is of its runs over Megatron
         writes="llama-factory",
     ),
-    _file(
-        *("a LLaMA-Factory file of v1", _factory_v1_values, "model", "model_class"),
-        either=("dist_config", "cutoff_len", "micro_batch_size"),
-    ),
+    _file("a LLaMA-Factory file of v1", _factory_v1_values, "model", "model_class", _OF_V1),
     _file("an Accelerate file", _accelerate_values, "distributed_type"),
-    _file("a DeepSpeed file", _deepspeed_values, either=_OF_DEEPSPEED),
+    _file("a DeepSpeed file", _deepspeed_values, _OF_DEEPSPEED),
     _file("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
     _command("ms-swift", _swift_options, _SWIFT_WORDS, 512),  # arguments/rlhf_args.py, max_completion_length
-    _command("OpenRLHF", _openrlhf_options, _OPENRLHF),
+    _command("OpenRLHF", _openrlhf_options, _OPENRLHF.pattern),
     _command("Trainer or TRL", _trainer_options, _TRAINER_WORDS, _ANSWER),
 )

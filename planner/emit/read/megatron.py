@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import names_beside, translated
@@ -21,8 +20,6 @@ _VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 _NAMES: Final = names_beside(__file__)
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Values of options that a command leaves out. Source: Megatron-LM d98e8a64, megatron/training/arguments.py."""
-
-_OWN_OPTION: Final = re.compile(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b")
 
 
 def _values(text: str) -> Values:
@@ -81,7 +78,7 @@ def engine_of(values: Values) -> str:
 
 READER: Final = Reader(
     name="a command line of Megatron-LM",
-    recognises=lambda name, text: _OWN_OPTION.search(text) is not None,  # noqa: ARG005 - as the others
+    signs=(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b",),
     values=_values,
     engine=engine_of,
     target=megatron.TARGET,

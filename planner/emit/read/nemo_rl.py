@@ -6,7 +6,6 @@ sft.yaml; nemo_rl/models/policy.
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
@@ -99,14 +98,14 @@ def _read(given: Given) -> Mapping[str, Any]:
     return found | _objective(given)
 
 
-_SIGNS: Final = (
+_SIGN: Final = (
     r"\A(?=[\s\S]*^policy:\s*$)[\s\S]*^((sft|dpo|grpo|rm|defaults):|\s+(dtensor|megatron)_cfg:)|"
     r"^defaults:.*\b(sft|dpo|grpo|rm)\b.*\.ya?ml"
 )
 
 READER: Final = Reader(
     name="a file of NeMo RL",
-    recognises=lambda name, text: re.search(_SIGNS, text, re.MULTILINE) is not None,  # noqa: ARG005 - as the others
+    signs=(_SIGN,),
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=Target(

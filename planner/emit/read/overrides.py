@@ -15,9 +15,6 @@ from planner.emit.read.shell import commands_of
 if TYPE_CHECKING:
     from planner.emit.target import Values
 
-_OF_BRIDGE: Final = re.compile(
-    r"(^|\s)['\"]?\+{0,2}(model|train|ddp|dataset|optimizer)\.[a-z_]+=|--recipe[ =]\w+_config\b"
-)
 _NAMES: Final = names_beside(__file__)
 _MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
 
@@ -67,7 +64,7 @@ def _assumed(values: Values) -> dict[str, str]:
 
 BRIDGE: Final = Reader(
     name="overrides of a Megatron-Bridge recipe",
-    recognises=lambda name, text: _OF_BRIDGE.search(text) is not None,  # noqa: ARG005 - as the others
+    signs=(r"(^|\s)['\"]?\+{0,2}(model|train|ddp|dataset|optimizer)\.[a-z_]+=|--recipe[ =]\w+_config\b",),
     values=_bridge_command,
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
@@ -97,7 +94,7 @@ def _swift_values(text: str) -> Values:
 
 SWIFT: Final = Reader(
     name="a command line of ms-swift",
-    recognises=lambda name, text: re.search(r"\bmegatron\s+(sft|pt|rlhf)\b", text) is not None,  # noqa: ARG005
+    signs=(r"\bmegatron\s+(sft|pt|rlhf)\b",),
     values=_swift_values,
     engine=lambda values: "megatron",  # noqa: ARG005 - as the others
     target=swift.TARGET,

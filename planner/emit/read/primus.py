@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import decisive, has_lines, listed, names_beside, translated
+from planner.emit.names import decisive, listed, names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
@@ -83,7 +82,10 @@ def _of_bridge(text: str) -> Values:
 
 PRIMUS: Final = Reader(
     name="an experiment of Primus",
-    recognises=partial(has_lines, r"modules:\s*$", r"\s+overrides:\s*$"),
+    signs=(
+        r"^modules:\s*$",
+        r"^\s+overrides:\s*$",
+    ),
     values=_primus_values,
     engine=engine_of,
     target=replace(
@@ -110,7 +112,7 @@ _SIZE: Final = re.compile(r"(NNODES|GPUS_PER_NODE)=")
 PRIMUS_COMMAND: Final = replace(
     PRIMUS,
     name="a command line of Primus",
-    recognises=lambda name, text: _COMMAND.search(text) is not None,  # noqa: ARG005 - as the others
+    signs=(_COMMAND.pattern,),
     values=_of_command,
     files={"config": _primus_values},
     is_shell=True,
@@ -124,7 +126,10 @@ def _bridge_document(text: str) -> Values:
 BRIDGE_FILE: Final = replace(
     BRIDGE,
     name="YAML overrides of a Megatron-Bridge recipe",
-    recognises=partial(has_lines, r"model:\s*$", r"  (\w+_model_parallel_size|train_iters|train_samples):"),
+    signs=(
+        r"^model:\s*$",
+        r"^  (\w+_model_parallel_size|train_iters|train_samples):",
+    ),
     values=_bridge_document,
     is_shell=False,
 )
@@ -132,14 +137,20 @@ BRIDGE_FILE: Final = replace(
 PRIMUS_TITAN: Final = replace(
     torchtitan.READER,
     name="an experiment of Primus over torchtitan",
-    recognises=partial(has_lines, r"modules:\s*$", r"\s+framework:\s*torchtitan\b"),
+    signs=(
+        r"^modules:\s*$",
+        r"^\s+framework:\s*torchtitan\b",
+    ),
     values=_titan_values,
     target=replace(torchtitan.READER.target, ignores=(*torchtitan.READER.target.ignores, "primus_turbo.*")),
 )
 PRIMUS_BRIDGE: Final = replace(
     BRIDGE_FILE,
     name="an experiment of Primus over Megatron-Bridge",
-    recognises=partial(has_lines, r"modules:\s*$", r"\s+framework:\s*megatron_bridge\b"),
+    signs=(
+        r"^modules:\s*$",
+        r"^\s+framework:\s*megatron_bridge\b",
+    ),
     values=_of_bridge,
     target=replace(BRIDGE_FILE.target, ignores=(*BRIDGE_FILE.target.ignores, *listed(_NAMES["ignores"]))),
 )

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import adapters_of
-from planner.emit.names import decisive, has_lines, listed, names_beside, translated
+from planner.emit.names import decisive, listed, names_beside, translated
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import option_words, overrides_of
 from planner.emit.target import Setting, Target
@@ -183,7 +182,7 @@ TABLE: Final = Target(
 
 READER: Final = Reader(
     name="a command line of verl",
-    recognises=lambda name, text: "actor_rollout_ref." in text,  # noqa: ARG005 - as the others
+    signs=(r"actor_rollout_ref\.",),
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=TABLE,
@@ -193,6 +192,6 @@ READER: Final = Reader(
 SFT: Final = replace(
     READER,
     name="a command line of verl's fine-tuning",
-    recognises=partial(has_lines, r"[^#\n]*verl\.trainer\.(fsdp_)?sft_trainer"),
+    signs=(r"^[^#\n]*verl\.trainer\.(fsdp_)?sft_trainer",),
     values=_of_fine_tuning,
 )
