@@ -9,7 +9,7 @@ import click
 
 from planner.commands.console import Console
 from planner.commands.options import json_option
-from planner.errors import ExitCode
+from planner.errors import ExitCode, InputError, Mistake
 
 REASONS = ("slower", "memory", "layout")
 
@@ -31,14 +31,12 @@ def run(
     """
     from planner.evidence.check import Reason, check_run
     from planner.show.check import check_view
-    from planner.specs.mistakes import Mistakes
     from planner.specs.text import did_you_mean, quoted
 
-    mistakes, words = Mistakes(), [word.strip() for word in fail_on.split(",") if word.strip()]
-    for word in words:
-        if word not in REASONS:
-            mistakes.add(f"{quoted(word)} is nothing to fail on", "--fail-on", did_you_mean(word, REASONS))
-    mistakes.raise_if_any()
+    words = [word.strip() for word in fail_on.split(",") if word.strip()]
+    if unknown := [word for word in words if word not in REASONS]:
+        said = ((f"{quoted(word)} is nothing to fail on", did_you_mean(word, REASONS)) for word in unknown)
+        raise InputError(*(Mistake(message=text, where="--fail-on", hint=hint) for text, hint in said))
     asked = [Reason(word) for word in words]
     planned = console.read_plan(plan)
     found = check_run(path, planned, row=row, baseline=baseline, fail_on=asked, tell=console.note)

@@ -101,7 +101,7 @@ def _of_folder(path: Path, tell: Callable[[str], None]) -> list[_Source]:
     """The record in a run folder, or the records of all run folders in a folder."""
     if (path / PLAN).is_file():
         return [_of_run(path, tell)]
-    found, mistakes = [], Mistakes()
+    found = []
     for below in sorted(each.parent for each in path.glob(f"*/{PLAN}")):
         if (below / METRICS).is_file() or any(below.glob("*.log")):
             found.append(_of_run(below, tell))
@@ -110,8 +110,7 @@ def _of_folder(path: Path, tell: Callable[[str], None]) -> list[_Source]:
     if not found:
         hint = "name the folder that `planner launch --output` was given, or a log with --plan PLAN"
         words = f"no run: {PLAN} is missing, and no folder below has one with the record of a run"
-        mistakes.add(words, printable(str(path)), hint)
-    mistakes.raise_if_any()
+        raise InputError(words, where=printable(str(path)), hint=hint)
     return found
 
 

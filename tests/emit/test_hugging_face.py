@@ -35,9 +35,9 @@ def merged(texts: dict[str, str]) -> dict[str, Any]:
         found |= reader._accelerate_values(texts["accelerate.yaml"])
     if "deepspeed.json" in texts:
         found |= reader._deepspeed_values(texts["deepspeed.json"])
-    training = reader._document(texts["training.yaml"], "training.yaml")
+    training = reader._document(texts["training.yaml"])
     training.pop("deepspeed", None)
-    model = reader.flat(reader._document(texts["config.json"], "config.json"), "config.")
+    model = reader.flat(reader._document(texts["config.json"]), "config.")
     return {**found, **reader._of_trainer(reader.flat(training)), **model}
 
 

@@ -17,7 +17,7 @@ from planner.emit.programs import PROGRAMS
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS
 from planner.emit.read.conditions import UNSET
 from planner.emit.read.files import File, Run, in_folder, opened, readable
-from planner.emit.read.methods import GENERATION, check_method, length_of, method_of, settled, with_method
+from planner.emit.read.methods import GENERATION, check_method, method_of, settled, with_method
 from planner.emit.read.slurm import variables_of
 from planner.emit.target import facts_of, matches
 from planner.errors import InputError
@@ -126,7 +126,8 @@ def read_foreign(
     training, assumed = dict(facts.of("training")), []
     if any(each.startswith("training.steps=") for each in settings):
         training.pop("epochs", None)
-    training, memory = settled(objective, training, every)
+    given = {each.partition("=")[0] for each in settings}
+    training, memory = place.of(partial(settled, objective, training, every, reader.answer, given))
     weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
@@ -135,15 +136,7 @@ def read_foreign(
     filled = {"engine": profile.name, **dict.fromkeys(_DEGREES, "1"), **layout}
     rules = {key: rule for key, rule in reader.assumed(values).items() if key != "ep" or spec.moe}
     assumed += [_filled(key, filled[key], rule) for key, rule in rules.items() if key in filled]
-    given = {each.partition("=")[0] for each in settings}
-    doubts = facts.doubts
-    if objective.fields.get("objective") == "grpo":
-        length = length_of(every, int(training.get("sequence_length", 0)), reader.answer)
-        if not length and "training.sequence_length" not in given:
-            hint = "--seq-len N says it: the tokens of a prompt and its answer"
-            raise InputError("the file does not say the length of a sequence", where=shown, hint=hint)
-        training |= {"sequence_length": length} if length else {}
-        doubts = ({objective.doubtful: GENERATION} if objective.doubtful else {}) | dict(doubts)
+    doubts = ({objective.doubtful: GENERATION} if objective.doubtful else {}) | dict(facts.doubts)
     assumed += [_open(key, every.get(key), why) for key, why in doubts.items() if why.field not in given]
     assumed += _left_out(
         ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}) | {MODEL: name}
