@@ -70,8 +70,10 @@ def beyond(foreign: Foreign, keywords: Mapping[str, Any], reporter: Reporter | N
     left_out = [key for key in _left_out(foreign) if key not in pinned]
     if left_out:
         words = f"{foreign.program} has no key for {', '.join(left_out)}, which the search leaves out"
-        pins = f"--pin {left_out[0]}=N plans it for the programs of `planner emit`"
-        (reporter or Reporter()).noted(f"{words}; {pins}")
+        adapters = any(each.startswith("training.lora_rank=") for each in foreign.settings)
+        offered = [key for key in left_out if not adapters or key == "cp"]  # no emitted program trains them otherwise
+        pins = f"; --pin {offered[0]}=N plans it for the programs of `planner emit`" if offered else ""
+        (reporter or Reporter()).noted(f"{words}{pins}")
     return tuple(f"{key}>=2" for key in left_out)
 
 

@@ -1,5 +1,7 @@
 """Arguments of a run besides its plan, defined once: the command line, scripts and the trainer read them here."""
 
+# ruff: noqa: RUF009 - `_option` makes fields
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
@@ -16,9 +18,9 @@ OF_OTHER_PROGRAMS: Final = frozenset({"data", "tokenizer", "weights"})
 """Fields that are also options of programs other than the planner's own trainer."""
 
 
-def _option(text: str, metavar: str = "", read: Callable[[str], Any] = str) -> dict[str, Any]:
-    """Metadata that makes a field an option of the same name; `read` parses the option's text or raises ValueError."""
-    return {"help": text, "metavar": metavar, "read": read}
+def _option(text: str, metavar: str = "", read: Callable[[str], Any] = str, default: Any = None) -> Any:
+    """A field that is an option of the same name; `read` parses the option's text or raises ValueError."""
+    return field(default=default, metadata={"help": text, "metavar": metavar, "read": read})
 
 
 def _read_held_out(text: str) -> float:
@@ -41,38 +43,24 @@ class RunArguments:
     Fields that are None leave the choice to the plan or the trainer; counts (`read` is int) are at least 1.
     """
 
-    data: tuple[str, ...] = field(
-        default=(), metadata=_option("Training data: a text, .jsonl, .parquet or .npy file, or hf:NAME.", "SOURCE")
+    data: tuple[str, ...] = _option(
+        "Training data: a text, .jsonl, .parquet or .npy file, or hf:NAME.", "SOURCE", default=()
     )
-    tokenizer: Path | None = field(
-        default=None, metadata=_option("A tokenizer.json; by default bytes are tokens.", "PATH", Path)
-    )
-    document_mask: bool = field(default=False, metadata=_option("Keep packed documents from attending to each other."))
-    validation: float = field(
-        default=0.0, metadata=_option("Share of samples to hold out; at most 50%.", "SHARE", _read_held_out)
-    )
-    weights: Path | None = field(default=None, metadata=_option("Hugging Face model to start from.", "DIR", Path))
-    export: Path | None = field(
-        default=None, metadata=_option("Write a Hugging Face model here after the last step.", "DIR", Path)
-    )
-    steps: int | None = field(
-        default=None, metadata=_option("Number of optimizer steps; by default the plan's number.", "N", int)
-    )
-    resume: str = field(default="auto", metadata=_option("Checkpoint to start from.", "auto|never|STEP", _read_resume))
-    checkpoint_every: int | None = field(
-        default=None, metadata=_option("Steps between checkpoints; by default one every ten minutes.", "N", int)
-    )
-    keep_checkpoints: int = field(default=2, metadata=_option("Number of checkpoints to keep.", "N", int))
-    async_save: bool = field(default=False, metadata=_option("Write checkpoints while training continues."))
-    async_tp: bool = field(
-        default=False, metadata=_option("Overlap tensor-parallel collectives with products; on GPUs, with tp.")
-    )
-    validate_every: int = field(
-        default=100, metadata=_option("Steps between two losses of the held-out samples.", "N", int)
-    )
-    profile: int | None = field(default=None, metadata=_option("Record step N with torch's profiler.", "N", int))
-    tensorboard: bool = field(default=False, metadata=_option("Write metrics for TensorBoard too."))
-    wandb: str | None = field(default=None, metadata=_option("Send metrics to Weights & Biases too.", "PROJECT"))
+    tokenizer: Path | None = _option("A tokenizer.json; by default bytes are tokens.", "PATH", Path)
+    document_mask: bool = _option("Keep packed documents from attending to each other.", default=False)
+    validation: float = _option("Share of samples to hold out; at most 50%.", "SHARE", _read_held_out, default=0.0)
+    weights: Path | None = _option("Hugging Face model to start from.", "DIR", Path)
+    export: Path | None = _option("Write a Hugging Face model here after the last step.", "DIR", Path)
+    steps: int | None = _option("Number of optimizer steps; by default the plan's number.", "N", int)
+    resume: str = _option("Checkpoint to start from.", "auto|never|STEP", _read_resume, default="auto")
+    checkpoint_every: int | None = _option("Steps between checkpoints; by default one every ten minutes.", "N", int)
+    keep_checkpoints: int = _option("Number of checkpoints to keep.", "N", int, default=2)
+    async_save: bool = _option("Write checkpoints while training continues.", default=False)
+    async_tp: bool = _option("Overlap tensor-parallel collectives with products; on GPUs, with tp.", default=False)
+    validate_every: int = _option("Steps between two losses of the held-out samples.", "N", int, default=100)
+    profile: int | None = _option("Record step N with torch's profiler.", "N", int)
+    tensorboard: bool = _option("Write metrics for TensorBoard too.", default=False)
+    wandb: str | None = _option("Send metrics to Weights & Biases too.", "PROJECT")
 
     def options(self) -> tuple[str, ...]:
         """The options as words of a command; options with their default value are left out."""

@@ -40,7 +40,7 @@ def git(clones: Path, repository: str, *words: str) -> str:
 def drawn(clones: Path) -> list[tuple[str, str, str]]:
     """Repository, commit and path of each file that is drawn, those of each later draw behind the others."""
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    found: dict[int, list[tuple[str, str, str]]] = {1: [], 2: [], 3: []}
+    found: dict[int, list[tuple[str, str, str]]] = {number: [] for number in _DRAWS}
     for each in listed["draws"]:
         repository, commit = each["repository"], each["commit"]
         paths = [
@@ -53,15 +53,17 @@ def drawn(clones: Path) -> list[tuple[str, str, str]]:
             (1, listed["seed"], each["count"]),
             (2, listed["second_seed"], later),
             (3, listed["third_seed"], later + (each["count"] > _MANY)),
+            (4, listed["fourth_seed"], later + (each["count"] > _MANY)),
         ):
             paths.sort(key=lambda path: _rank(seed, repository, path))
             found[number] += [(repository, commit, path) for path in paths[:count]]
             paths = paths[count:]
-    return [*found[1], *found[2], *found[3]]
+    return [each for number in _DRAWS for each in found[number]]
 
 
+_DRAWS: Final = (1, 2, 3, 4)
 _MANY: Final = 4
-"""Folders with more files than this have one more in the third draw."""
+"""Folders with more files than this have one more in the third and the fourth draw."""
 
 
 def _rank(seed: int, repository: str, path: str) -> str:
@@ -120,7 +122,7 @@ def main() -> None:
             print(*each)
         return
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
-    counts: dict[int, Counter[str]] = {number: Counter() for number in (1, 2, 3)}
+    counts: dict[int, Counter[str]] = {number: Counter() for number in _DRAWS}
     for row in rows:
         if sys.argv[3:] and str(row.get("draw", 1)) != sys.argv[3]:
             continue

@@ -9,7 +9,7 @@ import click
 
 from planner.commands.console import Console
 from planner.commands.options import json_option
-from planner.errors import ExitCode
+from planner.errors import ExitCode, InputError, Mistake
 
 REASONS = ("slower", "memory", "layout")
 
@@ -31,14 +31,12 @@ def run(
     """
     from planner.evidence.check import Reason, check_run
     from planner.show.check import check_view
-    from planner.specs.mistakes import Mistakes
     from planner.specs.text import did_you_mean, quoted
 
-    mistakes, words = Mistakes(), [word.strip() for word in fail_on.split(",") if word.strip()]
-    for word in words:
-        if word not in REASONS:
-            mistakes.add(f"{quoted(word)} is nothing to fail on", "--fail-on", did_you_mean(word, REASONS))
-    mistakes.raise_if_any()
+    words = [word.strip() for word in fail_on.split(",") if word.strip()]
+    if unknown := [word for word in words if word not in REASONS]:
+        said = ((f"{quoted(word)} is nothing to fail on", did_you_mean(word, REASONS)) for word in unknown)
+        raise InputError(*(Mistake(message=text, where="--fail-on", hint=hint) for text, hint in said))
     asked = [Reason(word) for word in words]
     planned = console.read_plan(plan)
     found = check_run(path, planned, row=row, baseline=baseline, fail_on=asked, tell=console.note)
@@ -51,7 +49,10 @@ def run(
 @click.option("--plan", required=True, metavar="PLAN", help="The plan that the run ran.")
 @click.option("--row", default="", metavar="ID", help="The row of a table of runs (.csv).")
 @click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="RUN", help="An earlier run that this one must keep up with."
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="An earlier run that this one must keep up with, or a folder of several, which tell how far runs differ.",
 )
 @click.option(
     "--fail-on", default="", metavar="WORDS", help="Of slower, memory and layout, with commas; by default all of them."
@@ -60,8 +61,8 @@ def run(
 def command(**options: Any) -> int:
     """Check a RUN against its plan; exit code 7 if it fails.
 
-    RUN is a folder of `planner launch`, a log, or a table of runs. It fails if its step is longer than the plan's band,
-    or than the baseline's by more than the baseline's scatter; if its memory is over the plan's band; or if another
-    layout ran. A faster run passes.
+    RUN is a folder of `planner launch`, a folder of several such, a log, or a table of runs. It fails if its step is
+    longer than the plan's band, or than the baseline's by more than the baseline's scatter; if its memory is over the
+    plan's band; or if another layout ran. A faster run passes.
     """
     return run(console=Console(), **options)

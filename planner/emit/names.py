@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,12 +24,6 @@ def names_beside(module: str) -> Any:
 
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader takes a tenth of the time
-
-
-def has_lines(*arguments: str) -> bool:
-    """Whether a text, the last argument, has lines that begin with all patterns; the name before it does not count."""
-    *patterns, _, text = arguments
-    return all(re.search(f"^{each}", text, re.MULTILINE) for each in patterns)
 
 
 def listed(lines: Sequence[str]) -> tuple[str, ...]:

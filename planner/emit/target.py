@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from planner.emit.read.shell import UNSET
+from planner.emit.read.conditions import UNSET
 from planner.errors import InputError, Mistake
 from planner.layout import Layout
 from planner.run_arguments import RunArguments

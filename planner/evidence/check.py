@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -12,23 +14,26 @@ from planner.cost.chance import spread_of
 from planner.cost.memory_band import memory_distribution
 from planner.errors import InputError, Mistake
 from planner.evidence.compare.score import memory_by_class
-from planner.evidence.inputs import read_run
+from planner.evidence.inputs import read_runs
 from planner.evidence.logs.programs import OtherRun
 from planner.specs.document import Document
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from planner.evidence.inputs import Measured
     from planner.plan import Plan
 
 _SCATTER: Final = 3.0
-"""Standard deviations of the baseline's steps by which the median step of a slower run exceeds the baseline's."""
+"""Standard deviations of a single baseline's steps by which the median step of a slower run exceeds it."""
 
 _LEAST: Final = 0.03
 """Least such excess, as a share of the baseline's step; assumed, for what two starts of one program differ by."""
+
+_STUDENT: Final = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90, 2.82, 2.76)
+"""The 99 % quantile of Student's t for 1 to 10 degrees of freedom; for more, see `limit_of`."""
 
 _UPPER: Final = 0.9
 """Quantile at the upper end of a band, which holds 8 of 10 runs."""
@@ -82,7 +87,8 @@ def check_run(
 ) -> Check:
     """Compare a run with a plan, and with an earlier run if there is a baseline.
 
-    run: a run folder, a log or a metrics file, or a table of runs with the id of a `row`.
+    run: a run folder or a folder of several, a log or a metrics file, or a table of runs with the id of a `row`.
+    baseline: the same, without a table. Of several runs on a side, the geometric mean of their median steps counts.
     fail_on: what makes the check fail; if empty, everything that can be compared.
     tell: called with notes on lines and cells that are left out.
 
@@ -95,34 +101,27 @@ def check_run(
     if baseline and baseline.suffix == ".csv":
         hint = "give the log or the folder of a run"
         raise InputError("a row of a table has no scatter to compare with", where="--baseline", hint=hint)
-    before = read_run(baseline, plan, row="", tell=tell) if baseline else None
+    before = read_runs(baseline, plan, tell=tell) if baseline else []
+    measured, limit, most, unknown = None, None, None, list[Mistake]()
     try:
-        measured = read_run(run, plan, row=row, tell=tell)
+        runs = read_runs(run, plan, row=row, tell=tell)
     except OtherRun as error:
         if Reason.LAYOUT not in asked:  # nothing else can be compared with such a run
             raise
         found = [Finding(reason=Reason.LAYOUT, holds=False, failed=True, text=each.text()) for each in error.mistakes]
-        return _check(plan, None, found, None, None)
-    limit = before.seconds * (1 + max(_LEAST, _SCATTER * before.scatter)) if before else None
-    most = _most_bytes(plan, measured)
-    found = [*_time(plan, measured, limit, asked), *_memory(measured, most, asked)]
-    unknown = [_unknown(each) for each in (Reason.SLOWER, Reason.MEMORY) if each not in {one.reason for one in found}]
+    else:
+        measured = max(runs, key=lambda each: each.peak_bytes or 0)._replace(seconds=_mean(runs))
+        limit = limit_of(before, runs) if before else None
+        most = _most_bytes(plan, measured)
+        found = [*_time(plan, measured, limit, asked), *_memory(measured, most, asked)]
+        told = {each.reason for each in found}
+        unknown = [_unknown(each) for each in (Reason.SLOWER, Reason.MEMORY) if each not in told]
     if lacking := [each for each in unknown if each.rule in fail_on]:
         raise InputError(*lacking)
     found += [
         Finding(reason=Reason(each.rule), holds=None, failed=False, text=f"not compared, because {each.message}")
         for each in unknown
     ]
-    return _check(plan, measured, found, before and (before.seconds, limit or 0.0), most)
-
-
-def _check(
-    plan: Plan,
-    measured: Measured | None,
-    found: list[Finding],
-    before: tuple[float, float] | None,
-    most: float | None,
-) -> Check:
     return Check(
         passed=not any(each.failed for each in found),
         findings=tuple(found),
@@ -130,12 +129,36 @@ def _check(
         planned_step_seconds=plan.step_seconds,
         low_step_seconds=plan.low_step_seconds,
         high_step_seconds=plan.high_step_seconds,
-        baseline_step_seconds=before and before[0],
-        baseline_limit_seconds=before and before[1],
+        baseline_step_seconds=_mean(before) if limit else None,
+        baseline_limit_seconds=limit,
         memory_bytes=measured and measured.peak_bytes,
         memory_counter=measured and measured.counter,
         high_memory_bytes=most,
     )
+
+
+def _mean(runs: Sequence[Measured]) -> float:
+    return statistics.geometric_mean(each.seconds for each in runs)
+
+
+def limit_of(before: Sequence[Measured], runs: Sequence[Measured]) -> float:
+    """The longest step of runs that keep up with the runs of a baseline.
+
+    One run tells its own scatter only: the limit is three standard deviations of its steps. Several tell how far runs
+    differ from each other, which their steps do not: the limit is the one-sided 99 % limit of Student's test of the
+    logarithms, with a common variance.
+
+    Source: Student, Biometrika 6 (1908); beyond ten degrees of freedom, the quantile is 2.33 + 4.3 / degrees (to 1 %).
+    """
+    start = _mean(before)
+    if len(before) == 1:
+        return start * (1 + max(_LEAST, _SCATTER * before[0].scatter))
+    sides = [[math.log(each.seconds / _mean(side)) for each in side] for side in (before, runs)]
+    freedom = len(before) + len(runs) - 2
+    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.33 + 4.3 / freedom
+    variance = sum(each * each for side in sides for each in side) / freedom
+    away = quantile * math.sqrt(variance * (1 / len(before) + 1 / len(runs)))
+    return start * math.exp(max(math.log1p(_LEAST), away))
 
 
 def _time(plan: Plan, measured: Measured, limit: float | None, asked: Collection[Reason]) -> Iterator[Finding]:

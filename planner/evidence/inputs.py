@@ -10,7 +10,7 @@ from planner.answers.plan_inputs import job_of
 from planner.errors import EnvironmentProblem, InputError, Mistake
 from planner.evidence.logs.lines import lines_of, opened
 from planner.evidence.logs.programs import Log, OtherRun, read_log
-from planner.evidence.logs.steps import Step, step_time
+from planner.evidence.logs.steps import Step, StepTime, step_time
 from planner.evidence.rows.observation import Observation, faults_of
 from planner.evidence.rows.tables import read_table, row_of
 from planner.made_by import with_shipped_corrections
@@ -101,7 +101,7 @@ def _of_folder(path: Path, tell: Callable[[str], None]) -> list[_Source]:
     """The record in a run folder, or the records of all run folders in a folder."""
     if (path / PLAN).is_file():
         return [_of_run(path, tell)]
-    found, mistakes = [], Mistakes()
+    found = []
     for below in sorted(each.parent for each in path.glob(f"*/{PLAN}")):
         if (below / METRICS).is_file() or any(below.glob("*.log")):
             found.append(_of_run(below, tell))
@@ -110,8 +110,7 @@ def _of_folder(path: Path, tell: Callable[[str], None]) -> list[_Source]:
     if not found:
         hint = "name the folder that `planner launch --output` was given, or a log with --plan PLAN"
         words = f"no run: {PLAN} is missing, and no folder below has one with the record of a run"
-        mistakes.add(words, printable(str(path)), hint)
-    mistakes.raise_if_any()
+        raise InputError(words, where=printable(str(path)), hint=hint)
     return found
 
 
@@ -140,28 +139,28 @@ class Measured(NamedTuple):
     counter: Counter | None = None
 
 
-def read_run(path: Path, plan: Plan, *, row: str = "", tell: Callable[[str], None] = lambda _: None) -> Measured:
-    """What one run of a plan measured: a run folder, a log, a metrics file, or the row of a table with this id.
+def read_runs(path: Path, plan: Plan, *, row: str = "", tell: Callable[[str], None] = lambda _: None) -> list[Measured]:
+    """What runs of a plan measured: a run folder or a folder of such, a log, a metrics file, or a row of a table.
 
     Raises:
-        OtherRun: the record says that another model, batch, layout or program ran.
-        InputError: the file cannot be read as one run.
+        OtherRun: a record says that another model, batch, layout or program ran.
+        InputError: the file cannot be read as a run.
         EnvironmentProblem: a file cannot be opened.
     """
     sources = _sources(path, None, tell)
-    if len(sources) > 1:
-        raise InputError(f"{printable(str(path))} holds {len(sources)} runs", hint="name the folder of one of them")
     if sources[0].plan is None:
-        return _measured_row(path, plan, row)
+        return [_measured_row(path, plan, row)]
     if row:
         raise InputError("--row is for a table of runs (.csv)", where=printable(str(path)))
-    file, where, beside = sources[0]
+    return [_measured_run(each, path, plan, tell) for each in sources]
+
+
+def _measured_run(source: _Source, path: Path, plan: Plan, tell: Callable[[str], None]) -> Measured:
+    file, where, beside = source
     if file != path and beside is not None and (other := _changed(read_plan(beside, tell=tell), plan, where)):
         raise OtherRun(*other)
     log = _log(file, plan, tell)
-    found = step_time(log.steps, where)
-    for note in found.notes:
-        tell(note)
+    found = _timed(log.steps, where, tell)
     on_cpu = any(pool.device.kind == "cpu" for pool in plan.cluster.pools)  # its peak is the process's, libraries too
     return Measured(found.seconds, found.scatter, *((not on_cpu and log.peak) or (None, None)))
 
@@ -232,9 +231,7 @@ def _log(file: Path, plan: Plan, tell: Callable[[str], None]) -> Log:
 
 
 def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: Callable[[str], None]) -> Observation:
-    found = step_time(steps, shown)
-    for note in found.notes:
-        tell(note)
+    found = _timed(steps, shown, tell)
     job = with_shipped_corrections(job_of(plan))
     if len(job.pools) > 1:
         hint = "calibrate on a cluster of one kind of host: each pool has corrections of its own"
@@ -247,6 +244,13 @@ def _observed(plan: Plan, steps: Sequence[Step], shown: str, where: str, tell: C
     if doubtful:
         tell(f"{shown}: {doubtful}")
     return observed
+
+
+def _timed(steps: Sequence[Step], name: str, tell: Callable[[str], None]) -> StepTime:
+    found = step_time(steps, name)
+    for note in found.notes:
+        tell(note)
+    return found
 
 
 def _metrics(shown: str, file: TextIO) -> Log:

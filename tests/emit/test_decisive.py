@@ -14,8 +14,8 @@ import pytest
 from planner.api import estimate_file, explain_layout, plan_file
 from planner.cli import main
 from planner.cost.adapters import num_trained_params
-from planner.emit.read.all import READERS
 from planner.emit.read.front import read_foreign, with_layout
+from planner.emit.read.readers import READERS
 from planner.errors import ExitCode, InputError
 from planner.reading import read_plan
 from planner.specs.training import TrainingSpec
@@ -585,6 +585,7 @@ OF_EACH_FORMAT = {
     "an experiment of Primus": (
         "modules:\n  pre_trainer:\n    framework: megatron\n    model: llama3_8B.yaml\n    overrides:\n      KEY: 2\n"
     ),
+    "a command line of Primus": "primus-cli direct -- train pretrain --config primus.yaml --KEY 2\n",
     "an experiment of Primus over torchtitan": (
         "modules:\n  pre_trainer:\n    framework: torchtitan\n    model: llama3_8B.yaml\n    overrides:\n"
         "      parallelism:\n        tensor_parallel_degree: 1\n        KEY: 2\n"
@@ -625,6 +626,7 @@ OF_EACH_FORMAT = {
 @pytest.mark.parametrize("name", OF_EACH_FORMAT)
 def test_an_invented_key_of_a_layout_stops_every_format(written, name: str, key: str) -> None:
     written('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n', "job.toml")
+    written(OF_EACH_FORMAT["an experiment of Primus"].replace("      KEY: 2\n", "      seed: 1\n"), "primus.yaml")
     ending = ".sh" if "command" in name or "overrides of a M" in name[:15] else ".yaml"
     options = {"num_devices": 8, "per_host": 8, "model": "llama3-8b", "engine": "deepspeed"}
     if "torchtitan" in name or "egatron" in name or "Primus" in name:

@@ -19,8 +19,10 @@ import planner
 from planner.api import estimate_file, plan_file
 from planner.cli import main
 from planner.emit.bundle import write_bundle
+from planner.emit.read.conditions import whole_number
 from planner.emit.read.front import read_foreign, shipped_model
-from planner.emit.read.shell import commands_of, option_words, whole_number
+from planner.emit.read.options import option_words
+from planner.emit.read.shell import commands_of
 from planner.errors import ExitCode, InputError
 
 
@@ -195,7 +197,21 @@ def test_a_function_has_arguments_of_its_own(head, written):
     assert read_foreign(script, args="8").layout["tp"] == "8"
 
 
-@pytest.mark.parametrize("loop", ["shift", "while getopts a:b opt; do A=$OPTARG; done"])
+def test_shift_drops_the_first_arguments():
+    # the words that bash 5.2 prints for `printf '[%s]' x ...` with these arguments
+    usage = 'if [ "$#" -lt 2 ]; then echo usage; exit 1; fi\n'
+    for script, words in (
+        (f'{usage}N=$1\nshift 2\nx $N "$@"', ["x", "8", "a=b"]),
+        ("shift\nx $1 $# $@", ["x", "out", "2", "out", "a=b"]),
+        ("while read each; do echo $each; done\nshift\nx $1", ["x", "out"]),
+    ):
+        assert commands_of(f"set -- 8 out a=b\n{script}")[-1] == words
+    for unknown in ("if hostname; then shift; fi", "for each in 1 2; do shift; done"):
+        with pytest.raises(InputError, match="which is not followed"):
+            commands_of(f"set -- 8 out a=b\n{unknown}\nx $1")
+
+
+@pytest.mark.parametrize("loop", ["while [ $# -gt 0 ]; do shift; done", "while getopts a:b opt; do A=$OPTARG; done"])
 def test_a_script_that_goes_through_its_arguments_is_not_followed_in_part(loop, written):
     script = written(f"{loop}\ntorchrun {RUN} --tensor-model-parallel-size ${{TP:-1}}")
     assert read_foreign(script, define=("TP=2",)).layout["tp"] == "2"
@@ -362,6 +378,7 @@ def test_arithmetic_is_that_of_whole_numbers(text, value):
 def test_names_of_the_hub_find_shipped_models():
     assert shipped_model("Qwen/Qwen2.5-72B-Instruct") == "qwen2.5-72b"
     assert shipped_model("meta-llama/Llama-3.1-8B-Instruct") == "llama3-8b"
+    assert shipped_model("qwen3_5_35B_A3B") == "qwen3.5-35b-a3b"
     assert shipped_model("someone/unknown-9b") is None
 
 

@@ -17,8 +17,8 @@ from planner.emit.programs.hugging_face import TRAIN
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read import hugging_face as reader
-from planner.emit.read.all import READERS
 from planner.emit.read.front import read_foreign
+from planner.emit.read.readers import READERS
 from planner.emit.target import How, facts_of, field_of
 from planner.errors import InputError
 from planner.layout_text import parse_layout
@@ -35,9 +35,9 @@ def merged(texts: dict[str, str]) -> dict[str, Any]:
         found |= reader._accelerate_values(texts["accelerate.yaml"])
     if "deepspeed.json" in texts:
         found |= reader._deepspeed_values(texts["deepspeed.json"])
-    training = reader._document(texts["training.yaml"], "training.yaml")
+    training = reader._document(texts["training.yaml"])
     training.pop("deepspeed", None)
-    model = reader.flat(reader._document(texts["config.json"], "config.json"), "config.")
+    model = reader.flat(reader._document(texts["config.json"]), "config.")
     return {**found, **reader._of_trainer(reader.flat(training)), **model}
 
 
@@ -348,7 +348,7 @@ NAMED = {
 
 
 def facts_in(text, num_devices):
-    reader = next(each for each in READERS if each.recognises("file", text))
+    reader = next(each for each in READERS if each.recognises(text))
     values = dict(reader.values(text))
     if name := values.pop("deepspeed", None):
         values |= reader.files["deepspeed"](NAMED[name])

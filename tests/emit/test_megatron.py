@@ -17,7 +17,7 @@ from megatron_plans import LAYOUTS, SHARDED, plan_of
 from planner.cost.parameters import num_params
 from planner.emit.bundle import bundle_of, write_bundle
 from planner.emit.programs import PROGRAMS, megatron, megatron_family
-from planner.emit.read.all import READERS
+from planner.emit.read.readers import READERS
 from planner.emit.target import How, facts_of, field_of, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
@@ -348,7 +348,7 @@ def test_every_rendering_of_the_table_reads_back_as_the_same_plan(to, engine):
         except InputError:
             continue
         text = made.texts["run.sh"]
-        reader = next(each for each in READERS if each.recognises("run.sh", text))
+        reader = next(each for each in READERS if each.recognises(text))
         assert reader.target.name == to
         values = {key: value for key, value in reader.values(text).items() if not key.startswith("launch.")}
         found = facts_of(reader.target, values, model=plan.model)

@@ -8,7 +8,7 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.emit.bundle import bundle_of
-from planner.emit.read.all import READERS
+from planner.emit.read.readers import READERS
 from planner.emit.target import How, facts_of
 from planner.errors import InputError
 from planner.layout_text import parse_layout
@@ -73,7 +73,7 @@ def test_published_pipeline_layouts_are_read_priced_and_written_as_they_are(name
     )
     quoted = re.sub(r"layout (\S+)", r"layout '\1'", options)
     script = f"torchrun pretrain_gpt.py --num-layers {job.model.num_layers} {quoted}"
-    reader = next(each for each in READERS if each.recognises("run.sh", script))
+    reader = next(each for each in READERS if each.recognises(script))
     found = facts_of(reader.target, reader.values(script), model=job.model)
     assert not found.doubts
     pp = found.fields["layout.pp"]

@@ -15,7 +15,8 @@ from megatron_expected import differences
 from megatron_plans import LAYOUTS, SHARDED, plan_of
 from test_megatron import RECORDED, SOME, read
 
-from planner.emit.bundle import bundle_of
+from planner import estimate_layout
+from planner.emit.bundle import bundle_of, write_bundle
 from planner.emit.programs import PROGRAMS
 from planner.emit.programs.primus import FILE, overrides_for
 from planner.emit.read.front import read_foreign
@@ -46,6 +47,19 @@ def test_primus_understands_what_was_priced(case: Any) -> None:
         assert "window" in " ".join(words)
         return
     assert differences(namespace_of(overrides_for(values_of(PROGRAMS["primus"], plan))), plan) == []
+
+
+def test_a_run_of_primus_has_the_hosts_of_its_script(tmp_path: Path) -> None:
+    job = {"layout": "tp=2,pp=2,dp=4,zero=1,mbs=1", "nodes": 2, "global_batch": 64, "seq_len": 4096}
+    plan = estimate_layout("llama3-8b", "dgx-h100", engine="megatron", **job)
+    write_bundle(plan, tmp_path / "run", "primus", how=How(), force_unfit=True)
+    for named in (tmp_path / "run", tmp_path / "run" / "run.sh"):
+        found = read_foreign(named, per_host=8, num_devices=8)
+        assert (found.num_hosts, found.num_devices) == (2, 16)
+        assert found.layout.items() >= {"tp": "2", "pp": "2"}.items()
+    script = tmp_path / "own.sh"
+    script.write_text(f"export NNODES=4\nprimus-cli direct -- train pretrain --config {tmp_path}/run/{FILE}\n")
+    assert read_foreign(script, per_host=8, num_devices=8).num_hosts == 4
 
 
 def test_an_experiment_reads_back_as_the_same_plan(tmp_path: Path) -> None:

@@ -316,6 +316,12 @@ def test_a_plan_has_no_axis_that_the_files_program_lacks(tmp_path):
     (told, other) = [each for each in notes.notes if "which the search leaves out" in each]
     assert "no key for tp, pp, cp, ep" in told
     assert "no key for tp, pp, ep, which" in other
+    assert told.endswith("--pin tp=N plans it for the programs of `planner emit`")
+    (tmp_path / "full.yaml").write_text(FACTORY.replace("type: full", "type: lora\nlora_rank: 8"))
+    notes = Notes()
+    plan_file(tmp_path / "full.yaml", "dgx-h100", reporter=notes, gpus=8, engine="deepspeed")
+    (told,) = [each for each in notes.notes if "which the search leaves out" in each]
+    assert told.endswith("--pin cp=N plans it for the programs of `planner emit`")  # adapters have neither tp nor pp
 
 
 @pytest.mark.usefixtures("planned")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from planner import estimate_layout
 from planner.cli import main
 from planner.errors import ExitCode
+from planner.evidence.check import limit_of
+from planner.evidence.inputs import Measured
 from planner.plan import plan_to_json
 
 if TYPE_CHECKING:
@@ -159,3 +163,46 @@ def test_what_cannot_be_compared_is_said_and_refused_if_it_is_asked_for(
     misspelt = check.refused(tmp_path / "a.log", "--fail-on", "slow,layuot")
     assert "did you mean `layout`" in misspelt
     assert "did you mean `slower`" in misspelt
+
+
+def of_runs(folder: Path, plan: Plan, medians: list[float]) -> str:
+    """A folder of run folders, each step of which takes as long as its run says."""
+    for number, seconds in enumerate(medians):
+        run = folder / f"run-{number}"
+        run.mkdir(parents=True)
+        (run / "plan.json").write_text(plan_to_json(plan))
+        lines = [{"step": n, "loss": 1.0, "step_seconds": seconds} for n in range(1, 8)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder)
+
+
+def test_runs_that_differ_are_compared_by_students_test(check: Check, plan: Plan, tmp_path: Path) -> None:
+    """The one-sided 99 % quantile of six degrees of freedom is 3.143 (Student's table)."""
+    before, after = [1.0, 1.1, 0.95, 1.05, 0.9], [1.0, 1.08, 0.96]
+    baseline = of_runs(tmp_path / "before", plan, before)
+    sides = [[math.log(each) for each in side] for side in (before, after)]
+    variance = (4 * statistics.variance(sides[0]) + 2 * statistics.variance(sides[1])) / 6
+    error = math.sqrt(variance * (1 / 5 + 1 / 3))
+    for number, (quantile, code) in enumerate(((3.10, 0), (3.18, 7))):
+        slower = math.exp(statistics.fmean(sides[0]) - statistics.fmean(sides[1]) + quantile * error)
+        of_runs(tmp_path / str(number), plan, [slower * each for each in after])
+        assert check(tmp_path / str(number), "--baseline", baseline, "--fail-on", "slower")[0] == code
+    steady = of_runs(tmp_path / "steady", plan, [1.0, 1.0, 1.0])
+    for number, (seconds, code) in enumerate(((1.02, 0), (1.04, 7))):
+        of_runs(tmp_path / f"one-{number}", plan, [seconds])
+        assert check(tmp_path / f"one-{number}", "--baseline", steady, "--fail-on", "slower")[0] == code
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1])
+def test_runs_as_fast_as_their_baseline_are_rarely_called_slower(spread: float) -> None:
+    """Of logarithms with a normal scatter, Student's test of 1 % calls 1 % slower, whatever the scatter is."""
+    rng = random.Random(0)
+    for before, after in ((4, 1), (10, 10), (20, 20)):
+        alarms = found = 0
+        for _ in range(2000):
+            drawn = [Measured(math.exp(rng.gauss(0, spread))) for _ in range(before + after)]
+            limit = limit_of(drawn[:before], drawn[before:])
+            took = statistics.geometric_mean(each.seconds for each in drawn[before:])
+            alarms, found = alarms + (took > limit), found + (1.15 * took > limit)
+        assert alarms / 2000 < 0.015
+        assert found / 2000 > (0.95 if before > 4 and (spread < 0.1 or before > 10) else 0.05)

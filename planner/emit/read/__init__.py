@@ -6,11 +6,12 @@ and values into fields. No part of a file is ever run.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from planner.emit.target import Target, Values
 
@@ -33,7 +34,7 @@ class Reader:
     """One kind of foreign file.
 
     name: description for messages.
-    recognises: function that decides whether a file with this name and text is of this kind.
+    signs: patterns that all files of this kind have; `^` begins a line.
     values: function that returns flat keys and values, with variables expanded; it raises InputError with `where` for
     text that cannot be read.
     engine: function that returns the profile that prices a file with these values.
@@ -49,7 +50,7 @@ class Reader:
     """
 
     name: str
-    recognises: Callable[[str, str], bool]
+    signs: tuple[str, ...]
     values: Callable[[str], Values]
     engine: Callable[[Values], str]
     target: Target
@@ -60,3 +61,12 @@ class Reader:
     complete: Callable[[Values], Values] = lambda values: values
     lacks: tuple[str, ...] = ()
     writes: str = ""
+
+    def recognises(self, text: str) -> bool:
+        """Whether a file with this text is of this kind."""
+        return has_all(self.signs, text)
+
+
+def has_all(patterns: Iterable[str], text: str) -> bool:
+    """Whether all patterns are found in a text of several lines."""
+    return all(re.search(each, text, re.MULTILINE) for each in patterns)

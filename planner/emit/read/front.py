@@ -1,7 +1,6 @@
 """Read another program's files into a model, a layout and settings; list what is assumed and what is not priced.
 
-A file may name other files of the same run. They are looked for among the files that the user gave, beside the naming
-file and in the working folder. They are parsed, and never run.
+No part of a file is run.
 """
 
 from __future__ import annotations
@@ -9,40 +8,35 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from os.path import isfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import has_lines, names_beside
 from planner.emit.programs import PROGRAMS
-from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS, THE_FILE
-from planner.emit.read.all import READERS
-from planner.emit.read.methods import GENERATION, check_method, length_of, method_of, settled, with_method
-from planner.emit.read.shell import UNSET
-from planner.emit.read.slurm import variables_of, with_srun
+from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS
+from planner.emit.read.conditions import UNSET
+from planner.emit.read.files import File, Run, in_folder, opened, readable
+from planner.emit.read.methods import GENERATION, check_method, method_of, settled, with_method
+from planner.emit.read.slurm import variables_of
 from planner.emit.target import facts_of, matches
-from planner.errors import InputError, Mistake, PlannerError
+from planner.errors import InputError
 from planner.layout import Assumed
 from planner.specs.by_name import load_engine, load_model, model_names
-from planner.specs.files import kind_of, limited_text
 from planner.specs.mistakes import Mistakes
 from planner.specs.model import ModelSpec
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.text import printable
 from planner.specs.training import OF_THE_RUN, TrainingSpec
 from planner.specs.validate import validate
-from planner.specs.yaml import as_node, parse_value, read_text
+from planner.specs.yaml import as_node, parse_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from planner.emit.read import Reader
     from planner.emit.target import Doubt, Value, Values
 
-Read = TypeVar("Read")
 _LEFT_BEHIND: Final = ("lora_alpha", "lora_dropout", "num_epochs", "total_epochs")
 """Keys without a field in a plan: the scaling of adapters, and epochs of programs other than the Trainer."""
 _OF_THE_RATE: Final = re.compile(r"lr_|warmup|decay|epoch")
@@ -109,9 +103,9 @@ def read_foreign(
     """
     sized = num_devices // per_host if is_sized and per_host else 0
     sources = [paths] if isinstance(paths, Path) else paths
-    beside = (file for path in sources if path.is_dir() and (file := _readable(path / "config.json")))
+    beside = (file for path in sources if path.is_dir() and (file := readable(path / "config.json")))
     model = model or next((str(file.path) for file in beside if '"model_type"' in file.text), None)
-    place = _Run([file for path in sources for file in (_in_folder(path) if path.is_dir() else [_opened(path)])])
+    place = Run([file for path in sources for file in (in_folder(path) if path.is_dir() else [opened(path)])])
     reader, values = place.read(lambda text: _with_variables(text, define, args, sized))
     shown = place.shown
     _check_defined(define, place.files)
@@ -132,7 +126,8 @@ def read_foreign(
     training, assumed = dict(facts.of("training")), []
     if any(each.startswith("training.steps=") for each in settings):
         training.pop("epochs", None)
-    training, memory = settled(objective, training, every)
+    given = {each.partition("=")[0] for each in settings}
+    training, memory = place.of(partial(settled, objective, training, every, reader.answer, given))
     weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
     if NAMED_RECIPES.get(str(training.get("memory_recipe"))) == kept:
@@ -141,15 +136,7 @@ def read_foreign(
     filled = {"engine": profile.name, **dict.fromkeys(_DEGREES, "1"), **layout}
     rules = {key: rule for key, rule in reader.assumed(values).items() if key != "ep" or spec.moe}
     assumed += [_filled(key, filled[key], rule) for key, rule in rules.items() if key in filled]
-    given = {each.partition("=")[0] for each in settings}
-    doubts = facts.doubts
-    if objective.fields.get("objective") == "grpo":
-        length = length_of(every, int(training.get("sequence_length", 0)), reader.answer)
-        if not length and "training.sequence_length" not in given:
-            hint = "--seq-len N says it: the tokens of a prompt and its answer"
-            raise InputError("the file does not say the length of a sequence", where=shown, hint=hint)
-        training |= {"sequence_length": length} if length else {}
-        doubts = ({objective.doubtful: GENERATION} if objective.doubtful else {}) | dict(doubts)
+    doubts = ({objective.doubtful: GENERATION} if objective.doubtful else {}) | dict(facts.doubts)
     assumed += [_open(key, every.get(key), why) for key, why in doubts.items() if why.field not in given]
     assumed += _left_out(
         ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}) | {MODEL: name}
@@ -180,197 +167,9 @@ def read_foreign(
 
 
 _DEGREES: Final = ("tp", "pp", "cp", "ep")
-_MOST_FILES: Final = 4
-"""Longest chain of files that name each other; a script, its configuration and the configuration's own file are 3."""
-_NAMED_KINDS: Final = (".json", ".yaml", ".yml", ".toml")
-"""Endings of files that are opened because a file names them, so that no script can show another kind of file."""
 
 
-class _File(NamedTuple):
-    """A file of a run; `shown` is its name in messages."""
-
-    path: Path
-    shown: str
-    text: str
-
-    def where(self, key: str) -> str:
-        """The file, with the last line that has the key outside comments, as an option or in YAML, if there is one."""
-        line = next(filter(None, map(self._line, (key, key.rpartition(".")[2]))), 0) if key else 0
-        return f"{self.shown}:{line}" if line else self.shown
-
-    def _line(self, key: str) -> int:
-        spelled = re.compile(rf"(?<![\w-])(--)?{re.escape(key).replace('_', '[-_]')}(?![\w-])")
-        lines = enumerate(self.text.split("\n"), 1)
-        return max((number for number, line in lines if spelled.search(re.split(r"(?:^|\s)#", line)[0])), default=0)
-
-
-def _opened(path: Path) -> _File:
-    shown = "standard input" if str(path) == "-" else printable(str(path), 1000)
-    return _File(path, shown, limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown))
-
-
-def _in_folder(folder: Path) -> list[_File]:
-    """The files in a folder that describe its run: a script, which names the others, or one file of each kind.
-
-    Raises:
-        InputError: there is none, or only a plan, or several scripts or files of one kind.
-    """
-    shown = printable(str(folder), 200)
-    names = sorted(each for each in folder.iterdir() if each.suffix in _KINDS and isfile(each))  # noqa: PTH113
-    files = [file for each in names[:_MOST_NAMES] if (file := _readable(each))]
-    plans = [file for file in files if kind_of(file.shown, file.text) == "a plan"]
-    found = [(file, each) for file in files if file not in plans and (each := _known(file))]
-    found = [(file, each) for file, each in found if not (each.is_shell and file.path.suffix == ".py")]  # a program
-    for wanted in (
-        [file for file, _ in found if file.path.suffix == ".py"],  # a whole configuration
-        [file for file, each in found if each.is_shell],
-    ):
-        if len(wanted) > 1:
-            listed = ", ".join(file.shown for file in wanted)
-            raise InputError(f"{shown} holds several scripts: {listed}", hint="--from names one of them")
-        if wanted:
-            return wanted
-    kinds = [each.name for _, each in found]
-    if twice := [file.shown for file, each in found if kinds.count(each.name) > 1]:
-        hint = "--from names the files of one run"
-        raise InputError(f"{shown} holds several files of one kind: {', '.join(twice)}", hint=hint)
-    if not found:
-        for file in files:
-            _check_read(file)
-        own = f"`planner explain {shown}/plan.json` explains its plan"
-        raise InputError(
-            f"no file in {shown} is of a kind that is known here",
-            hint=own if plans else "--from names the files of the run",
-        )
-    return [file for file, _ in found]
-
-
-def _readable(path: Path) -> _File | None:
-    """The file, unless it is too large or no text: a tokenizer, for instance."""
-    try:
-        return _opened(path)
-    except PlannerError:
-        return None
-
-
-_KINDS: Final = (*_NAMED_KINDS, ".sh", ".slurm", ".sbatch", ".py")
-_MOST_NAMES: Final = 100
-
-
-class _Run:
-    """The files that describe one run: those that the user gave, and those that these files name.
-
-    files: the files that were read, in order.
-    """
-
-    def __init__(self, given: Sequence[_File]) -> None:
-        self._given = given
-        self.files: list[_File] = []
-
-    def read(self, with_variables: Callable[[str], str]) -> tuple[Reader, dict[str, Value]]:
-        """The reader of the run, and the values of all its files; a command line comes first, and the first wins."""
-        found: dict[str, Value] = {}
-        first: Reader | None = None
-        for file in sorted(self._given, key=lambda each: not _reader_of(each, READERS[0]).is_shell):
-            if file in self.files:
-                continue  # another file names it
-            reader = _reader_of(file)
-            first = first or reader
-            if reader.target is not first.target:
-                message = f"{file.shown} is {reader.name}, and {self.files[0].shown} is {first.name}"
-                raise InputError(message, hint="several --from describe one run")
-            text = with_variables(file.text) if reader.is_shell else file.text
-            values = self._values(file, text, reader, reader.values)
-            found = {**(with_srun(file.text, values) if reader.is_shell else values), **found}
-        assert first is not None
-        return first, dict(first.complete(found))
-
-    def _values(
-        self, file: _File, text: str, reader: Reader, read: Callable[[str], Values], depth: int = 1
-    ) -> dict[str, Value]:
-        """The values of a file and of the files that it names; its own values win."""
-        self.files.append(file)
-        try:
-            found = dict(read(text))
-        except InputError as error:
-            mistakes = [replace(each, where=each.where.replace(THE_FILE, file.shown)) for each in error.mistakes]
-            if file not in self._given:  # its text is not shown, because the user did not name it
-                hint = f"--from {file.shown} says why"
-                mistakes = [Mistake(message="this file cannot be read", where=file.shown, hint=hint)]
-            raise InputError(*mistakes) from None
-        for key, read_named in reader.files.items():
-            names = found.pop(key, None) or ()
-            for name in reversed(names if isinstance(names, tuple) else (names,)):  # of several, the last wins
-                if depth == _MOST_FILES:
-                    raise InputError(f"more than {_MOST_FILES} files name each other", where=file.where(key))
-                named = self._named(str(name), key, file)
-                below = self._values(named, named.text, reader, read_named, depth + 1)
-                empty = tuple(f"{each}." for each, value in found.items() if value is None)  # a section that is off
-                found = {**{each: value for each, value in below.items() if not each.startswith(empty)}, **found}
-        return found
-
-    def _named(self, name: str, key: str, file: _File) -> _File:
-        """The file that a value names: one that the user gave, or one that lies beside the naming file or here."""
-        wanted = Path(name)
-        if alike := [each for each in self._given if each.path.name == wanted.name and each is not file]:
-            return min(alike, key=lambda each: each.path.parent.name != wanted.parent.name)
-        for path in (file.path.parent / name, wanted):
-            if name.endswith(_NAMED_KINDS) and isfile(path):  # noqa: PTH113 - it accepts names of any length
-                return _opened(path)
-        message = f"{key.rpartition('.')[2]} names {printable(name, 200)}, which is neither beside the file nor here"
-        hint = "one more --from gives it, as in --from run.sh --from fsdp.yaml"
-        raise InputError(message, where=file.where(key), hint=hint)
-
-    @property
-    def shown(self) -> str:
-        """The name of the first file."""
-        return self.files[0].shown
-
-    def of(self, read: Callable[[], Read]) -> Read:
-        """The result of `read`; mistakes about a key name the key, the file and the line."""
-        try:
-            return read()
-        except InputError as error:
-            raise InputError(*map(self._placed, error.mistakes)) from None
-
-    def _placed(self, mistake: Mistake) -> Mistake:
-        places = (place for each in self.files if (place := each.where(mistake.where)) != each.shown)
-        key = f"{mistake.where}: " if mistake.where else ""
-        return replace(mistake, message=f"{key}{mistake.message}", where=next(places, self.shown))
-
-
-_REFUSED: Final = names_beside(__file__)["refused"]
-"""Programs whose files are recognised and not read."""
-
-
-def _check_read(file: _File) -> None:
-    """Refuse, by its name, a program whose files are not read."""
-    if row := next((each for each in _REFUSED if has_lines(*each["lines"], file.shown, file.text)), None):
-        message = f"{file.shown} is a file of {row['program']}, which is not read"
-        said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
-        raise InputError(message, hint=row.get("instead", said))
-
-
-def _known(file: _File) -> Reader | None:
-    return next((each for each in READERS if each.recognises(file.shown, file.text)), None)
-
-
-def _reader_of(file: _File, otherwise: Reader | None = None) -> Reader:
-    """The reader that recognises a file, else `otherwise`.
-
-    Raises:
-        InputError: there is neither.
-    """
-    _check_read(file)
-    if reader := _known(file) or otherwise:
-        return reader
-    if kind_of(file.shown, file.text) == "a plan":
-        raise InputError(f"{file.shown} is a plan", hint=f"`planner explain {file.shown}` explains it, without --from")
-    kinds = "; ".join(dict.fromkeys(reader.name for reader in READERS))
-    raise InputError(f"{file.shown} is of no kind that is known here", hint=f"known: {kinds}")
-
-
-def _check_defined(define: Sequence[str], files: Sequence[_File]) -> None:
+def _check_defined(define: Sequence[str], files: Sequence[File]) -> None:
     """Refuse a definition that no file of the run reads, or that a script replaces: it would change nothing."""
     names = [name for each in define if not (name := each.partition("=")[0]).isdigit()]
     text = "\n".join(each.text for each in files)
@@ -426,7 +225,7 @@ def _check_size(sizes: Mapping[str, Value], shown: str) -> None:
 
 
 def _model(
-    reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], place: _Run
+    reader: Reader, values: Values, wanted: str | None, name: Value, settings: Sequence[str], place: Run
 ) -> ModelSpec:
     """The model named by `--model`, else the model that the file describes, else the shipped model that it names."""
     if wanted is not None:
@@ -470,7 +269,8 @@ def shipped_model(name: str) -> str | None:
     plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
     plain = re.sub(r"^(gemma)-(\d)", r"\1\2", plain)
     plain = re.sub(r"^(llama)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
-    return next((known for known in model_names() if known in (last, plain, plain.replace("llama-", "llama"))), None)
+    wanted = {each.replace(".", "-") for each in (last, plain, plain.replace("llama-", "llama"))}
+    return next((known for known in model_names() if known.replace(".", "-") in wanted), None)
 
 
 def _count(value: Value) -> int:
@@ -510,19 +310,22 @@ def _is_off(text: str) -> bool:
     return text.rpartition("=")[2].lower() in _OFF
 
 
+def _line(key: str, value: Value, rule: str, kind: Any = "assumed", settled_by: str = "") -> Assumed:
+    """A line about a key of the file, whose texts are cut."""
+    shown = {"key": printable(key, 80), "value": printable(_text(value), 80) or "-"}
+    return Assumed(rule=rule, kind=kind, settled_by=printable(settled_by, 100), **shown)
+
+
 def _filled(key: str, value: str, rule: str) -> Assumed:
     """A key that the file leaves open; what a recipe holds leaves the verdict unknown."""
-    if rule != OF_RECIPE:
-        return Assumed(key=key, value=value, rule=rule)
-    return Assumed(key=key, value=value, rule=rule, kind="open", settled_by=f"--layout {key}=...")
+    return _line(key, value, rule, *(("open", f"--layout {key}=...") if rule == OF_RECIPE else ()))
 
 
 def _open(key: str, value: Value, doubt: Doubt) -> Assumed:
     """A key that leaves the verdict unknown, with the option that settles it."""
     document, _, name = doubt.field.partition(".")
     settles = {"": f"--ignore {key}", "layout": f"--layout {name}=..."}.get(document, f"--set {doubt.field}=...")
-    shown = {"key": printable(key, 80), "value": printable(_text(value), 80), "settled_by": printable(settles, 100)}
-    return Assumed(rule=doubt.why, kind="open", **shown)
+    return _line(key, value, doubt.why, "open", settles)
 
 
 def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[Assumed]:
@@ -536,16 +339,14 @@ def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[
         if not found:
             hint = "a key with a price is changed by --layout or --set"
             raise InputError(f"the file has no key {printable(each, 60)} without a price", where="--ignore", hint=hint)
-        for key in found:
-            yield Assumed(key=printable(key, 80), value=printable(_text(harmless[key]), 80), rule="--ignore")
+        yield from (_line(key, harmless[key], "--ignore") for key in found)
 
 
 def _assumed(text: str, misspelt: Mapping[str, str]) -> Assumed:
     key, _, value = text.partition("=")
-    said: Any = {"rule": "it changes no figure", "kind": "not priced"}
     if key in misspelt:
-        said = {"rule": f"did you mean {misspelt[key]}?", "kind": "misspelt"}
-    return Assumed(key=printable(key, 80), value=printable(value, 80) or "-", **said)
+        return _line(key, value, f"did you mean {misspelt[key]}?", "misspelt")
+    return _line(key, value, "it changes no figure", "not priced")
 
 
 _SHAPE: Final = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "vocab_size")

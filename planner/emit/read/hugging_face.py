@@ -14,10 +14,10 @@ from planner.emit.names import listed, names_beside, translated
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
+from planner.emit.read.conditions import UNSET
 from planner.emit.read.methods import NAMES
-from planner.emit.read.options import options_of
+from planner.emit.read.options import mapping_of, option_words, options_of
 from planner.emit.read.overrides import sizes_of
-from planner.emit.read.shell import UNSET, option_words
 from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
 from planner.specs.yaml import parse_yaml
@@ -36,16 +36,8 @@ DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
 
 
-def _has(text: str, *keys: str) -> bool:
-    """Whether a YAML or JSON text has all these keys, each at the start of a line or after a brace or comma."""
-    return all(re.search(rf"""(^|[{{,])\s*["']?{key}["']?\s*:""", text, re.MULTILINE) for key in keys)
-
-
-def _document(text: str, name: str = "") -> dict[str, Any]:
-    found = parse_yaml(text, name).plain
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=name)
-    return found
+def _document(text: str) -> dict[str, Any]:
+    return mapping_of(parse_yaml(text, THE_FILE).plain)
 
 
 def _without_auto(values: Values) -> dict[str, Value]:
@@ -77,20 +69,12 @@ def _assumed(values: Values) -> dict[str, str]:
 
 
 def _accelerate_values(text: str) -> Values:
-    found = flat(_document(text, THE_FILE), "accelerate.")
+    found = flat(_document(text), "accelerate.")
     kind = found.get("accelerate.distributed_type")
     if kind == "NO" or str(kind).startswith("MULTI_"):
         found[PLAIN] = True
     if kind == "DEEPSPEED":
-        start = "accelerate.deepspeed_config."
-        if f"{start}zero_stage" in found:
-            found["deepspeed.zero_optimization.stage"] = found.pop(f"{start}zero_stage")
-        for part in ("optimizer", "param"):
-            device = found.pop(f"{start}offload_{part}_device", None)
-            if device is not None:
-                found[f"deepspeed.zero_optimization.offload_{part}.device"] = device
-        if f"{start}gradient_accumulation_steps" in found:
-            found["gradient_accumulation_steps"] = found.pop(f"{start}gradient_accumulation_steps")
+        found = {key: value for key, value in translated(found, _NAMES["accelerate"]).items() if value is not None}
     if found.get("accelerate.mixed_precision") == "bf16":
         found["bf16"] = True
     if "accelerate.num_processes" in found:  # without a launcher of several there is one, whatever the file says
@@ -100,21 +84,18 @@ def _accelerate_values(text: str) -> Values:
 
 def _part(data: dict[str, Any], key: str) -> dict[str, Any]:
     """The part of a document with this key; empty if there is none."""
-    found = data.get(key) or {}
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=key)
-    return found
+    return mapping_of(data.get(key) or {}, key)
 
 
 def _deepspeed_values(text: str) -> Values:
-    found = _document(text, THE_FILE)
+    found = _document(text)
     _part(found, "zero_optimization")
     return _without_auto(flat(found, "deepspeed."))
 
 
 def _fsdp_values(text: str) -> Values:
     """A file of Trainer's `--fsdp_config`, or of ms-swift's `--fsdp`, which has the former as a part."""
-    found = _document(text, THE_FILE)
+    found = _document(text)
     own = found.pop("fsdp", None)
     found = found.get("fsdp_config", found)
     return {"fsdp": own, **flat({key.removeprefix("fsdp_"): found[key] for key in found}, _FSDP)}
@@ -122,13 +103,13 @@ def _fsdp_values(text: str) -> Values:
 
 def _run_values(text: str) -> Values:
     """A file of TrainingArguments, or of a program built on them, that a command line names."""
-    readers = (each for each in READERS if not each.is_shell and each.recognises("", text))
+    readers = (each for each in READERS if not each.is_shell and each.recognises(text))
     return next((each.values for each in readers), _trainer_file)(text)
 
 
 # --- Trainer and TRL ---------------------------------------------------------------------------------------------
 
-_TRAINER_WORDS: Final = re.compile(
+_TRAINER_WORDS: Final = (
     r"--(per_device_train_batch_size|model_name_or_path)\b|\b(accelerate\s+launch|(llamafactory-cli|axolotl)\s+train"
     rf"|trl\s+({NAMES}|sft))\b"
 )
@@ -202,12 +183,12 @@ _OVERRIDE: Final = re.compile(r"([a-z_]\w*)=(.*)", re.DOTALL)
 
 
 def _trainer_file(text: str) -> Values:
-    return _of_trainer(flat(_document(text, THE_FILE)))
+    return _of_trainer(flat(_document(text)))
 
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
-_SWIFT_WORDS: Final = re.compile(r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b")
+_SWIFT_WORDS: Final = r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b"
 
 
 def _swift_options(text: str) -> Values:
@@ -262,7 +243,7 @@ _OF_ADAPTERS: Final = ("lora_", "peft_", "load_in_")
 
 def _filled_in(text: str, *parts: str) -> Values:
     """Keys and values of a file, without keys that are left empty; `parts` are mappings, if the file has them."""
-    data = _document(text, THE_FILE)
+    data = _document(text)
     for part in parts:
         _part(data, part)
     return {key: value for key, value in flat(data).items() if value is not None}
@@ -324,66 +305,40 @@ _ANSWER: Final = 256
 """Tokens of an answer without max_completion_length. Source: trl, trainer/grpo_config.py and rloo_config.py."""
 
 
-def _reader(name: str, values: Any, *keys: str, either: tuple[str, ...] = (), **more: Any) -> Reader:
-    def recognises(name: str, text: str) -> bool:  # noqa: ARG001 - as the others
-        return _has(text, *keys) and (not either or any(_has(text, key) for key in either))
+def _file(name: str, values: Any, *keys: str, **more: Any) -> Reader:
+    """A reader for YAML or JSON that has all keys, each at the start of a line or after a brace or comma."""
+    signs = tuple(rf"""(^|[{{,])\s*["']?({key})["']?\s*:""" for key in keys)
+    return _OF_TRAINER(name=name, signs=signs, values=values, **more)
 
-    return _OF_TRAINER(name=name, recognises=recognises, values=values, **more)
+
+def _command(name: str, values: Any, sign: str, answer: int = 0) -> Reader:
+    name = f"a command line of {name}"
+    return _OF_TRAINER(name=name, signs=(sign,), values=values, is_shell=True, answer=answer)
 
 
 _OF_TRAINER: Final = partial(
     Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed, complete=_of_run
 )
-
+_OF_V1: Final = "dist_config|cutoff_len|micro_batch_size"
+_OF_DEEPSPEED: Final = "zero_optimization|train_micro_batch_size_per_gpu|train_batch_size"
 
 READERS: Final = (
-    _reader(
-        *("an Axolotl file", _axolotl_values, "base_model"),
-        either=("micro_batch_size", "sequence_len"),
+    _file(
+        *("an Axolotl file", _axolotl_values, "base_model", "micro_batch_size|sequence_len"),
         lacks=("pp",),  # utils/schemas/config.py
         writes="axolotl",
     ),
-    _reader(
-        "a LLaMA-Factory file",
-        _factory_values,
-        "model_name_or_path",
-        either=("cutoff_len", "finetuning_type", "stage", "template"),
+    _file(
+        *("a LLaMA-Factory file", _factory_values, "model_name_or_path", "cutoff_len|finetuning_type|stage|template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
         lacks=("tp", "pp", "cp", "ep"),  # src/llamafactory/hparams of 00577a85; ep is of its runs over Megatron
         writes="llama-factory",
     ),
-    _reader(
-        "a LLaMA-Factory file of v1",
-        _factory_v1_values,
-        "model",
-        "model_class",
-        either=("dist_config", "cutoff_len", "micro_batch_size"),
-    ),
-    _reader("an Accelerate file", _accelerate_values, "distributed_type"),
-    _reader(
-        "a DeepSpeed file",
-        _deepspeed_values,
-        either=("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
-    ),
-    _reader("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
-    _OF_TRAINER(
-        name="a command line of ms-swift",
-        recognises=lambda name, text: _SWIFT_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
-        values=_swift_options,
-        is_shell=True,
-        answer=512,  # arguments/rlhf_args.py, max_completion_length
-    ),
-    _OF_TRAINER(
-        name="a command line of OpenRLHF",
-        recognises=lambda name, text: _OPENRLHF.search(text) is not None,  # noqa: ARG005 - as the others
-        values=_openrlhf_options,
-        is_shell=True,
-    ),
-    _OF_TRAINER(
-        name="a command line of Trainer or TRL",
-        recognises=lambda name, text: _TRAINER_WORDS.search(text) is not None,  # noqa: ARG005 - as the others
-        values=_trainer_options,
-        is_shell=True,
-        answer=_ANSWER,
-    ),
+    _file("a LLaMA-Factory file of v1", _factory_v1_values, "model", "model_class", _OF_V1),
+    _file("an Accelerate file", _accelerate_values, "distributed_type"),
+    _file("a DeepSpeed file", _deepspeed_values, _OF_DEEPSPEED),
+    _file("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
+    _command("ms-swift", _swift_options, _SWIFT_WORDS, 512),  # arguments/rlhf_args.py, max_completion_length
+    _command("OpenRLHF", _openrlhf_options, _OPENRLHF.pattern),
+    _command("Trainer or TRL", _trainer_options, _TRAINER_WORDS, _ANSWER),
 )

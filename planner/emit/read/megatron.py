@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.read import Reader
-from planner.emit.read.options import options_of
-from planner.emit.read.shell import UNSET, option_words
+from planner.emit.read.conditions import UNSET, whole_number
+from planner.emit.read.options import option_words, options_of
 from planner.specs.training import UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ _VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 _NAMES: Final = names_beside(__file__)
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Values of options that a command leaves out. Source: Megatron-LM d98e8a64, megatron/training/arguments.py."""
-
-_OWN_OPTION: Final = re.compile(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b")
 
 
 def _values(text: str) -> Values:
@@ -66,9 +63,9 @@ def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
 
 def _divides(found: Values) -> bool:
     """Whether the stages divide the number of layers evenly, with embedding and logits counted as two layers."""
-    layers, stages = (str(found.get(key, "")) for key in ("num_layers", "pipeline_model_parallel_size"))
-    known = all(each.isascii() and each.isdigit() and len(each) < 8 for each in (layers, stages)) and int(stages) > 0
-    return known and (int(layers) + 2) % int(stages) == 0
+    sizes = (str(found.get(key, "")) for key in ("num_layers", "pipeline_model_parallel_size"))
+    layers, stages = (whole_number(each) or 0 for each in sizes)
+    return stages > 0 and layers > 0 and (layers + 2) % stages == 0
 
 
 def engine_of(values: Values) -> str:
@@ -81,7 +78,7 @@ def engine_of(values: Values) -> str:
 
 READER: Final = Reader(
     name="a command line of Megatron-LM",
-    recognises=lambda name, text: _OWN_OPTION.search(text) is not None,  # noqa: ARG005 - as the others
+    signs=(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b",),
     values=_values,
     engine=engine_of,
     target=megatron.TARGET,

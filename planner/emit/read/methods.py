@@ -17,7 +17,7 @@ from planner.errors import InputError, Mistake
 from planner.specs.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from planner.emit.target import Value, Values
 
@@ -103,8 +103,16 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
     return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in of_engine}, "")
 
 
-def settled(method: Method, training: Mapping[str, Any], values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
+def settled(
+    method: Method, training: Mapping[str, Any], values: Values, answer: int, given: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """All fields of the training document, those of the method included, and fields of the engine's memory.
+
+    answer: the program's default length of an answer, 0 for none.
+    given: fields that the user gives.
+
+    Raises:
+        InputError: neither the file nor the user says how long a prompt and its answer are.
 
     Adapters have the weights without them as reference. TRL loads both models in 32 bits by default, which DeepSpeed
     casts, and gathers a reference model of FSDP2 as one unit; its sequences have 1,024 tokens. LLaMA-Factory takes
@@ -120,6 +128,12 @@ def settled(method: Method, training: Mapping[str, Any], values: Values) -> tupl
         found["forward_passes"] = 1
     if METHOD in values and objective not in ("", "grpo"):
         found["sequence_length"] = training.get("sequence_length", 1024)
+    if objective == "grpo":
+        length = _length(values, int(training.get("sequence_length", 0)), answer)
+        if not length and "training.sequence_length" not in given:
+            hint = "--seq-len N says it: the tokens of a prompt and its answer"
+            raise InputError("the file does not say the length of a sequence", hint=hint)
+        found |= {"sequence_length": length} if length else {}
     is_trl = objective and METHOD in values and not any(key.startswith("deepspeed.") for key in values)
     in_32_bits = str(values.get("dtype", values.get("torch_dtype", "float32"))) == "float32"
     as_one = str(values.get("accelerate.fsdp_config.fsdp_version")) == "2"
@@ -155,7 +169,7 @@ def _name(value: Value) -> str:
     return str(value).lower().partition(",")[0].strip("('\"[ ")
 
 
-def length_of(values: Values, length: int, answer: int) -> int:
+def _length(values: Values, length: int, answer: int) -> int:
     """Tokens of a prompt and its answer, 0 if either is unknown.
 
     length: the file's length of a sequence, which such programs apply to the prompt.

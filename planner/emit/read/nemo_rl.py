@@ -6,7 +6,6 @@ sft.yaml; nemo_rl/models/policy.
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +13,7 @@ from planner.emit.adapters import adapters_of
 from planner.emit.names import listed, names_beside
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
+from planner.emit.read.options import mapping_of
 from planner.emit.target import Setting, Target
 from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
@@ -29,10 +29,7 @@ _DTENSOR: Final = "policy.dtensor_cfg."
 
 
 def _values(text: str) -> Values:
-    found = parse_yaml(text, THE_FILE).plain
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=THE_FILE)
-    return flat(found)
+    return flat(mapping_of(parse_yaml(text, THE_FILE).plain))
 
 
 def _is_megatron(values: Values) -> bool:
@@ -88,14 +85,10 @@ def _read(given: Given) -> Mapping[str, Any]:
     found |= {"layout.sp": int(given.flag(f"{start}sequence_parallel"))} if found["layout.tp"] > 1 else {}
     is_on = given.flag(f"{start}activation_checkpointing")
     kind = given.text(f"{start}recompute_granularity", "full")
-    if is_megatron:
-        found["layout.zero"] = int(given.flag(f"{start}optimizer.use_distributed_optimizer"))
-        on_host = given.flag(f"{start}optimizer.optimizer_cpu_offload")
-    else:
-        found["layout.zero"] = 3
-        on_host = given.flag(f"{start}cpu_offload")
-    offload = "optimizer" if is_megatron else "states+params"
-    found |= {"layout.recompute": kind if is_on else "none", "layout.offload": offload if on_host else "none"}
+    zero = given.flag(f"{start}optimizer.use_distributed_optimizer") if is_megatron else 3
+    key, offload = ("optimizer.optimizer_cpu_offload", "optimizer") if is_megatron else ("cpu_offload", "states+params")
+    found |= {"layout.zero": int(zero), "layout.offload": offload if given.flag(start + key) else "none"}
+    found["layout.recompute"] = kind if is_on else "none"
     part = f"{start}{'peft' if is_megatron else 'lora_cfg'}."
     if given.flag(f"{part}enabled"):
         if given.get(f"{part}target_modules"):
@@ -105,14 +98,14 @@ def _read(given: Given) -> Mapping[str, Any]:
     return found | _objective(given)
 
 
-_SIGNS: Final = (
+_SIGN: Final = (
     r"\A(?=[\s\S]*^policy:\s*$)[\s\S]*^((sft|dpo|grpo|rm|defaults):|\s+(dtensor|megatron)_cfg:)|"
     r"^defaults:.*\b(sft|dpo|grpo|rm)\b.*\.ya?ml"
 )
 
 READER: Final = Reader(
     name="a file of NeMo RL",
-    recognises=lambda name, text: re.search(_SIGNS, text, re.MULTILINE) is not None,  # noqa: ARG005 - as the others
+    signs=(_SIGN,),
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=Target(

@@ -1,15 +1,17 @@
-"""Command lines as flat keys and values: options (`--seq-length 4096`) and overrides (`model.seq_length=4096`)."""
+"""Files and command lines as keys and values: options (`--seq-length 4096`) and overrides (`model.seq_length=4096`)."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+import shlex
+from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.read import HOSTS, RANKS
-from planner.emit.read.shell import is_option
+from planner.emit.read import HOSTS, RANKS, THE_FILE
+from planner.emit.read.shell import commands_of
+from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from planner.emit.target import Value
 
@@ -21,6 +23,37 @@ _PLACE: Final = (
 _STARTED: Final = re.compile(r"-m|.*\.py")
 """Matches the program that a launcher starts; it ends the values of the launcher's last option."""
 _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+
+
+def option_words(text: str) -> list[str]:
+    """Words of the command with the most options; a line that starts with an option continues the previous command.
+
+    What `echo` prints is no command, because scripts print a command before they run it.
+    """
+    found: list[list[str]] = []
+    for words in (list(_unwrapped(command)) for command in commands_of(text)):
+        if found and is_option(words[0]) and any(map(is_option, found[-1])):
+            found[-1] += words
+        else:
+            found.append(words)
+    return max(found, key=lambda words: sum(map(is_option, words)) * (words[0] != "echo"), default=[])
+
+
+def is_option(word: str) -> bool:
+    """Whether a word is an option such as `--seq-length` or an override such as `model.num_layers=4`."""
+    return word.startswith("--") or re.match(r"\+{0,2}[A-Za-z_]\w*(\.\w+)*=", word) is not None
+
+
+def _unwrapped(words: Iterable[str]) -> Iterable[str]:
+    """The words, with a quoted command (`bash -c "..."`) split into its own words."""
+    for word in words:
+        if " " in word.strip() and (re.search(r"(^|\s)--\w", word) or re.search(r"\s\w+\.\w[\w.]*=", word)):
+            try:
+                yield from shlex.split(word)
+            except ValueError:
+                yield from word.split()
+        else:
+            yield word
 
 
 def options_of(words: Sequence[str]) -> dict[str, Value]:
@@ -59,3 +92,14 @@ def overrides_of(words: Sequence[str]) -> dict[str, Value]:
         if match := _OVERRIDE.fullmatch(word):
             found[match[1]] = match[2].strip("'\"")
     return {key: None if value in ("null", "None") else value for key, value in found.items()}
+
+
+def mapping_of(found: Any, where: str = THE_FILE) -> dict[str, Any]:
+    """What a file or a part of it holds, if these are keys and values.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not isinstance(found, dict):
+        raise InputError("expected keys and values", where=where)
+    return found

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import bridge, swift
 from planner.emit.read import HOSTS, MODEL, OF_RECIPE, RANKS, Reader
-from planner.emit.read.options import options_of, overrides_of
-from planner.emit.read.shell import commands_of, option_words
+from planner.emit.read.options import option_words, options_of, overrides_of
+from planner.emit.read.shell import commands_of
 
 if TYPE_CHECKING:
     from planner.emit.target import Values
 
-_OF_BRIDGE: Final = re.compile(r"(^|\s)['\"]?\+{0,2}(model|train|ddp|dataset|optimizer)\.[a-z_]+=")
 _NAMES: Final = names_beside(__file__)
 _MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
 
@@ -24,11 +23,11 @@ def _bridge_command(text: str) -> Values:
     words = option_words(text)
     named = (match[1] for word in words if (match := _MIXED.fullmatch(word.strip("'\""))))
     own = overrides_of(words)
-    recipe = _recipe(str(own.get("recipe")))
+    recipe = recipe_of(str(own.get("recipe")))
     return bridge_values({**recipe, **own}, next(named, str(recipe.get("mixed_precision", "bf16_mixed"))))
 
 
-def _recipe(name: str) -> Values:
+def recipe_of(name: str) -> Values:
     """The keys and values of a recipe with this name in the newest release that has it; empty if none is known."""
     if not name.endswith("_config"):
         return {}
@@ -65,7 +64,7 @@ def _assumed(values: Values) -> dict[str, str]:
 
 BRIDGE: Final = Reader(
     name="overrides of a Megatron-Bridge recipe",
-    recognises=lambda name, text: _OF_BRIDGE.search(text) is not None,  # noqa: ARG005 - as the others
+    signs=(r"(^|\s)['\"]?\+{0,2}(model|train|ddp|dataset|optimizer)\.[a-z_]+=|--recipe[ =]\w+_config\b",),
     values=_bridge_command,
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
@@ -74,9 +73,9 @@ BRIDGE: Final = Reader(
 )
 
 
-def sizes_of(text: str) -> Values:
-    """The numbers of hosts and ranks that a script of ms-swift has in its environment."""
-    sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{NPROC_PER_NODE:-}}")[-1])
+def sizes_of(text: str, ranks: str = "NPROC_PER_NODE") -> Values:
+    """The numbers of hosts and ranks that a script of ms-swift, or of another program, has in its environment."""
+    sizes = options_of(commands_of(f"{text}\n: --nnodes=${{NNODES:-}} --nproc-per-node=${{{ranks}:-}}")[-1])
     return {key: sizes[key] for key in (HOSTS, RANKS) if sizes.get(key)}
 
 
@@ -95,7 +94,7 @@ def _swift_values(text: str) -> Values:
 
 SWIFT: Final = Reader(
     name="a command line of ms-swift",
-    recognises=lambda name, text: re.search(r"\bmegatron\s+(sft|pt|rlhf)\b", text) is not None,  # noqa: ARG005
+    signs=(r"\bmegatron\s+(sft|pt|rlhf)\b",),
     values=_swift_values,
     engine=lambda values: "megatron",  # noqa: ARG005 - as the others
     target=swift.TARGET,

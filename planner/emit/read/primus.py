@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import decisive, has_lines, listed, names_beside, translated
+from planner.emit.names import decisive, listed, names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader, torchtitan
 from planner.emit.read.megatron import DEFAULTS, engine_of
-from planner.emit.read.overrides import BRIDGE, bridge_values
+from planner.emit.read.options import mapping_of, options_of
+from planner.emit.read.overrides import BRIDGE, bridge_values, sizes_of
+from planner.emit.read.shell import commands_of
 from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
 
@@ -32,10 +33,7 @@ _OF_MEGATRON: Final = re.compile(r"^\s+framework:\s*['\"]?(?!megatron\b)(\w+)", 
 
 
 def _document(text: str) -> dict[str, Any]:
-    found = parse_yaml(_VARIABLE.sub(lambda match: match[1], text), THE_FILE).plain
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=THE_FILE)
-    return found
+    return mapping_of(parse_yaml(_VARIABLE.sub(lambda match: match[1], text), THE_FILE).plain)
 
 
 def _primus_values(text: str) -> Values:
@@ -84,7 +82,10 @@ def _of_bridge(text: str) -> Values:
 
 PRIMUS: Final = Reader(
     name="an experiment of Primus",
-    recognises=partial(has_lines, r"modules:\s*$", r"\s+overrides:\s*$"),
+    signs=(
+        r"^modules:\s*$",
+        r"^\s+overrides:\s*$",
+    ),
     values=_primus_values,
     engine=engine_of,
     target=replace(
@@ -97,6 +98,27 @@ PRIMUS: Final = Reader(
 )
 
 
+def _of_command(text: str) -> Values:
+    """The sizes and the options of Primus' own command, which calls torchrun, and the name of its experiment."""
+    words = next((each for each in commands_of(text) if any(map(_COMMAND.search, each))), [])
+    own = translated(options_of([each for each in words if not each.startswith("${@")]), _NAMES)
+    own["config"] = str(own.get("config")).removeprefix("$PWD/")
+    return {**own, **sizes_of("\n".join([text, *filter(_SIZE.match, words)]), "GPUS_PER_NODE")}
+
+
+_COMMAND: Final = re.compile(r"\bprimus-cli\b|\bprimus/cli/main\.py\b")
+_SIZE: Final = re.compile(r"(NNODES|GPUS_PER_NODE)=")
+
+PRIMUS_COMMAND: Final = replace(
+    PRIMUS,
+    name="a command line of Primus",
+    signs=(_COMMAND.pattern,),
+    values=_of_command,
+    files={"config": _primus_values},
+    is_shell=True,
+)
+
+
 def _bridge_document(text: str) -> Values:
     return bridge_values({key: value for key, value in flat(_document(text)).items() if value is not None})
 
@@ -104,7 +126,10 @@ def _bridge_document(text: str) -> Values:
 BRIDGE_FILE: Final = replace(
     BRIDGE,
     name="YAML overrides of a Megatron-Bridge recipe",
-    recognises=partial(has_lines, r"model:\s*$", r"  (\w+_model_parallel_size|train_iters|train_samples):"),
+    signs=(
+        r"^model:\s*$",
+        r"^  (\w+_model_parallel_size|train_iters|train_samples):",
+    ),
     values=_bridge_document,
     is_shell=False,
 )
@@ -112,14 +137,20 @@ BRIDGE_FILE: Final = replace(
 PRIMUS_TITAN: Final = replace(
     torchtitan.READER,
     name="an experiment of Primus over torchtitan",
-    recognises=partial(has_lines, r"modules:\s*$", r"\s+framework:\s*torchtitan\b"),
+    signs=(
+        r"^modules:\s*$",
+        r"^\s+framework:\s*torchtitan\b",
+    ),
     values=_titan_values,
     target=replace(torchtitan.READER.target, ignores=(*torchtitan.READER.target.ignores, "primus_turbo.*")),
 )
 PRIMUS_BRIDGE: Final = replace(
     BRIDGE_FILE,
     name="an experiment of Primus over Megatron-Bridge",
-    recognises=partial(has_lines, r"modules:\s*$", r"\s+framework:\s*megatron_bridge\b"),
+    signs=(
+        r"^modules:\s*$",
+        r"^\s+framework:\s*megatron_bridge\b",
+    ),
     values=_of_bridge,
     target=replace(BRIDGE_FILE.target, ignores=(*BRIDGE_FILE.target.ignores, *listed(_NAMES["ignores"]))),
 )

@@ -2,24 +2,19 @@
 
 Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
 is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
-unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and the
-words of `eval` are read once more, as a shell reads them.
+unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and
+`shift` outside loops drops the first. The words of `eval` are read once more, as a shell reads them.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from operator import add, eq, floordiv, ge, gt, le, lt, mod, mul, ne, sub
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Any, Final, NoReturn
 
+from planner.emit.read.conditions import UNSET, truth_of, whole_number
 from planner.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 _MOST_CHARACTERS: Final = 2**21
 _MOST_WORDS: Final = 50_000
@@ -35,8 +30,6 @@ _END: Final = "\n;&|()"
 _COMMENT: Final = re.compile(r"^([ \t]*#.*?)\\+$", re.MULTILINE)
 """Matches a line that is a comment; a backslash at its end does not continue it."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-UNSET: Final = re.compile(r"\$\{?[A-Za-z_0-9@*]|\$\(|`")
-"""Matches the parts of a word that could not be expanded."""
 
 
 def commands_of(text: str) -> list[list[str]]:
@@ -45,38 +38,7 @@ def commands_of(text: str) -> list[list[str]]:
     Raises:
         InputError: control characters, an unclosed quote or bracket, or more text than any script has.
     """
-    return _Script(text).commands()
-
-
-def option_words(text: str) -> list[str]:
-    """Words of the command with the most options; a line that starts with an option continues the previous command.
-
-    What `echo` prints is no command, because scripts print a command before they run it.
-    """
-    found: list[list[str]] = []
-    for words in (list(_unwrapped(command)) for command in commands_of(text)):
-        if found and is_option(words[0]) and any(map(is_option, found[-1])):
-            found[-1] += words
-        else:
-            found.append(words)
-    return max(found, key=lambda words: sum(map(is_option, words)) * (words[0] != "echo"), default=[])
-
-
-def is_option(word: str) -> bool:
-    """Whether a word is an option such as `--seq-length` or an override such as `model.num_layers=4`."""
-    return word.startswith("--") or re.match(r"\+{0,2}[A-Za-z_]\w*(\.\w+)*=", word) is not None
-
-
-def _unwrapped(words: Iterable[str]) -> Iterable[str]:
-    """The words, with a quoted command (`bash -c "..."`) split into its own words."""
-    for word in words:
-        if " " in word.strip() and (re.search(r"(^|\s)--\w", word) or re.search(r"\s\w+\.\w[\w.]*=", word)):
-            try:
-                yield from shlex.split(word)
-            except ValueError:
-                yield from word.split()
-        else:
-            yield word
+    return _Script(text=text).commands()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,32 +52,6 @@ class _Branch:
     is_taken: bool | None
     was_taken: bool
     value: str | None = None
-
-
-def _truth(words: list[str]) -> bool | None:
-    """Whether a test such as `[ "$A" == 8 ]` holds; None if unknown. An unset variable is empty, as in a shell."""
-    if not words or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
-        return None
-    parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words[1:-1]]
-    if parts[:1] == ["!"]:
-        inner = _truth(["[", *parts[1:], "]"])
-        return None if inner is None else not inner
-    if len(parts) == 2 and parts[0] in ("-z", "-n"):
-        return (parts[1] == "") == (parts[0] == "-z")
-    if len(parts) != 3 or any(UNSET.search(each) for each in parts):
-        return None
-    left, operator, right = parts
-    if operator in ("=", "==", "!="):
-        return fnmatchcase(left, right) == (operator != "!=")
-    numbers = whole_number(left), whole_number(right)
-    if None in numbers or operator not in _COMPARISONS:
-        return None
-    return _COMPARISONS[operator](*numbers)
-
-
-_COMPARISONS: Final[Mapping[str, Callable[..., bool]]] = {
-    "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le,
-}  # fmt: skip
 
 
 def _joined(done: list[str], part: str, pieces: list[str]) -> str:
@@ -134,22 +70,28 @@ def _arguments(words: list[str]) -> dict[str, list[str]]:
     return found
 
 
+@dataclass(slots=True, kw_only=True)
 class _Script:
-    def __init__(self, text: str) -> None:
-        if bad := _CONTROL.search(text):
-            line = text.count("\n", 0, bad.start()) + 1
-            raise InputError(f"a control character in line {line}", hint="this is no script")
-        self.text = _COMMENT.sub(r"\1", text.replace("\r\n", "\n")).replace("\\\n", " ")
-        self.place = 0
-        self.values: dict[str, list[str]] = {}
-        self.branches: list[_Branch] = []
-        self.is_skipped = False
-        self.budget = _MOST_CHARACTERS
-        self.arguments: dict[str, list[str]] = {}
-        self.num_evals = 0
-        self.exported: set[str] = set()
-        self.assigned: set[str] = set()
-        self.exports = False
+    """A script that is read; several share variables, budget and exports if one is inside another."""
+
+    text: str
+    values: dict[str, list[str]] = field(default_factory=dict)
+    arguments: dict[str, list[str]] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    assigned: set[str] = field(default_factory=set)
+    branches: list[_Branch] = field(default_factory=list)
+    place: int = 0
+    budget: int = _MOST_CHARACTERS
+    num_evals: int = 0
+    num_loops: int = 0
+    is_skipped: bool = False
+    exports: bool = False
+
+    def __post_init__(self) -> None:
+        if bad := _CONTROL.search(self.text):
+            hint = "this is no script"
+            raise InputError(f"a control character in line {self._line(bad.start())}", hint=hint)
+        self.text = _COMMENT.sub(r"\1", self.text.replace("\r\n", "\n")).replace("\\\n", " ")
 
     def commands(self) -> list[list[str]]:
         found: list[list[str]] = []
@@ -194,6 +136,7 @@ class _Script:
 
     def _ran(self, words: list[str]) -> list[list[str]]:
         """The commands that a command is: itself, those of the text of `eval`, or none for `set --`."""
+        self.num_loops += words[0] in ("for", "while", "until")
         if words[:2] == ["set", "--"]:
             self.arguments = _arguments(words[2:])
             return []
@@ -209,6 +152,11 @@ class _Script:
             words[place + 1]
         ):
             return [[*words[: place + 1], *each] for each in self._other_shell(*words[place + 1 :])]
+        is_followed = not self.num_loops and all(each.is_taken for each in self.branches) and "@" in self.arguments
+        count = whole_number((words[1:] or ["1"])[0]) if words[0] == "shift" and is_followed else None
+        if count is not None:
+            self.arguments = _arguments(self.arguments["@"][count:])
+            return []
         if self.arguments and {"shift", "getopts"} & set(words[:2]):
             hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"
             raise InputError(f"the script goes through its arguments ({words[0]}), which is not followed", hint=hint)
@@ -220,12 +168,10 @@ class _Script:
 
     def _other_shell(self, text: str, name: str = "bash", *words: str) -> list[list[str]]:
         """The commands of `bash -c TEXT NAME WORDS`: it has exported variables, and those set before its own name."""
-        inner = self._inner(text)
         known = self.exported | self.assigned
-        inner.values = {each: value for each, value in self.values.items() if each in known}
-        inner.exported, inner.arguments = {*inner.values}, _arguments(list(words)) | {"0": [name]}
-        inner.num_evals = self.num_evals + 1
-        return inner.commands()
+        values = {each: value for each, value in self.values.items() if each in known}
+        arguments = _arguments(list(words)) | {"0": [name]}
+        return self._inner(text, arguments, 1, values=values, exported={*values}).commands()
 
     def _read(self, words: list[str], text: str) -> None:
         """Set the variables of `read -r A B <<< TEXT`; IFS parts the text, and the last variable takes the rest."""
@@ -237,19 +183,16 @@ class _Script:
         """Whether a text in single quotes, which another shell runs, has a variable of this script."""
         return any(name in self.values for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text))
 
-    def _nested(self, text: str, arguments: Mapping[str, list[str]], num_evals: int = 0) -> list[list[str]]:
-        inner = self._inner(text)
-        inner.arguments, inner.num_evals = dict(arguments), self.num_evals + num_evals
+    def _nested(self, text: str, arguments: dict[str, list[str]], num_evals: int = 0) -> list[list[str]]:
+        inner = self._inner(text, arguments, num_evals)
         found = inner.commands()
         self.budget = inner.budget
         return found
 
-    def _inner(self, text: str) -> _Script:
-        """A script that shares the variables of this one."""
-        inner = _Script(text)
-        inner.values, inner.arguments, inner.budget = self.values, self.arguments, self.budget
-        inner.exported = self.exported
-        return inner
+    def _inner(self, text: str, arguments: dict[str, list[str]], num_evals: int = 0, **other: Any) -> _Script:
+        """A script with arguments of its own, which shares the variables of this one."""
+        shared: dict[str, Any] = {"values": self.values, "exported": self.exported, "budget": self.budget}
+        return _Script(text=text, arguments={**arguments}, num_evals=self.num_evals + num_evals, **{**shared, **other})
 
     @property
     def _is_off(self) -> bool:
@@ -271,19 +214,21 @@ class _Script:
             return False
         if first == "if":
             off = self._is_off
-            is_true = False if off else _truth(rest) if mark not in ("&&", "||") else None
+            is_true = False if off else truth_of(rest) if mark not in ("&&", "||") else None
             self.branches.append(_Branch(is_taken=is_true, was_taken=off or is_true is True))
             return False
         if first in ("elif", "else") and self.branches:
             branch = self.branches[-1]
-            is_true = _truth(rest) if first == "elif" else True
+            is_true = truth_of(rest) if first == "elif" else True
             branch.is_taken = False if branch.was_taken else is_true if branch.is_taken is False else None
             branch.was_taken = branch.was_taken or branch.is_taken is True
             return False
         if was_skipped or self._is_off:
             return False
+        if first == "done":
+            self.num_loops = max(self.num_loops - 1, 0)
         if first in ("[", "[["):
-            is_true = _truth(words)
+            is_true = truth_of(words)
             self.is_skipped = (mark == "&&" and is_true is False) or (mark == "||" and is_true is True)
             return False
         return first not in ("then", "do", "done", "{", "}", "!")
@@ -448,7 +393,7 @@ class _Script:
 
     def _inside(self, text: str) -> list[str]:
         """The words of a default value, which may contain variables itself."""
-        inner = self._inner(f"{text}\n")
+        inner = self._inner(f"{text}\n", self.arguments)
         found: list[str] = []
         while inner.place < len(text):
             if not inner._has_word():  # noqa: SLF001 - of the same class
@@ -486,46 +431,17 @@ class _Script:
         return "" if found.startswith("$") else found
 
     def _endless(self, what: str, place: int) -> NoReturn:
-        line = self.text.count("\n", 0, place) + 1
-        raise InputError(f"{what} of line {line} has no end", hint="is the script whole?")
+        raise InputError(f"{what} of line {self._line(place)} has no end", hint="is the script whole?")
 
     def _too_deep(self, what: str, most: int) -> NoReturn:
-        line = self.text.count("\n", 0, self.place) + 1
-        raise InputError(f"line {line}: {what} are nested more than {most} deep", hint="is this a script?")
+        words = f"line {self._line(self.place)}: {what} are nested more than {most} deep"
+        raise InputError(words, hint="is this a script?")
+
+    def _line(self, place: int) -> int:
+        return self.text.count("\n", 0, place) + 1
 
     def _too_much(self) -> NoReturn:
         raise InputError("the script expands to more text than any command line has", hint="is it one?")
 
 
 _OPERAND: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$([0-9#])|\$\{([0-9]+)\}")
-_SUM: Final = re.compile(r"(?!.*[0-9]{13})[0-9+*/%()\s-]+", re.DOTALL)
-_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
-    ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: floordiv, ast.Mod: mod,
-}  # fmt: skip
-
-
-def whole_number(text: str) -> int | None:
-    """The value of a short expression with whole numbers, + - * / % and brackets; None for any other text."""
-    text = _ZEROS.sub("", text.strip())
-    if len(text) > _LONGEST_SUM or not _SUM.fullmatch(text):
-        return None
-    try:
-        value = _value_of(ast.parse(text, mode="eval").body)
-    except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-    return value if abs(value) < 10**15 else None
-
-
-_LONGEST_SUM: Final = 1000
-_ZEROS: Final = re.compile(r"\b0+(?=[0-9])")
-"""Zeros in front of a number, with which Python would read no number."""
-
-
-def _value_of(node: ast.expr) -> int:
-    if isinstance(node, ast.BinOp):
-        return _OPERATORS[type(node.op)](_value_of(node.left), _value_of(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value_of(node.operand)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    raise ValueError

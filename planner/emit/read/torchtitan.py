@@ -15,33 +15,30 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.names import names_beside
 from planner.emit.programs import torchtitan
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import MODEL, THE_FILE, Reader
-from planner.emit.read.options import options_of
-from planner.emit.read.shell import option_words
+from planner.emit.read import MODEL, THE_FILE, Reader, has_all
+from planner.emit.read.options import mapping_of, option_words, options_of
 from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.emit.target import Value, Values
 
-_TOML: Final = re.compile(r"^\s*\[(parallelism|training|activation_checkpoint)\]\s*(#.*)?$", re.MULTILINE)
-_SAVED: Final = '"data_parallel_shard_degree"'
+_PYTHON: Final = r"\A(?=[\s\S]*from torchtitan)[\s\S]*^def \w+\(\)"
+_SIGN: Final = (
+    rf'{_PYTHON}|\A\s*\{{[\s\S]*"data_parallel_shard_degree"|'
+    r"\A(?!\s*\{)[\s\S]*^\s*\[(parallelism|training|activation_checkpoint)\]\s*(#.*)?$"
+)
+"""Python that `planner emit` wrote, saved JSON, or TOML."""
 _RENAMED: Final = {f"model.{key}": f"model_spec.{key}" for key in ("name", "flavor", "converters")}
 _GONE: Final = ("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion")
 _NAMES: Final = names_beside(__file__)
 
 
-def _document(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise InputError("expected keys and values", where=THE_FILE)
-    return found
-
-
 def _parsed(text: str) -> dict[str, Any]:
     """The sections of a file, with their keys and values."""
     try:
-        if _is_python(text):
+        if has_all((_PYTHON,), text):
             return _of_python(ast.parse(text))
-        return _document(json.loads(text)) if text.lstrip().startswith("{") else tomllib.loads(text)
+        return mapping_of(json.loads(text)) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         what = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"cannot be read: {what}", where=THE_FILE) from None
@@ -127,10 +124,6 @@ def _of_group(groups: list[Any]) -> dict[str, Any]:
 # --- Python ------------------------------------------------------------------------------------------------------
 
 
-def _is_python(text: str) -> bool:
-    return "from torchtitan" in text and re.search(r"^def \w+\(\)", text, re.MULTILINE) is not None
-
-
 def _of_python(tree: ast.Module) -> dict[str, Any]:
     """Literals in the call of `Trainer.Config`, and in the lines before this call that set the model."""
     found: dict[str, Any] = {}
@@ -140,13 +133,11 @@ def _of_python(tree: ast.Module) -> dict[str, Any]:
             match := re.fullmatch(r"torchtitan\.models\.(\w+)", node.module or "")
         ):
             spec.update({} if match[1] == "common" else {"name": match[1]})
-        elif isinstance(node, ast.Call) and _name(node.func) == "model_registry":
-            spec["flavor"] = _literal(node.args[0]) if node.args else None
+        elif isinstance(node, ast.Call) and (known := _ARGUMENTS.get(_name(node.func))):
+            spec |= dict(zip(known, map(_literal, node.args), strict=False))
             spec |= {each.arg: _calls(each.value) for each in node.keywords if each.arg == "converters"}
-        elif isinstance(node, ast.Call) and _name(node.func) == "model_of":
-            spec |= dict(zip(("name", "flavor"), map(_literal, node.args), strict=False))
-            spec |= {each.arg: _calls(each.value) for each in node.keywords if each.arg == "converters"}
-            spec["shape"] = {each.arg: _literal(each.value) for each in node.keywords if each.arg != "converters"}
+            shape = {each.arg: _literal(each.value) for each in node.keywords if each.arg != "converters"}
+            spec |= {"shape": shape} if "name" in known else {}
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             part, key = _name(node.targets[0].value), node.targets[0].attr
             spec.setdefault(part, {})[{"max_seq_len": "max_context_length"}.get(key, key)] = _literal(node.value)
@@ -159,6 +150,9 @@ def _of_python(tree: ast.Module) -> dict[str, Any]:
     classes = {key: value.pop("", "") for key, value in found.items() if isinstance(value, dict)}
     found["activation_checkpoint"] = "none" if kind is None else classes["activation_checkpoint"]
     return {**found, "model_spec": spec}
+
+
+_ARGUMENTS: Final = {"model_registry": ("flavor",), "model_of": ("name", "flavor")}
 
 
 def _name(node: ast.expr) -> str:
@@ -190,9 +184,7 @@ def _section(node: ast.expr) -> Any:
 
 READER: Final = Reader(
     name="a torchtitan file (TOML of 0.2, saved JSON, emitted Python)",
-    recognises=lambda name, text: (  # noqa: ARG005 - as the others
-        _is_python(text) or (_SAVED in text if text.lstrip().startswith("{") else _TOML.search(text) is not None)
-    ),
+    signs=(_SIGN,),
     values=_values,
     engine=lambda values: "torchtitan",  # noqa: ARG005 - as the others
     target=torchtitan.TARGET,
@@ -213,7 +205,7 @@ def _options(text: str) -> Values:
 COMMAND: Final = replace(
     READER,
     name="a command line of torchtitan",
-    recognises=lambda name, text: re.search(r"--job\.config[_-]file\b|-m torchtitan\.train\b", text) is not None,  # noqa: ARG005
+    signs=(r"--job\.config[_-]file\b|-m torchtitan\.train\b",),
     values=_options,
     files={_FILE: _values},
     is_shell=True,

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import adapters_of
-from planner.emit.names import decisive, has_lines, listed, names_beside, translated
+from planner.emit.names import decisive, listed, names_beside, translated
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
-from planner.emit.read.options import overrides_of
-from planner.emit.read.shell import option_words
+from planner.emit.read.options import option_words, overrides_of
 from planner.emit.target import Setting, Target
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from planner.emit.target import Given, Value, Values
 
 _ACTOR: Final = "actor_rollout_ref.actor"
+_OPTIMIZER: Final = "optim.override_optimizer_config.optimizer"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 
 
@@ -55,27 +54,19 @@ def _is_megatron(values: Values) -> bool:
     return said == "megatron" or (not said and any(key.startswith(f"{_ACTOR}.megatron.") for key in values))
 
 
-def _degree(given: Given, name: str) -> int:
-    return given.whole(f"{_ACTOR}.megatron.{name}", 1) or 1 if _is_megatron(given.values) else 1
-
-
-def _read_degrees(given: Given) -> Mapping[str, Any]:
-    tp = _degree(given, "tensor_model_parallel_size")
-    etp = _degree(given, "expert_tensor_parallel_size") if f"{_ACTOR}.megatron.{_ETP}" in given else tp
-    ulysses = given.whole(f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
-    has_experts = given.model is not None and given.model.moe is not None
+def _read_degrees(given: Given) -> dict[str, Any]:
+    is_megatron, start = _is_megatron(given.values), f"{_ACTOR}.megatron."
     found = {
-        "layout.tp": tp,
-        "layout.pp": _degree(given, "pipeline_model_parallel_size"),
-        "layout.cp": _degree(given, "context_parallel_size") if _is_megatron(given.values) else ulysses,
-        "layout.ep": _degree(given, "expert_model_parallel_size"),
-        "layout.etp": etp if has_experts else 1,
+        field: (given.whole(start + key, 1) or 1) if is_megatron else 1 for field, key in _NAMES["degrees"].items()
     }
-    chunks = _degree(given, "virtual_pipeline_model_parallel_size")
-    return found | ({"layout.interleave": chunks} if chunks > 1 else {})
-
-
-_ETP: Final = "expert_tensor_parallel_size"
+    ulysses = given.whole(f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    if not is_megatron:
+        found["layout.cp"] = ulysses
+    if given.model is None or given.model.moe is None:
+        found["layout.etp"] = 1
+    elif start + _NAMES["degrees"]["layout.etp"] not in given:
+        found["layout.etp"] = found["layout.tp"]
+    return {field: number for field, number in found.items() if number > 1 or field != "layout.interleave"}
 
 
 def _read_sharding(given: Given) -> Mapping[str, Any]:
@@ -100,7 +91,8 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     if mini:
         found["training.global_batch_size"] = mini * answers
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
-    if given.flag(f"{_ACTOR}.use_dynamic_bsz"):  # packed up to a token limit
+    if given.flag(key := f"{_ACTOR}.use_dynamic_bsz"):  # packed up to a token limit
+        given.doubt(key, "microbatches of a number of tokens have no price")
         most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
         micro = _at_most(most // (prompt + answer), mini * answers, given)
     elif not micro:  # of all ranks, until 2025
@@ -123,12 +115,11 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     start = f"{_ACTOR}.megatron.override_transformer_config."
     kind = given.text(f"{start}recompute_granularity", "none")
     method, number = given.text(f"{start}recompute_method", "uniform"), given.whole(f"{start}recompute_num_layers", 1)
-    if _is_megatron(given.values):
-        if kind == "full" and method == "block":
-            return {"layout.recompute": f"full:{number}"}
-        return {"layout.recompute": kind if kind in ("full", "selective") else "none"}
-    on = given.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
-    return {"layout.recompute": "full" if on else "none"}
+    if not _is_megatron(given.values):
+        kind = "full" if given.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True) else "none"
+    elif kind == "full" and method == "block":
+        kind = f"full:{number}"
+    return {"layout.recompute": kind if kind.startswith(("full", "selective")) else "none"}
 
 
 def _read_offload(given: Given) -> Mapping[str, Any]:
@@ -136,7 +127,10 @@ def _read_offload(given: Given) -> Mapping[str, Any]:
 
     Source: verl, workers/fsdp_workers.py and megatron_workers.py (update_actor); engine/fsdp.yaml (offload_policy).
     """
-    return {"layout.offload": "optimizer" if given.flag(f"{_ACTOR}.fsdp_config.offload_policy") else "none"}
+    on_host = [given.flag(f"{_ACTOR}.{key}") for key in ("fsdp_config.offload_policy", f"{_OPTIMIZER}_cpu_offload")]
+    if given.number(key := f"{_ACTOR}.{_OPTIMIZER}_offload_fraction", 1.0) < 1:
+        given.doubt(key, "a part of the states on the host has no price", "layout.offload")
+    return {"layout.offload": "optimizer" if any(on_host) else "none"}
 
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
@@ -167,8 +161,10 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
     return found
 
 
-def _reading(*says: str, read: Callable[[Given], Mapping[str, Any]]) -> Setting:
-    return Setting(says=says, write=lambda plan: {}, read=read)  # noqa: ARG005 - nothing is emitted for verl
+def _read(given: Given) -> Mapping[str, Any]:
+    steps = (_read_degrees, _read_sharding, _read_batch, _read_recompute)
+    parts = (*steps, _read_offload, _read_adapters, _read_objective)
+    return {field: value for read in parts for field, value in read(given).items()}
 
 
 _NAMES: Final = names_beside(__file__)
@@ -177,13 +173,7 @@ TABLE: Final = Target(
     name="verl",
     program="verl, the training step of the actor",
     settings=(
-        _reading("layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.etp", read=_read_degrees),
-        _reading("layout.zero", "layout.hsdp", read=_read_sharding),
-        _reading("layout.mbs", "training.global_batch_size", "training.sequence_length", read=_read_batch),
-        _reading("layout.recompute", read=_read_recompute),
-        _reading("layout.offload", read=_read_offload),
-        _reading("training.lora_rank", "training.lora_targets", read=_read_adapters),
-        _reading("training.loss", read=_read_objective),
+        Setting(says=listed(_NAMES["says"]), write=lambda plan: {}, read=_read),  # noqa: ARG005 - nothing is emitted
     ),
     command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
     ignores=listed(_NAMES["ignores"]),
@@ -192,7 +182,7 @@ TABLE: Final = Target(
 
 READER: Final = Reader(
     name="a command line of verl",
-    recognises=lambda name, text: "actor_rollout_ref." in text,  # noqa: ARG005 - as the others
+    signs=(r"actor_rollout_ref\.",),
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=TABLE,
@@ -202,6 +192,6 @@ READER: Final = Reader(
 SFT: Final = replace(
     READER,
     name="a command line of verl's fine-tuning",
-    recognises=partial(has_lines, r"[^#\n]*verl\.trainer\.(fsdp_)?sft_trainer"),
+    signs=(r"^[^#\n]*verl\.trainer\.(fsdp_)?sft_trainer",),
     values=_of_fine_tuning,
 )

@@ -59,7 +59,7 @@ class _Lines:
     """
 
     program: str
-    engines: tuple[str, ...]
+    engines: Sequence[str]
     step: re.Pattern[str]
     time: re.Pattern[str]
     time_is: str
@@ -79,15 +79,9 @@ def _pattern(text: str, group: str = "") -> re.Pattern[str]:
     return re.compile(text.replace("<step>", _STEP) + (_GROUP.format(group) if group else ""))
 
 
+_PARTS: Final = (("step", ""), ("time", "time"), ("loss", "loss"))
 _PROGRAMS: Final = tuple(
-    _Lines(
-        program=form["program"],
-        engines=tuple(form["engines"]),
-        step=_pattern(form["step"]),
-        time=_pattern(form["time"], "time"),
-        time_is=form["time_is"],
-        loss=_pattern(form["loss"], "loss") if "loss" in form else None,
-    )
+    _Lines(**{"loss": None, **form, **{part: _pattern(form[part], group) for part, group in _PARTS if part in form}})
     for form in FORMS["programs"]
 )
 _MEGATRON: Final = tuple(name for name in _PROGRAMS[0].engines if name.startswith("megatron"))
@@ -122,7 +116,7 @@ class _Read(NamedTuple):
     """The steps that lines of one kind tell; engines: names of the engines whose runs have such lines."""
 
     program: str
-    engines: tuple[str, ...]
+    engines: Sequence[str]
     steps: list[Step]
     notes: list[str]
 

@@ -51,7 +51,6 @@ class StepTime:
     """The median step of a log, and notes for the reader about it; scatter: of the steps, as a share of the median."""
 
     seconds: float
-    num_steps: int
     scatter: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -98,7 +97,7 @@ def step_time(steps: Sequence[Step], name: str) -> StepTime:
     seconds = statistics.median(each.seconds for each in kept)
     apart = statistics.median(abs(each.seconds - seconds) for each in kept)
     scatter = _DEVIATIONS * apart / seconds
-    return StepTime(seconds=seconds, num_steps=counted, scatter=scatter, notes=tuple(notes))
+    return StepTime(seconds=seconds, scatter=scatter, notes=tuple(notes))
 
 
 def _of_one_rank(steps: Sequence[Step]) -> list[Step]:

@@ -16,6 +16,7 @@ READERS: Final[tuple[Reader, ...]] = (
     verl.SFT,
     overrides.SWIFT,
     overrides.BRIDGE,
+    primus.PRIMUS_COMMAND,
     primus.PRIMUS_TITAN,
     primus.PRIMUS_BRIDGE,
     primus.PRIMUS,
