@@ -26,7 +26,7 @@ class _AdamW(torch.optim.AdamW):
     """
 
     def _init_group(self, group: Any, *lists: Any) -> Any:
-        found = super()._init_group(group, *lists)
+        found = super()._init_group(group, *lists)  # type: ignore[no-untyped-call] # torch's
         for tensors in lists:
             tensors[:] = map(local_tensor, tensors)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -190,10 +190,10 @@ class Trainer:
 
     def _add_partial_gradients(self) -> None:
         """Add up gradients of norms under tensor parallelism; with FSDP2 they are whole already."""
-        for parameter in self.parameters().values():
-            gradient = parameter.grad
-            if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
-                parameter.grad = gradient.redistribute(placements=parameter.placements)
+        every: Any = self.parameters().values()
+        for each in every:
+            if isinstance(each.grad, DTensor) and each.grad.placements != each.placements:
+                each.grad = each.grad.redistribute(placements=each.placements)
 
     def _add_tied_gradients(self) -> None:
         """Add the gradients of tied embeddings in two chunks, so that both copies get the same update."""
