@@ -180,8 +180,9 @@ def _link(link: LinkSpec, curves: Curves, device: DeviceSpec) -> LinkSpec:
     if not rows:
         return link
     changes: dict[str, float] = {}
-    if device.kind == "cpu":  # no data sheet states the bandwidth between two processes on one host
-        changes["bandwidth"] = max(row["num_bytes"] / row["seconds"] for row in rows if row["operation"] == "send")
+    sent = [row["num_bytes"] / row["seconds"] for row in rows if row["operation"] == "send"]
+    if device.kind == "cpu" and sent:  # no data sheet states the bandwidth between two processes on one host
+        changes["bandwidth"] = max(sent)
     bandwidth = changes.get("bandwidth", link.bandwidth)
     rates, starts = [], []
     for operation in ("all_gather", "reduce_scatter"):  # sharded weights and sequence parallelism use only these

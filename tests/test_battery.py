@@ -126,6 +126,7 @@ def test_interrupts_at_random(tool):
     assert list(tool("battery_jobs").interrupts(range(3))) == [""] * 3
 
 
+@pytest.mark.slow  # tests/trainer has each of the parts: a killed rank, a killed launcher, bits of a resumed run
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_twice_has_the_bits_of_one_that_is_not(tool, tmp_path):
     """First a rank is killed, then the launcher; torchrun's usual port is taken all the time."""

@@ -166,6 +166,21 @@ def test_this_machine_is_measured(console, tmp_path):
     assert load_cluster(str(tmp_path / "cluster.yaml")).name == "this-machine"
 
 
+def test_without_time_for_all_collectives_the_rest_is_measured(console, tmp_path, monkeypatch):
+    def cut(wanted, **_):
+        curves = drawn("cpu", wanted, peak=1e11, ranks=2, per_host=2)
+        kept = [row for row in curves["collectives"] if row["operation"] == "all_gather"]
+        assert kept
+        return curves | {"collectives": kept}
+
+    monkeypatch.setattr("planner.measure.run_probe", cut)
+    machine = detected_cluster().model_copy(update={"devices_per_host": 2})
+    monkeypatch.setattr("planner.specs.this_machine.detected_cluster", lambda: machine)
+    assert command.run(tmp_path / "here", console=console) == ExitCode.OK
+    found = load_cluster(str(tmp_path / "here" / "cluster.yaml"))
+    assert found.links[0].bandwidth == machine.links[0].bandwidth
+
+
 @pytest.mark.parametrize("cores", [2, 4])
 def test_a_device_alone_is_faster_than_among_busy_ones(cores, console, tmp_path, monkeypatch):
     """Cores take 1.6 times as long while all compute; the time grows evenly with each further busy core."""

@@ -36,7 +36,8 @@ from calibrate import (
 )
 
 from planner.cost.band import band_of
-from planner.evidence.fit import EIGHT_OF_TEN, FACTORS, NARROWED, PRIOR, Prior, posterior, slopes_of
+from planner.evidence import NARROWED
+from planner.evidence.fit import EIGHT_OF_TEN, FACTORS, PRIOR, Prior, posterior, slopes_of
 from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
 from planner.specs.by_name import shipped_calibration

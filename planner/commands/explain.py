@@ -75,7 +75,6 @@ def run(
     from planner.api import explain_layout
     from planner.show.explain import answers, explanation, overview, parts_of, section_names
     from planner.show.screen import stack
-    from planner.show.trace import trace_text
 
     if ranks and trace is None:
         raise InputError("--ranks goes with --trace", hint=_HINT)
@@ -97,6 +96,8 @@ def run(
     if html:
         console.write(html, _page(found), force=force)
     if trace:
+        from planner.show.trace import trace_text
+
         console.write(trace, trace_text(plan, ranks=ranks), force=force)
     if as_json:
         console.print(found.to_json())

@@ -84,13 +84,6 @@ PRIOR: Final = Prior(spreads=(0.16, 2.2, 0.61, 0.93, 0.18, 0.48), scatter=0.085)
 """The prior from the clusters of published runs, as `python tools/calibration_curve.py` prints it."""
 
 
-NARROWED: Final = {0: 1.46, 1: 1.50, 3: 1.37, 5: 1.31}
-"""Number of runs of a published cluster that were learnt -> width of the band of its other runs, high over low.
-
-As `python tools/calibration_curve.py` prints them: means over clusters that no fit has seen. One run narrows no band.
-"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecasts:
     """Step seconds of one run: measured, and forecast before learning, after learning, and from the other runs only."""

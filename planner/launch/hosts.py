@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import num_hosts
 from planner.emit.programs.torch import Host
@@ -26,17 +26,9 @@ MASTER_ADDR, MASTER_PORT and RANK for one process in each pod. An indexed Job of
 """
 
 
-def find_host(
-    plan: Plan,
-    environment: Mapping[str, str],
-    *,
-    node_rank: int | None = None,
-    master_addr: str | None = None,
-    master_port: int | None = None,
-) -> Host | None:
+def find_host(plan: Plan, environment: Mapping[str, str], **place: Any) -> Host | None:
     """Return this host's place in the run, as `find_place`; None if the plan needs a single host."""
-    place = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
-    return find_place(num_hosts(plan), environment, **place)  # type: ignore[arg-type] # each has its own type
+    return find_place(num_hosts(plan), environment, **place)
 
 
 def find_place(

@@ -239,7 +239,7 @@ def _narrower(plan: Plan) -> Words:
     band, is_assumed = plan.band, bool(_unmeasured(plan))
     if band is None or _is_calibrated(plan) or not (is_assumed or {"device", "engine"} & set(band.unseen)):
         return ""
-    from planner.evidence.fit import NARROWED
+    from planner.evidence import NARROWED
 
     measure = "`planner measure` replaces assumed efficiencies in minutes; " * is_assumed
     most = max(NARROWED)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from planner.trainer.parallelize import local_tensor
 
@@ -15,40 +15,47 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch import Tensor, nn
-    from torch.distributed.device_mesh import DeviceMesh
 
     from planner.specs.training import TrainingSpec
+
+
+class _AdamW(torch.optim.AdamW):
+    """AdamW on this rank's parts of DTensors; its state stays DTensors, which checkpoints reshard.
+
+    DTensor would decide how each tensor of the update is placed, for half a second on the CPU before the first update.
+    """
+
+    def _init_group(self, group: Any, *lists: Any) -> Any:
+        found = super()._init_group(group, *lists)  # type: ignore[no-untyped-call] # torch's
+        for tensors in lists:
+            tensors[:] = map(local_tensor, tensors)
+        return found
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], training: TrainingSpec) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019); its state is allocated immediately, so memory does not grow at step 2.
 
     Weight decay applies to matrices and embeddings, not to biases and norms. `fused` updates in place, without the
-    temporary copies of the multi-tensor form; one call can update only tensors of one mesh.
+    temporary copies of the multi-tensor form.
     """
-    everything = list(parameters.values())
-    groups: dict[tuple[float, DeviceMesh | None], list[nn.Parameter]] = {}
+    groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         decays = parameter.ndim >= 2 and not name.endswith("bias")
-        groups.setdefault((training.weight_decay if decays else 0.0, _mesh_of(parameter)), []).append(parameter)
-    optimizer = torch.optim.AdamW(
-        [{"params": members, "weight_decay": decay} for (decay, _), members in groups.items()],
+        groups.setdefault(training.weight_decay if decays else 0.0, []).append(parameter)
+    optimizer = _AdamW(
+        [{"params": members, "weight_decay": decay} for decay, members in groups.items()],
         lr=training.learning_rate,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
         fused=True,
     )
-    for parameter in everything:
+    for parameter in parameters.values():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
-
-
-def _mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def learning_rate(step: int, num_steps: int, training: TrainingSpec) -> float:
@@ -80,12 +87,8 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.stack([get_total_norm(grads) ** 2 / copies for copies, grads in by_copies.items()]).sum()
 
 
+@torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], norm: Tensor, training: TrainingSpec, *, scale: float) -> None:
     """Undo the loss scale, and scale the gradients down if their global norm exceeds `gradient_clip`."""
-    of_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        of_mesh.setdefault(_mesh_of(parameter), []).append(parameter)
-    for members in of_mesh.values():
-        if scale != 1.0:
-            torch._foreach_mul_([p.grad for p in members if p.grad is not None], 1 / scale)  # torch.optim uses it
-        clip_grads_with_norm_(members, training.gradient_clip, norm)
+    share = (training.gradient_clip / (norm + 1e-6)).clamp(max=1.0) / scale  # as torch.nn.utils.clip_grads_with_norm_
+    torch._foreach_mul_([local_tensor(p.grad) for p in parameters if p.grad is not None], share)  # torch.optim uses it

@@ -9,12 +9,13 @@ from page-locked memory, NCCL) have never run on a GPU.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from planner.trainer.norms import make_norm
 from planner.trainer.tensor_parallel import apply_tensor_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -36,6 +37,7 @@ SHORTEST: Final = 0.005  # seconds of one repetition, in which shorter work is d
 TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class Probe:
@@ -48,6 +50,10 @@ class Probe:
     def late(self) -> bool:
         """Whether the deadline has passed, by the clock of rank 0."""
         return self._most([float(self.rank == 0 and time.monotonic() > self.deadline)])[0] > 0
+
+    def in_time(self, each: Iterable[T]) -> Iterator[T]:
+        """Those that are begun before the deadline."""
+        return itertools.takewhile(lambda _: not self.late(), each)
 
     def seconds(self, run: Callable[[], object], *, alone: bool = False) -> float:
         """The least time of a call on the slowest rank, in seconds, after some calls to warm up.
@@ -84,9 +90,7 @@ class Probe:
     def products(self, shapes: Sequence[Sequence[int]], precision: str) -> list[Row]:
         """Dense products (m x k) (k x n)."""
         rows: list[Row] = []
-        for m, n, k in shapes:
-            if self.late():
-                break
+        for m, n, k in self.in_time(shapes):
             run = self._product(m, n, k, precision)
             rows.append({"precision": precision, "m": m, "n": n, "k": k, "seconds": self.seconds(run)})
         return rows
@@ -108,9 +112,7 @@ class Probe:
     def grouped(self, shapes: Sequence[Sequence[int]]) -> list[Row]:
         """One kernel that computes a product for each of `groups` experts, with m tokens each."""
         rows: list[Row] = []
-        for groups, m, n, k in shapes:
-            if self.late():
-                break
+        for groups, m, n, k in self.in_time(shapes):
             left, right = self._new(groups * m, k, precision="bf16"), self._new(groups, k, n, precision="bf16")
             ends = torch.arange(m, (groups + 1) * m, m, dtype=torch.int32, device=self.device)
             seconds = self.seconds(lambda a=left, b=right, e=ends: F.grouped_mm(a, b, offs=e))  # type: ignore[misc]
@@ -123,9 +125,7 @@ class Probe:
         FLOPs count the causal half of the forward pass.
         """
         rows: list[Row] = []
-        for length in lengths:
-            if self.late():
-                break
+        for length in self.in_time(lengths):
             q, k, v = (self._new(batch, heads, length, size, precision=precision).requires_grad_() for _ in range(3))
 
             def forward(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
@@ -205,13 +205,10 @@ class Probe:
         doubling = [2**power for power in range(1, 12) if 2**power < self.ranks and self.ranks % 2**power == 0]
         for members in sorted({*doubling, *([per_host] if self.ranks % per_host == 0 else []), self.ranks} - {1}):
             group, _ = dist.new_subgroups(group_size=members)  # type: ignore[no-untyped-call] # torch has no types here
-            for operation in OPERATIONS:
-                for num_bytes in sizes:
-                    if self.late():
-                        return rows
-                    seconds = self.seconds(self._collective(operation, num_bytes, group, members))
-                    where = {"ranks": members, "hosts": max(1, members // per_host)}
-                    rows.append({"operation": operation, **where, "num_bytes": num_bytes, "seconds": seconds})
+            for operation, num_bytes in self.in_time(itertools.product(OPERATIONS, sizes)):
+                seconds = self.seconds(self._collective(operation, num_bytes, group, members))
+                where = {"ranks": members, "hosts": max(1, members // per_host)}
+                rows.append({"operation": operation, **where, "num_bytes": num_bytes, "seconds": seconds})
         return rows
 
     def _collective(self, operation: str, num_bytes: int, group: Any, members: int) -> Callable[[], object]:

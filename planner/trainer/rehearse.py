@@ -43,6 +43,7 @@ from planner.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from planner.plan import Plan
 
@@ -156,8 +157,22 @@ def warm_up(_: Any, stages: Any, *__: Any) -> None:
 
 
 @contextlib.contextmanager
-def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None]:
-    """One rank of an imaginary world; storage of weights is fake, and no value is ever read."""
+def fake_ranks(num_ranks: int, rank: int, *stand_ins: AbstractContextManager[Any]) -> Iterator[None]:
+    """One rank of an imaginary world, with stand-ins for what it lacks."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+    try:
+        with contextlib.ExitStack() as stack:
+            for each in stand_ins:
+                stack.enter_context(each)
+            yield
+    finally:
+        dist.destroy_process_group()
+        # DTensor remembers meshes by their shape, with the groups of this world
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call] # torch's
+
+
+def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """One rank of our trainer; storage of weights is fake, and no value is ever read."""
 
     def to_empty(part: Transformer, *, device: torch.device) -> Any:
         with mode:
@@ -166,22 +181,17 @@ def fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None
     def agree(*_: Any, **__: Any) -> tuple[float, float, bool, bool]:
         return 0.0, 1.0, False, False
 
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
-    try:
-        with (
-            mock.patch.object(Transformer, "to_empty", to_empty),
-            mock.patch.object(parallelize, "initialize"),
-            mock.patch.object(Trainer, "_agree", agree),
-            mock.patch.object(_PipelineSchedule, "_warmup_p2p", warm_up),
-            mock.patch.object(_Exchange, "to_experts", _balanced),
-            mock.patch.object(Experts, "_map", _grouped),
-            mock.patch.object(RmsNorm, "forward", lambda norm, x: FusedNorm.apply(x, norm.weight)),  # type: ignore[no-untyped-call]
-        ):
-            yield
-    finally:
-        dist.destroy_process_group()
-        # DTensor remembers meshes by their shape, with the groups of this world
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call] # torch's
+    return fake_ranks(
+        num_ranks,
+        rank,
+        mock.patch.object(Transformer, "to_empty", to_empty),
+        mock.patch.object(parallelize, "initialize"),
+        mock.patch.object(Trainer, "_agree", agree),
+        mock.patch.object(_PipelineSchedule, "_warmup_p2p", warm_up),
+        mock.patch.object(_Exchange, "to_experts", _balanced),
+        mock.patch.object(Experts, "_map", _grouped),
+        mock.patch.object(RmsNorm, "forward", lambda norm, x: FusedNorm.apply(x, norm.weight)),  # type: ignore[no-untyped-call]
+    )
 
 
 def _balanced(exchange: _Exchange, _: Experts, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,6 @@ from unittest import mock
 
 import accelerate.utils as of_accelerate
 import torch
-import torch.distributed as dist
 import transformers.masking_utils
 import yaml
 from accelerate import Accelerator
@@ -27,17 +26,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from planner.cost.ledger import LineName
 from planner.trainer.measure import MemoryMeter
 from planner.trainer.parallelize import local_tensor
-from planner.trainer.rehearse import Counter, main_of
+from planner.trainer.rehearse import Counter, fake_ranks, main_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 SIXTEEN_BITS: Final = 2
@@ -66,22 +65,22 @@ def _accelerator(launch: dict[str, Any]) -> Accelerator:
     )
 
 
-@contextlib.contextmanager
-def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
+def one_sequence() -> AbstractContextManager[Any]:
+    """The function of transformers that reads values of positions finds them all in one sequence."""
+    return mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None)
+
+
+def _fake_world(num_ranks: int, rank: int) -> AbstractContextManager[None]:
     """One rank of an imaginary world, in which Accelerate finds GPUs."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+    AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 # it outlives an Accelerator
     kind = of_accelerate.DistributedType.MULTI_GPU
-    try:
-        with (
-            mock.patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": "cpu"}),
-            mock.patch.object(PartialState, "_prepare_backend", return_value=("fake", kind)),
-            # reads values of positions; here all belong to one sequence
-            mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None),
-        ):
-            yield
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 # it outlives an Accelerator
-        dist.destroy_process_group()
+    return fake_ranks(
+        num_ranks,
+        rank,
+        mock.patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": "cpu"}),
+        mock.patch.object(PartialState, "_prepare_backend", return_value=("fake", kind)),
+        one_sequence(),
+    )
 
 
 def model_of(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> Any:

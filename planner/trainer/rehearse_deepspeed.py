@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-import transformers.masking_utils
 import yaml
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed reads it while it is imported
@@ -28,36 +25,32 @@ from deepspeed.runtime.zero import partitioned_param_coordinator
 
 from planner.cost.ledger import LineName
 from planner.trainer.measure import MemoryMeter
-from planner.trainer.rehearse import Counter, Unread, main_of
-from planner.trainer.rehearse_accelerate import OPTIMIZERS, model_of
+from planner.trainer.rehearse import Counter, Unread, fake_ranks, main_of
+from planner.trainer.rehearse_accelerate import OPTIMIZERS, model_of, one_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
-@contextlib.contextmanager
-def _fake_world(num_ranks: int, rank: int) -> Iterator[None]:
+def _fake_world(num_ranks: int, rank: int) -> AbstractContextManager[None]:
     """One rank of an imaginary world; DeepSpeed finds a device with enough memory, and no other rank disagrees."""
     of_launcher = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(num_ranks)}
     of_launcher |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     accelerator = type(deepspeed.accelerator.get_accelerator())
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
-    try:
-        with (
-            mock.patch.dict(os.environ, of_launcher),
-            mock.patch.object(accelerator, "available_memory", return_value=2**60),
-            mock.patch.object(accelerator, "is_fp16_supported", return_value=True),
-            # would compile a kernel for processes of one host
-            mock.patch.object(sys.modules["deepspeed.comm.torch"], "build_shm_op"),
-            mock.patch.object(partitioned_param_coordinator, "assert_ints_same_as_other_ranks"),
-            mock.patch.object(FakeTensor, "data_ptr", return_value=0, create=True),  # for a check of alignment
-            # reads values of positions; here all belong to one sequence
-            mock.patch.object(transformers.masking_utils, "find_packed_sequence_indices", return_value=None),
-        ):
-            yield
-    finally:
-        dist.destroy_process_group()
+    return fake_ranks(
+        num_ranks,
+        rank,
+        mock.patch.dict(os.environ, of_launcher),
+        mock.patch.object(accelerator, "available_memory", return_value=2**60),
+        mock.patch.object(accelerator, "is_fp16_supported", return_value=True),
+        # would compile a kernel for processes of one host
+        mock.patch.object(sys.modules["deepspeed.comm.torch"], "build_shm_op"),
+        mock.patch.object(partitioned_param_coordinator, "assert_ints_same_as_other_ranks"),
+        mock.patch.object(FakeTensor, "data_ptr", return_value=0, create=True),  # for a check of alignment
+        one_sequence(),
+    )
 
 
 def _engine(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> Any:

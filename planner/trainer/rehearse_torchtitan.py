@@ -7,7 +7,6 @@ Everything else is as in `planner.trainer.rehearse`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
 import sys
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining.schedules import _PipelineSchedule
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 with mock.patch("torch._utils._get_available_device_type", return_value="cpu"):
     import torchtitan.trainer
@@ -34,10 +31,11 @@ from torchtitan.protocols import BaseModel
 
 from planner.cost.ledger import LineName
 from planner.trainer.measure import MemoryMeter
-from planner.trainer.rehearse import Counter, FusedNorm, Unread, main_of, warm_up
+from planner.trainer.rehearse import Counter, FusedNorm, Unread, fake_ranks, main_of, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -51,8 +49,7 @@ def _norm(self: RMSNorm, x: torch.Tensor) -> Any:
     return FusedNorm.apply(x, self.weight)  # type: ignore[no-untyped-call] # torch's
 
 
-@contextlib.contextmanager
-def _fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[None]:
+def _fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> AbstractContextManager[None]:
     """One rank of an imaginary world; weights are fake, and kernels that a CPU lacks have stand-ins."""
 
     def faked(method: Any) -> Any:
@@ -65,22 +62,19 @@ def _fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> Iterator[Non
     saved = activation_checkpoint._get_default_save_ops()  # noqa: SLF001 # there is no other
     kept = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}  # noqa: SLF001 # as FlexAttention's
     torch.autograd.set_multithreading_enabled(False)  # as torchtitan sets it
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
-    try:
-        with (
-            mock.patch.object(torchtitan.tools.utils, "get_local_device", return_value=torch.device("cpu")),
-            mock.patch.object(torchtitan.tools.utils, "get_peak_flops", return_value=1.0),
-            mock.patch.object(BaseModel, "to_empty", faked(BaseModel.to_empty)),
-            mock.patch.object(BaseModel, "init_weights", faked(BaseModel.init_weights)),
-            mock.patch.object(Decoder, "get_attention_masks", return_value=None),
-            mock.patch.object(FlexAttention, "forward", _attention),
-            mock.patch.object(RMSNorm, "forward", _norm),
-            mock.patch.object(activation_checkpoint, "_get_default_save_ops", return_value=saved | kept),
-            mock.patch.object(_PipelineSchedule, "_warmup_p2p", warm_up),
-        ):
-            yield
-    finally:
-        dist.destroy_process_group()
+    return fake_ranks(
+        num_ranks,
+        rank,
+        mock.patch.object(torchtitan.tools.utils, "get_local_device", return_value=torch.device("cpu")),
+        mock.patch.object(torchtitan.tools.utils, "get_peak_flops", return_value=1.0),
+        mock.patch.object(BaseModel, "to_empty", faked(BaseModel.to_empty)),
+        mock.patch.object(BaseModel, "init_weights", faked(BaseModel.init_weights)),
+        mock.patch.object(Decoder, "get_attention_masks", return_value=None),
+        mock.patch.object(FlexAttention, "forward", _attention),
+        mock.patch.object(RMSNorm, "forward", _norm),
+        mock.patch.object(activation_checkpoint, "_get_default_save_ops", return_value=saved | kept),
+        mock.patch.object(_PipelineSchedule, "_warmup_p2p", warm_up),
+    )
 
 
 def _config(folder: Path) -> Any:

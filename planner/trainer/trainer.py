@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from planner.trainer.context_parallel import held_positions, rows_of
 from planner.trainer.data import document_starts
@@ -127,6 +128,7 @@ class Trainer:
         scale = self.scale.factor
         set_balance_weight(self.chunks, self.plan.training.global_batch_size, scale)
         loss = self.executor.forward_backward(*batch)
+        self._add_partial_gradients()
         self._add_tied_gradients()
         total, squares, stop, save = self._agree(loss, stop=stop, save=save)
         return total / scale, math.sqrt(squares) / scale, stop, save
@@ -185,6 +187,13 @@ class Trainer:
         ]
         group, _ = dist.new_subgroups_by_enumeration(pairs)  # type: ignore[no-untyped-call] # torch has no types here
         return group if layout.coordinates(dist.get_rank())["pp"] in (0, layout.pp - 1) else None
+
+    def _add_partial_gradients(self) -> None:
+        """Add up gradients of norms under tensor parallelism; with FSDP2 they are whole already."""
+        every: Any = self.parameters().values()
+        for each in every:
+            if isinstance(each.grad, DTensor) and each.grad.placements != each.placements:
+                each.grad = each.grad.redistribute(placements=each.placements)
 
     def _add_tied_gradients(self) -> None:
         """Add the gradients of tied embeddings in two chunks, so that both copies get the same update."""

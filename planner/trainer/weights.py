@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from planner.errors import EnvironmentProblem, InputError
-from planner.trainer.hugging_face import config_of, is_no_parameter, pieces_of
+from planner.trainer.hugging_face import is_no_parameter, pieces_of, whole_config
 from planner.trainer.model import Transformer
 from planner.trainer.parallelize import set_share
 from planner.units import parse_quantity
@@ -239,7 +239,7 @@ def _write_index(draft: Path, files: list[tuple[str, dict[str, int]]]) -> None:
 
 def _write_config(trainer: Trainer, draft: Path, dtype: torch.dtype, source: Path | None) -> None:
     name = str(dtype).removeprefix("torch.")
-    config = config_of(trainer.plan.model, name)
+    config = whole_config(trainer.plan.model, name)
     if source is not None:
         for path in (*source.glob("tokenizer*"), *source.glob("*_config.json"), *source.glob("*.model")):
             shutil.copy(path, draft)

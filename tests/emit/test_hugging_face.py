@@ -14,7 +14,7 @@ import yaml
 from planner.emit.bundle import bundle_of
 from planner.emit.programs import PROGRAMS
 from planner.emit.programs.hugging_face import TRAIN
-from planner.emit.programs.hugging_face_model import config_of, model_from
+from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read import hugging_face as reader
 from planner.emit.read.front import read_foreign
@@ -24,6 +24,7 @@ from planner.errors import InputError
 from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
 from planner.specs.by_name import load_model, model_names, model_source
+from planner.specs.huggingface.writing import model_from
 from planner.specs.load import load_job
 from planner.specs.training import TrainingSpec
 

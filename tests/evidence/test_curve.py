@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.evidence.fit import NARROWED
+from planner.evidence import NARROWED
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ import ast
 import json
 import random
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -296,22 +296,33 @@ WRONG_PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_PROGRAMS)
-def test_wrong_programs_are_noticed_by_the_check(monkeypatch, name):
-    """In the search itself bounds often leave one choice; without them, a wrong program chooses or says another."""
+@pytest.fixture(scope="module")
+def asked_check():
+    """`asked_check(count)` checks the bounds of an honest search, whose programs are right, as `search` asks for it."""
     settings = {"model": "megatron-22b", "cluster": "dgx-a100", "gpus": 4, "engine": "torch"}
     job = load_job(**settings, settings=("model.num_layers=12",), sequence_length=2048, global_batch_size=16)
-    honest = bound_check.check_bounds
+    asked, honest = [], bound_check.check_bounds
 
-    def checked(*given, **named):
-        assert honest(*given, **named, count=6) == 6
-        for method, wrong in WRONG_PROGRAMS[name].items():
-            monkeypatch.setattr(integer_program.JointProgram, method, wrong)
-        return honest(*given, **named, count=12)
+    def keep(*given, **named):
+        asked.append(partial(honest, *given, **named))
+        return 0
 
-    monkeypatch.setattr(bound_check, "check_bounds", checked)
-    with pytest.raises(Disagreement):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bound_check, "check_bounds", keep)
+        patched.setattr(layout_check, "check_layouts", lambda *_: 0)  # it has tests of its own
         search(job, Constraints.parse(["pp>=2"]), check=True)
+    (check,) = asked
+    assert check(count=6) == 6
+    return check
+
+
+@pytest.mark.parametrize("name", WRONG_PROGRAMS)
+def test_wrong_programs_are_noticed_by_the_check(monkeypatch, asked_check, name):
+    """In the search itself bounds often leave one choice; without them, a wrong program chooses or says another."""
+    for method, wrong in WRONG_PROGRAMS[name].items():
+        monkeypatch.setattr(integer_program.JointProgram, method, wrong)
+    with pytest.raises(Disagreement):
+        asked_check(count=12)
 
 
 def test_a_partition_that_the_search_forgets_is_noticed_by_drawn_layouts(monkeypatch, small_pipeline):
@@ -376,19 +387,28 @@ SHORT = {
 """Key -> the part of its values that a search offers by mistake."""
 
 
+@pytest.fixture(scope="module")
+def job_with_experts():
+    """A job for which the drawn layouts confirm the unchanged search."""
+    job = load_job(**JOBS["experts"], sequence_length=2048, global_batch_size=16)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
+        assert search(job, Constraints(), check=True).certificate.num_layouts_drawn > 50
+    return job
+
+
 @pytest.mark.parametrize("key", ["pp", "ep", *long_forms(*[*SHORT][1:])])
-def test_a_value_that_no_configuration_has_is_noticed_whatever_it_costs(monkeypatch, key):
+def test_a_value_that_no_configuration_has_is_noticed_whatever_it_costs(monkeypatch, job_with_experts, key):
     """The layouts without the value may be worse or may not fit; the search has to try them all the same."""
-    job, honest = load_job(**JOBS["experts"], sequence_length=2048, global_batch_size=16), Space._cross
-    monkeypatch.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
-    assert search(job, Constraints(), check=True).certificate.num_layouts_drawn > 50
+    honest = Space._cross
 
     def short(space, degrees, name, options):
         return honest(space, degrees, name, list(options)[SHORT[key]] if name == key else options)
 
+    monkeypatch.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
     monkeypatch.setattr(Space, "_cross", short)
     with pytest.raises(Disagreement, match="the search does not try it"):
-        search(job, Constraints(), check=True)
+        search(job_with_experts, Constraints(), check=True)
 
 
 def test_drawn_layouts_have_ends_apart_and_several_policies():

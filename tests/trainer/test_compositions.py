@@ -11,7 +11,7 @@ import pytest
 
 STEPS = 3  # the second and the third use what the optimizer left
 MORE_STEPS = 6  # of the long form
-LOSS, NORM = 1e-4, 1e-3  # the worst seen is 1e-6 and 3e-6; a wrong scale is off by more than 0.1
+LOSS, NORM = 1e-4, 1e-5  # the worst seen is 1e-6 and 3e-6; a norm with partial sums of norms is off by 2e-5
 
 COMPOSITIONS = [
     ("llama", "dp=1,mbs=2"),

@@ -17,10 +17,11 @@ import yaml
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.names import decisive, listed, names_beside, refusals
-from planner.emit.programs.hugging_face_model import config_of, model_from
+from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.target import Refusal, Setting, choice, follows, known, number, pair, whole
 from planner.errors import InputError
 from planner.layout_text import offload_of
+from planner.specs.huggingface.writing import model_from
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
 from planner.specs.training import NEVER_CLIPS, OF_MEGATRON

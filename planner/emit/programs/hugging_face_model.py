@@ -1,115 +1,27 @@
-"""Write a model as a config.json of transformers, with the same tables that read config.json back into a model."""
+"""The types of transformers in which a model can be written, and the classes of their layers."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import names_beside
-from planner.errors import InputError
-from planner.specs.huggingface import config_from_text
-from planner.specs.huggingface.table import row
-from planner.specs.model import ModelSpec
-from planner.specs.validate import validate
+from planner.specs.huggingface import writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from planner.specs.model import ModelSpec
 
 _FIRST: Final = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral", "deepseek_v3", "gpt2")
-_GATED: Final = {"gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh", "gemma3_text": "gelu_pytorch_tanh"}
 LAYERS: Final[dict[str, str]] = names_beside(__file__)["layers"]
 """Type of a causal model -> class of its layers. Source: transformers 5, models/*/modeling_*.py."""
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any] | None:
-    """A config.json that our reader converts back into this model; None if no model type of transformers matches.
-
-    A model document cannot distinguish some types, such as DeepSeek-V2 and V3, which differ in their routers. The type
-    that occurs in the model's name is tried first.
-    """
-    names = (*_FIRST, *(each for each in LAYERS if each not in _FIRST))
-    for name in sorted(names, key=lambda each: each.replace("_", "-") not in spec.name):
-        for config in _candidates(name, spec):
-            if model_from(config, spec.name) == spec:
-                return config
-    return None
+    """A config.json that our reader converts back into this model; None if no model type of transformers matches."""
+    return writing.config_of(spec, dict.fromkeys((*_FIRST, *LAYERS)))
 
 
 def layer_class(config: Mapping[str, Any]) -> str:
     """The class name of a model's layers; FSDP wraps each instance of this class."""
     return LAYERS[str(config["model_type"])]
-
-
-def model_from(config: Mapping[str, Any], name: str = "model") -> ModelSpec | None:
-    """The model of a config.json; None if our tables cannot read it."""
-    try:
-        return validate(ModelSpec, config_from_text(json.dumps(config), "config.json", name).tree).model_copy(
-            update={"name": name}
-        )
-    except InputError:
-        return None
-
-
-def _candidates(name: str, spec: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Possible configs of one model type: the keys of the type's fields, and further keys that its reader uses."""
-    kind = row(name)
-    config: dict[str, Any] = {"model_type": name}
-    config |= {key: allowed[0] if isinstance(allowed, list) else allowed for key, allowed in kind.must.items()}
-    for keys, target in kind.keys.items():
-        found: Any = spec
-        for part in target.split("."):
-            found = getattr(found, part, None)
-        if found is not None:
-            config[keys.split("|")[0]] = found
-    if name in _GATED:
-        config["hidden_activation"] = _GATED[name]
-    if spec.position == "rope":
-        config["rope_theta"] = spec.rope_theta
-    if scaling := spec.rope_scaling:
-        config["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency,
-            "high_freq_factor": scaling.high_frequency,
-            "original_max_position_embeddings": scaling.original_max_sequence_length,
-        }
-    config |= _of_window(name, spec) | _of_experts(name, spec)
-    yield config
-    if name == "gpt2":
-        yield {**config, "n_inner": spec.ffn_hidden_size}
-    if name == "opt":
-        yield {**config, "ffn_dim": spec.ffn_hidden_size}
-
-
-def _of_window(name: str, spec: ModelSpec) -> dict[str, Any]:
-    if name in ("qwen2", "qwen3", "qwen3_moe", "qwen2_moe"):
-        return {"use_sliding_window": False}
-    if name in ("mistral", "mixtral", "phi3") and not spec.sliding_window:
-        return {"sliding_window": None}
-    if not spec.sliding_window:
-        return {}
-    kinds = ["full_attention" if spec.layer_is_global(each) else "sliding_attention" for each in range(spec.num_layers)]
-    mixed = {"layer_types": kinds} if spec.global_every else {}
-    return {"sliding_window": spec.sliding_window, **mixed}
-
-
-def _of_experts(name: str, spec: ModelSpec) -> dict[str, Any]:
-    moe = spec.moe
-    if moe is None:
-        return {}
-    found: dict[str, Any] = {}
-    if name in ("mixtral", "gpt_oss", "olmoe"):
-        found["intermediate_size"] = moe.ffn_hidden_size
-    if name in ("qwen3_moe", "qwen2_moe"):
-        found |= {"mlp_only_layers": list(range(moe.num_dense_layers)), "norm_topk_prob": name == "qwen3_moe"}
-    if name == "deepseek_v2" and moe.num_groups > 1:
-        found["topk_method"] = "group_limited_greedy"
-    if name.startswith("deepseek"):
-        found |= {
-            "n_shared_experts": moe.shared_ffn_hidden_size // moe.ffn_hidden_size,
-            "n_group": moe.num_groups,
-            "topk_group": moe.groups_per_token,
-        }
-        if spec.mla is not None and not spec.mla.q_lora_rank:
-            found["q_lora_rank"] = None
-    return found

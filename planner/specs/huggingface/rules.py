@@ -21,7 +21,7 @@ FULL: Final = ("full_attention", "attention", "full", "hybrid_attention", "1")
 _ASSUMED_SIDE: Final = 448
 """Assumed side of an image in pixels, for types that accept images of any size; data sets and preprocessors decide it.
 """
-_LLAMA3_SCALING: Final = {
+LLAMA3_SCALING: Final = {
     "factor": "factor",
     "low_freq_factor": "low_frequency",
     "high_freq_factor": "high_frequency",
@@ -269,9 +269,9 @@ def rotary(config: Config) -> None:
         return
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "llama3":
-        for name, target in _LLAMA3_SCALING.items():
+        for name, target in LLAMA3_SCALING.items():
             if name not in scaling:
-                config.refuse(key, f"`{key}` of type llama3 has no `{name}`", f"it has {', '.join(_LLAMA3_SCALING)}")
+                config.refuse(key, f"`{key}` of type llama3 has no `{name}`", f"it has {', '.join(LLAMA3_SCALING)}")
             config.put(f"rope_scaling.{target}", scaling[name], name)
     elif kind != "default":
         config.notes.append(f"`{key}` of type {quoted(kind)} is not read: it changes no price, but what is computed")
