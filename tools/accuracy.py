@@ -61,7 +61,8 @@ are on GPUs of AMD, and {consumer} on a consumer card, of few publishers each. E
   tables of Narayanan et al. (SC 2021) and Korthikanti et al. (2022), and every run that was added in November 2026,
   because a fit with the latter forecasts held-out families worse.
 - If a row leaves out a setting, a fixed rule fills it in, mostly with the engine's default. The rule for recompute is
-  the least that is likely to fit. No rule knows whether the run succeeded or ran out of memory.
+  the least that is likely to fit; a pipeline is interleaved if the source does not state its chunks. No rule knows
+  whether the run succeeded or ran out of memory.
 """
 
 KINDS = """Few publishers have runs of these kinds, so the mean by family says more than the pooled figures. A run may
