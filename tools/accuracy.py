@@ -298,7 +298,7 @@ _SAID: Final = re.compile(
 def constants() -> list[str]:
     """Sentences of the code, and lines of profiles and devices, that say that a constant is assumed or chosen."""
     lines = ["| where | what was said |", "|---|---|"]
-    for path in sorted(ROOT.glob("planner/cost/**/*.py")):
+    for path in sorted([*ROOT.glob("planner/cost/**/*.py"), ROOT / "tools" / "band_widths.py"]):
         lines += [_said(path, said) for said in _SAID.findall(path.read_text(encoding="utf-8"))]
     profiles = (*ROOT.glob("planner/engines/*.yaml"), *ROOT.glob("planner/evidence/profiles/*.yaml"))
     for path in sorted([*profiles, *ROOT.glob("clusters/**/*.yaml")]):

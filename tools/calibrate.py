@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from band_widths import one_family_of, spread_of
 from memory_runs import memory_runs, memory_spreads
 
-from planner.cost.band import axes_of, features_of, one_family_of, spread_of
+from planner.cost.band import axes_of, features_of
 from planner.cost.limits import unpriced
 from planner.evidence.compare.score import score, step_seconds
 from planner.evidence.fit import calibration_text, regression
