@@ -61,7 +61,8 @@ are on GPUs of AMD, and {consumer} on a consumer card, of few publishers each. E
   tables of Narayanan et al. (SC 2021) and Korthikanti et al. (2022), and every run that was added in November 2026,
   because a fit with the latter forecasts held-out families worse.
 - If a row leaves out a setting, a fixed rule fills it in, mostly with the engine's default. The rule for recompute is
-  the least that is likely to fit. No rule knows whether the run succeeded or ran out of memory.
+  the least that is likely to fit; a pipeline is interleaved if the source does not state its chunks. No rule knows
+  whether the run succeeded or ran out of memory.
 """
 
 KINDS = """Few publishers have runs of these kinds, so the mean by family says more than the pooled figures. A run may
@@ -297,7 +298,7 @@ _SAID: Final = re.compile(
 def constants() -> list[str]:
     """Sentences of the code, and lines of profiles and devices, that say that a constant is assumed or chosen."""
     lines = ["| where | what was said |", "|---|---|"]
-    for path in sorted(ROOT.glob("planner/cost/**/*.py")):
+    for path in sorted([*ROOT.glob("planner/cost/**/*.py"), ROOT / "tools" / "band_widths.py"]):
         lines += [_said(path, said) for said in _SAID.findall(path.read_text(encoding="utf-8"))]
     profiles = (*ROOT.glob("planner/engines/*.yaml"), *ROOT.glob("planner/evidence/profiles/*.yaml"))
     for path in sorted([*profiles, *ROOT.glob("clusters/**/*.yaml")]):

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from band_widths import one_family_of, spread_of
 from calibrate import (
     Sample,
     evidence_of,
@@ -21,7 +22,7 @@ from calibrate import (
 )
 from memory_runs import assumes_recompute, memory_runs, memory_spreads, spread_of_run
 
-from planner.cost.band import Band, band_of, one_family_of, spread_of
+from planner.cost.band import Band, band_of
 from planner.cost.chance import UNLIKELY
 from planner.cost.memory_band import MemoryDistribution
 from planner.evidence.compare.groups import kinds_of

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from band_widths import one_family_of, spread_of
 from memory_runs import memory_runs, memory_spreads
 
-from planner.cost.band import axes_of, features_of, one_family_of, spread_of
+from planner.cost.band import axes_of, features_of
 from planner.cost.limits import unpriced
 from planner.evidence.compare.score import score, step_seconds
 from planner.evidence.fit import calibration_text, regression
@@ -67,16 +68,16 @@ class _Term(NamedTuple):
 
 
 _TERMS: Final = (
-    _Term("slowdown", ("device", "engine", "precision", "experts"), 7.5),
-    _Term("slowdown", ("device", "engine"), 4.5),
+    _Term("slowdown", ("device", "engine", "precision", "experts"), 15.0),
+    _Term("slowdown", ("device", "engine"), 9.0),
     _Term("core_attention", ("device", "engine", "attention_kernel"), 0.3),
-    _Term("slowdown", ("device", "precision"), 4.5),
-    _Term("slowdown", ("engine", "precision"), 4.5),
-    _Term("slowdown", ("engine", "experts"), 4.5),
-    _Term("slowdown", ("device",), 3.0),
-    _Term("slowdown", ("engine",), 3.0),
-    _Term("slowdown", ("precision",), 3.0),
-    _Term("slowdown", ("experts",), 3.0),
+    _Term("slowdown", ("device", "precision"), 9.0),
+    _Term("slowdown", ("engine", "precision"), 9.0),
+    _Term("slowdown", ("engine", "experts"), 9.0),
+    _Term("slowdown", ("device",), 6.0),
+    _Term("slowdown", ("engine",), 6.0),
+    _Term("slowdown", ("precision",), 6.0),
+    _Term("slowdown", ("experts",), 6.0),
     _Term("host", ("experts",), 0.1),
     _Term("slowdown", (), 0.5),
     _Term("scale_up", (), 0.3),

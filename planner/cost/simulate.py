@@ -73,20 +73,6 @@ class Timeline:
         """Microbatches that each stage holds at its peak, in units of the whole stage; shape (stages,)."""
         return self.peak_held(1.0) / self.interleave
 
-    @property
-    def staleness_steps(self) -> NDArray[np.int64]:
-        """Largest number of updates of a stage's weights between a forward pass and its backward pass; shape (stages,).
-
-        0 for all schedules except pipedream, which updates after every backward pass.
-        """
-        if self.schedule != "pipedream":
-            return np.zeros(self.pp, dtype=np.int64)
-        updates = np.cumsum(self.kind == "B")
-        by_microbatch = np.lexsort((self.microbatch, self.stage))
-        kinds = self.kind[by_microbatch]
-        before, after = (updates[by_microbatch[kinds == kind]] for kind in ("F", "B"))
-        return np.asarray(np.max((after - 1 - before).reshape(self.pp, -1), axis=1))
-
     def _changes(self, share_until_weight: float) -> NDArray[np.float64]:
         kinds = {"F": 1.0, "B": -1.0, "I": share_until_weight - 1.0, "W": -share_until_weight}
         return np.select([self.kind == kind for kind in kinds], list(kinds.values()))

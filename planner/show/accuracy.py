@@ -79,21 +79,19 @@ def _sweeps(found: Sequence[Sweep]) -> Lines | None:
     if not found:
         return None
     rows = [_sweep_cells(source, found) for source in dict.fromkeys(sweep.source for sweep in found)]
-    header = ("", "sweeps", "regret", "by chance", "tau", "pairs in order")
+    header = ("", "sweeps", "regret", "by chance", "pairs in order")
     note = "means; pairs that measured more than 3 % apart"
-    table = Columns([*rows, _sweep_cells("", found)], right=range(1, 6), wrap=(0,), optional=(3,), header=header)
+    table = Columns([*rows, _sweep_cells("", found)], right=range(1, 5), wrap=(0,), optional=(3,), header=header)
     return section("Choice among the layouts that a source tried", table, note=note)
 
 
 def _sweep_cells(source: str, found: Sequence[Sweep]) -> tuple[str, ...]:
     """Return table cells: means over the sweeps of one source, or of all sources."""
     own = [sweep for sweep in found if source in ("", sweep.source)]
-    regret, chance, tau = (
-        sum_of(getattr(sweep, name) for sweep in own) / len(own) for name in ("regret", "random_regret", "tau")
-    )
+    regret, chance = (sum_of(getattr(sweep, name) for sweep in own) / len(own) for name in ("regret", "random_regret"))
     ordered, clear = sum(sweep.ordered_pairs for sweep in own), sum(sweep.clear_pairs for sweep in own)
     label = clean(source) or "all"
-    return label, str(len(own)), _percent(regret), _percent(chance), f"{tau:.2f}", f"{ordered} of {clear}"
+    return label, str(len(own)), _percent(regret), _percent(chance), f"{ordered} of {clear}"
 
 
 def _percent(share: float) -> str:

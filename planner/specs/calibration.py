@@ -105,7 +105,7 @@ class MemorySpread(Document):
 
 
 class Spread(Document):
-    """How much wider a band is than the errors of published runs (`planner.cost.band.spread_of`).
+    """How much wider a band is than the errors of published runs (tools/band_widths.py).
 
     tails: factor on the logit of a quantile level, because a new source differs from the known sources more than the
     known sources differ from each other.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from project_tools import load_tool
 from pydantic import ValidationError
 
 from planner.cost.band import (
@@ -15,14 +16,15 @@ from planner.cost.band import (
     band,
     band_of,
     distribution_of,
-    one_family_of,
-    spread_of,
     time_distribution,
     unseen_of,
 )
 from planner.layout_text import parse_layout
 from planner.specs.calibration import CalibrationEntry, Evidence, Spread
 from planner.specs.job import each_pool
+
+TOOL = load_tool("band_widths")
+one_family_of, spread_of = TOOL.one_family_of, TOOL.spread_of
 
 KEYS = {"device": "a100-80gb", "engine": "megatron", "precision": "16", "experts": False, "axes": "tp+pp"}
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=20, max_size=60)

@@ -92,7 +92,7 @@ def test_devices_without_grouped_products_launch_each_expert(make_job):
         efficiency = device.efficiency.model_copy(update={"grouped_products": grouped})
         cluster = job.cluster.model_copy(update={"device": device.model_copy(update={"efficiency": efficiency})})
         steps.append(layer_seconds(replace(job, cluster=cluster), where, experts=True).passes.forward)
-    assert steps[1] - steps[0] == pytest.approx(20 * 12 * 10e-6 * (450 / 300), rel=0.01)  # 20 of 160 experts
+    assert steps[1] - steps[0] == pytest.approx(20 * 12 * 10e-6 * (540 / 300), rel=0.01)  # 20 of 160 experts
 
 
 def core(make_job, cluster, heads, size, *settings, precision="bf16"):
@@ -182,7 +182,7 @@ def test_a_graph_of_layers_leaves_the_launches_of_experts(make_job, graphs):
         layout = parse_layout("dp=8,ep=8,mbs=1,zero=1", num_layers=48, num_devices=8)
         job = replace(job, calibration=UNCALIBRATED)
         times.append(float(layer_seconds(job, layout, experts=True).passes.forward))
-    assert times[1] - times[0] == pytest.approx(16 * 0.4 * 450e-6, rel=0.01)
+    assert times[1] - times[0] == pytest.approx(16 * 0.4 * 540e-6, rel=0.01)
 
 
 def test_launches_of_a_mixer_take_the_measured_host_time(make_job):
@@ -202,7 +202,7 @@ def test_launches_of_a_mixer_take_the_measured_host_time(make_job):
 
 
 @pytest.mark.parametrize(
-    ("precision", "tp", "factor"), [("bf16", 1, 6), ("fp8", 1, 6 + 5), ("bf16", 2, 6 + 5), ("fp8", 2, 6 + 5)]
+    ("precision", "tp", "factor"), [("bf16", 1, 6), ("fp8", 1, 6 + 5), ("bf16", 2, 6 + 10), ("fp8", 2, 6 + 10)]
 )
 def test_casts_and_cut_tokens_launch_more_in_a_layer_with_experts(make_job, precision, tp, factor):
     settings = ("device.efficiency.layer_floor=90 ms",)
@@ -237,10 +237,19 @@ def step_of(dispatcher, graphs, overlap):
 
 @pytest.mark.parametrize("case", STEPS, ids=str)
 def test_five_steps_of_one_job_with_and_without_three_levers(case):
-    assert STEPS[case] / step_of(*case) == pytest.approx(1, abs=0.13)
+    assert STEPS[case] / step_of(*case) == pytest.approx(1, abs=0.08)
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "hybridep"])
+def test_overlap_gains_what_was_measured(dispatcher):
+    measured, told = (
+        step((dispatcher, "none", False)) - step((dispatcher, "none", True))
+        for step in (STEPS.__getitem__, lambda case: step_of(*case))
+    )
+    assert told == pytest.approx(measured, rel=0.1)
 
 
 def test_levers_have_the_order_that_was_measured():
-    """Graphs are left out: with an all-to-all they gain nothing, and the forecast gives them a tenth."""
+    """Graphs are left out: with an all-to-all they gain nothing, and the forecast gives them 1.4 %."""
     eager = [case for case in STEPS if case[1] == "none"]
     assert sorted(eager, key=lambda case: step_of(*case)) == sorted(eager, key=STEPS.__getitem__)

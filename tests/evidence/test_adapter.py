@@ -403,6 +403,26 @@ def test_words_name_the_schedule(flags: str, schedule: str, pp: int, dp: int, in
     assert (layout.schedule, layout.pp, layout.dp, layout.interleave) == (schedule, pp, dp, interleave)
 
 
+@pytest.mark.parametrize(
+    ("vpp", "framework", "schedule", "interleave"),
+    [
+        ("not stated", "Megatron-LM", "interleaved", 2),  # 4 layers of a stage: two chunks of 2
+        ("", "Megatron-LM", "1f1b", 1),
+        ("1", "Megatron-LM", "1f1b", 1),
+        ("not stated", "Megatron-DeepSpeed", "1f1b", 1),  # which does not interleave
+    ],
+)
+def test_a_source_that_does_not_state_its_chunks_has_them(vpp, framework, schedule, interleave) -> None:
+    """The Mixtral-8x22B runs of arXiv 2504.14960, table 4, on 128 and on 1,024 GPUs, have 128 and 16 microbatches.
+
+    16.81 and 2.454 s are 128.2 ms for each microbatch and 3.1 microbatches beside them. One chunk would idle for 7.
+    """
+    layout = setup_of(vpp=vpp, framework=framework, pp="8", tp="2", gbs="256", interleave="").layout
+    assert (layout.schedule, layout.interleave) == (schedule, interleave)
+    each = (16.81 - 2.454) / (128 - 16)
+    assert 16.81 / each - 128 < 8 - 1
+
+
 def test_chunks_are_those_that_a_recipe_lists() -> None:
     shape = {"layers": "30", "pp": "4", "tp": "1", "gpus": "8", "interleave": "2"}
     found = setup_of(**shape, pipeline_layout="3|4|4|4|4|4|4|3")

@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import json
-import random
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -24,7 +23,7 @@ from planner.evidence.compare.groups import kinds_of
 from planner.evidence.compare.null_model import null_seconds
 from planner.evidence.compare.report import Report, outcomes, report_of, report_to_json
 from planner.evidence.compare.score import memory_by_class
-from planner.evidence.compare.sweeps import CLEAR, kendall_tau
+from planner.evidence.compare.sweeps import CLEAR
 from planner.evidence.rows.runs import run_of
 from planner.show.accuracy import accuracy
 from planner.show.screen import Screen, to_text
@@ -233,23 +232,6 @@ def test_near_ties_are_the_pairs_whose_order_forecasts_miss(document: dict) -> N
     )
     assert near >= 15
     assert right / near < 0.8 < 0.9 < apart_right / apart
-
-
-def test_tau_of_orders_without_ties_counts_inversions() -> None:
-    rng = random.Random(7)
-    for size in (2, 5, 9):
-        order = rng.sample(range(size), size)
-        inversions = sum(order[i] > order[j] for i, j in itertools.combinations(range(size), 2))
-        pairs = size * (size - 1) / 2
-        assert kendall_tau(range(size), order) == pytest.approx(1 - 2 * inversions / pairs)
-
-
-def test_tau_with_ties_is_the_published_example() -> None:
-    # Kendall, Rank Correlation Methods, chapter 3: two rankings of ten with ties
-    first = [1, 2.5, 2.5, 4.5, 4.5, 6.5, 6.5, 8, 9.5, 9.5]
-    second = [1, 2, 4.5, 4.5, 4.5, 4.5, 8, 8, 8, 10]
-    assert kendall_tau(first, second) == pytest.approx(0.859, abs=5e-4)
-    assert kendall_tau([1, 1, 1], [1, 2, 3]) == 0.0
 
 
 # --- the null model ---------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ class Sweep:
 
     regret: measured time of the layout with the best prediction, divided by the best measured time, minus 1.
     random_regret: the mean regret of a random layout.
-    tau: Kendall's tau-b of predicted and measured time.
     clear_pairs: number of pairs whose measured times differ by more than `CLEAR`.
     ordered_pairs: number of these pairs that are predicted in the right order.
     near_pairs, ordered_near_pairs: the same numbers for pairs whose predictions are a near tie.
@@ -40,7 +39,6 @@ class Sweep:
     num_rows: int
     regret: float
     random_regret: float
-    tau: float
     clear_pairs: int
     ordered_pairs: int
     near_pairs: int
@@ -103,7 +101,6 @@ def _sweep(source: str, job: str, members: Sequence[tuple[float, float, str]]) -
         num_rows=len(members),
         regret=chosen / best - 1,
         random_regret=sum_of(measured) / len(measured) / best - 1,
-        tau=kendall_tau(predicted, measured),
         clear_pairs=len(clear),
         ordered_pairs=sum(map(_in_order, clear)),
         near_pairs=len(near),
@@ -117,22 +114,3 @@ def _in_order(pair: tuple[tuple[float, float], tuple[float, float]]) -> bool:
     """Whether the predicted order of two layouts equals their measured order."""
     (measured, predicted), (other_measured, other_predicted) = pair
     return (measured < other_measured) == (predicted < other_predicted) and predicted != other_predicted
-
-
-def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation with ties, tau-b: from -1 to 1, and 0 if one sequence is constant.
-
-    Source: Kendall, The treatment of ties in ranking problems (Biometrika 1945).
-    """
-    score = untied_first = untied_second = 0
-    for i, j in combinations(range(len(first)), 2):
-        a, b = _sign(first[i] - first[j]), _sign(second[i] - second[j])
-        score += a * b
-        untied_first += abs(a)
-        untied_second += abs(b)
-    whole = math.sqrt(untied_first * untied_second)
-    return score / whole if whole else 0.0
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)

@@ -427,7 +427,7 @@ def _layout(
     """The layout keys that the row states; other keys are None or left out."""
     tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
     experts = _experts(run, model, tp * degrees["cp"] * dp) if model.moe is not None else {}
-    pipeline = _pipeline(run, model, pp, assumed)
+    pipeline = _pipeline(run, model, engine, pp, assumed)
     offload = _offload(run, assumed)
     zero = _zero(run) if dp * degrees["cp"] > 1 else 0
     if not zero and offload not in ("none", "activations"):
@@ -460,8 +460,12 @@ def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
     return {"ep": ep, "etp": run.etp} if run.etp else {"ep": ep}
 
 
-def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
-    """Schedule, chunks of a stage and their layers, where the row states them; empty without a pipeline."""
+def _pipeline(run: Run, model: ModelSpec, engine: EngineSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
+    """Schedule, chunks of a stage and their layers, where the row states them; empty without a pipeline.
+
+    A blank cell means the engine's default of one chunk. A source that says nothing of chunks, in a table that asks for
+    them, is a tuned run: its stages are interleaved if the engine can do so.
+    """
     if pp > model.num_layers:
         raise UnpricedRun(f"{pp} pipeline stages for {model.num_layers} layers")
     if pp == 1:
@@ -476,8 +480,10 @@ def _pipeline(run: Run, model: ModelSpec, pp: int, assumed: list[Assumed]) -> di
         found: dict[str, Any] = {"interleave": len(stated_pieces.layers) // pp}
         mtp = "/".join(map(str, stated_pieces.mtp)) if model.mtp_layers else ""
         return found | {"layers_per_stage": "/".join(map(str, stated_pieces.layers))} | ({"mtp": mtp} if mtp else {})
-    if stated is None:
-        return {"schedule": "interleaved"} if re.search(r"(?<!non-)(?<!not )interleav", words) else {}
+    if not stated:
+        interleaves = stated == 0 and "interleaved" in engine.pipeline.schedules
+        interleaves = interleaves or re.search(r"(?<!non-)(?<!not )interleav", words) is not None
+        return {"schedule": "interleaved"} if interleaves else {}
     if stated * pp <= model.num_layers:
         return {"interleave": max(1, stated)}
     most = max(

@@ -35,6 +35,7 @@ class Run:
     A number is None if the source does not state it, or states it in words. A text is empty if the source does not
     state it.
     family: the family of publishers of the source, from `families.csv` beside the table; without one, the source.
+    vpp: chunks of a stage; 0 if the cell says that the source does not state them.
     fit: what a calibration learns from the source, from `families.csv`: everything if empty, only the width of bands
     if `bands`, nothing if `no`.
     quality: C if the source itself says that its figures tell nothing about speed; such a row is priced, and what it
@@ -190,6 +191,8 @@ def run_of(cells: Mapping[str, Any], fallback_id: str = "") -> Run:
         text = cells.get(field.name)
         text = text.strip() if isinstance(text, str) else ""
         values[field.name] = text if field.type == "str" else _number(text, whole=field.type == "int | None")
+    if "not stated" in (cells.get("vpp") or "").lower():
+        values["vpp"] = 0
     values["id"] = values["id"] or fallback_id
     values["family"] = values["family"] or values["source_set"]
     if values["quality"].upper().startswith("C"):
