@@ -511,13 +511,21 @@ The value is assumed: 10 of 60 ms.
 def _update_seconds(job: PoolJob, layout: Degrees, stage: Stage, num_params: Number) -> Number:
     """Seconds that the optimizer needs to update a shard, on device or host, plus the host's fixed work per step.
 
-    Source: optimizers.py, and offload.py for the host; `step_floor` of the device file.
+    Source: optimizers.py, and offload.py for the host.
     """
-    in_graph = _GRAPH_SHARE if job.training.cuda_graphs == "step" else 1.0
-    floor = in_graph * job.cluster.device.efficiency.step_floor * job.calibration.host
+    floor = step_floor_seconds(job)
     if offloads_optimizer(layout):
         return floor + host_update_seconds(job, num_params)
     return floor + optimizer_seconds(job, num_params) + newton_schulz_seconds(job, layout, stage)
+
+
+def step_floor_seconds(job: PoolJob) -> float:
+    """Seconds of the host's fixed work per step, which are part of every stage's tail.
+
+    Source: `step_floor` of the device file.
+    """
+    in_graph = _GRAPH_SHARE if job.training.cuda_graphs == "step" else 1.0
+    return in_graph * job.cluster.device.efficiency.step_floor * job.calibration.host
 
 
 def layout_prices(job: Job, layout: Layout) -> StagePrices:

@@ -53,6 +53,7 @@ _MOST_PARTITIONS = 1024
 _FIRST_TIMED = 64  # partitions, with microbatch and interleave, in the first part; each further part has twice as many
 _MOST_TIMED = 4096
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
+_BLOCK = 8192  # configurations that are bounded at once
 _LOOKED_THROUGH = 1024  # configurations of a part that are considered for a greedy split
 _BEST_SPLITS = 16  # of these, how many are tried with a greedy split, each of a different partition
 _ROOM = 1.02  # on one pool, even splits are good where the cutoff is below this many times the bound
@@ -282,15 +283,16 @@ class _Search:
         found.drop("memory", int(len(fits) - fits.sum()))
         if not fits.any():
             return
-        degrees = self._space.replicas(self._sharded(degrees.take(fits)), found.refused)
-        bounded = self._complete(degrees)
-        found.num_legal += len(bounded.degrees)
-        if len(bounded.degrees):
-            if len(self._job.pools) == 1:
-                self._try_even(self._lowest(bounded.degrees, bounded.seconds))
-            near = np.flatnonzero(bounded.seconds * self._room <= self._cutoff(bounded.degrees))
-            self._try_greedy(self._first_of_partitions(bounded.degrees.take(near), bounded.seconds[near]))
-            yield bounded
+        for block in _blocks(degrees.take(fits)):
+            for part in _blocks(self._space.replicas(self._sharded(block), found.refused)):
+                bounded = self._complete(part)
+                found.num_legal += len(bounded.degrees)
+                if len(bounded.degrees):
+                    if len(self._job.pools) == 1:
+                        self._try_even(self._lowest(bounded.degrees, bounded.seconds))
+                    near = np.flatnonzero(bounded.seconds * self._room <= self._cutoff(bounded.degrees))
+                    self._try_splits(self._first_of_partitions(bounded.degrees.take(near), bounded.seconds[near]))
+                    yield bounded
 
     def least_bound(self) -> float:
         """A lower bound of every layout, found or not searched yet, as a sort key of the objective."""
@@ -348,7 +350,7 @@ class _Search:
         policies = self._space.policies(degrees)
         seconds = self._lower.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
         if len(self._job.pools) > 1:
-            self._try_greedy(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
+            self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
         else:
             self._try_even(self._space.replicas(self._lowest(degrees, seconds)))
         return degrees.take(self._keep(degrees, seconds))
@@ -392,16 +394,30 @@ class _Search:
         for position in np.flatnonzero(np.isfinite(seconds) & (seconds <= self._cutoff(degrees))).tolist():
             self._add(degrees.take(position), float(seconds[position]))
 
-    def _try_greedy(self, degrees: DegreeArrays) -> None:
+    def _try_splits(self, degrees: DegreeArrays) -> None:
         """Lower the cutoff with greedy splits of the configurations that pins and rules allow."""
         degrees = degrees.take(self._space.legal(degrees)) if len(degrees) else degrees
         if not len(degrees):
             return
         cutoff = self._cutoff(degrees)
-        for position, candidate in enumerate(candidates_of(self._space, degrees, cutoff)):
+        candidates = candidates_of(self._space, degrees, cutoff)
+        for position, candidate in enumerate(candidates):
             choice = greedy_choice(candidate)
             if choice and choice.objective_seconds <= cutoff[position]:
                 self._add(degrees.take(position), choice.objective_seconds)
+        if degrees.schedule == "interleaved":  # unequal chunks cost time that greedy splits do not see
+            for position, candidate in enumerate(candidates):
+                one = degrees.take(position)
+                cutoff = self._cutoff(one.at_once())
+                (mask,) = prune([candidate], cutoff)
+                choice = best_choice(candidate.keep(mask), cutoff=float(cutoff[0])) if mask.any() else None
+                if choice:
+                    self._add(one, choice.objective_seconds)
+
+
+def _blocks(degrees: DegreeArrays) -> Iterator[DegreeArrays]:
+    """The configurations in blocks, which limit the memory of their bounds and let the cutoff fall between them."""
+    return (degrees.take(slice(first, first + _BLOCK)) for first in range(0, len(degrees), _BLOCK))
 
 
 def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.compute import PassSeconds
-from planner.cost.prices import stage_prices
+from planner.cost.prices import stage_prices, step_floor_seconds
 from planner.cost.shapes import spread
 from planner.cost.traffic import data_parallel_seconds
 from planner.search.bounds.of_layers import (
@@ -162,7 +162,8 @@ def _least_tail(
     if rest < job.model.num_layers and not _takes_turns(job):
         rest, others = rest - most, np.maximum(others - 1, 1)
     layers = np.maximum(np.ceil(rest / others), 0)
-    return np.asarray(layers / most * tail_seconds.min(axis=0))
+    floor = step_floor_seconds(job)
+    return np.asarray(floor + layers / most * (tail_seconds.min(axis=0) - floor))
 
 
 def _least_transfer(
@@ -197,7 +198,8 @@ def _least_transfer(
         moved.append(data_parallel_seconds(job, degrees, stage, PassSeconds()).busy_once)
         hidden = (each * count + others).max(axis=0) if job.engine.overlap.data_parallel else 0.0
         exposed.append(moved[-1] - hidden)
-    updated = np.minimum(layers / most, 1.0) * optimizer_seconds
+    floor = step_floor_seconds(job)
+    updated = floor + np.minimum(layers / most, 1.0) * (optimizer_seconds - floor)
     return np.asarray(updated + np.maximum(moved[0] / np.maximum(layers, most), np.minimum(*exposed)))
 
 

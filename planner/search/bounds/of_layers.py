@@ -10,7 +10,7 @@ import numpy as np
 from planner.cost.compute import head_seconds
 from planner.cost.ledger import LineName
 from planner.cost.microbatch import num_microbatches
-from planner.cost.prices import stage_parts
+from planner.cost.prices import stage_parts, step_floor_seconds
 from planner.cost.schedule import EXECUTED, steady_count, step_seconds
 from planner.cost.shapes import LAYER_KEYS
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
@@ -178,7 +178,7 @@ class LayerBounds:
         """
         batch, layers = self._job.training.global_batch_size, self._job.model.num_layers
         each = (self._mean.min(axis=2) / self._sizes).min(axis=1)[self._row_of(partitions)]
-        return np.asarray(batch / partitions.dp * (layers / partitions.pp) * each)
+        return np.asarray(batch / partitions.dp * (layers / partitions.pp) * each + step_floor_seconds(self._job))
 
     def timing_bound_seconds(self, degrees: DegreeArrays, *, any_experts: bool = False) -> NDArray[np.float64]:
         """Lower bound of a step with microbatch size and interleave known: T >= (m - 1/v) * slowest + all work / v.
@@ -197,10 +197,11 @@ class LayerBounds:
         m, v = num_microbatches(self._job, degrees), degrees.interleave
         work = layers * mean + head
         slowest = np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest)
+        floor = step_floor_seconds(self._job)
         if degrees.schedule in EXECUTED:  # the formula does not cover their bubble; the head may be on any stage
-            return np.asarray(m * np.maximum(work / degrees.pp, np.ceil(layers / degrees.pp) * fastest))
+            return np.asarray(m * slowest + floor)
         slowest = np.maximum(slowest, (v - (searched_ends(self._job) > 0) * (degrees.pp > 1)) * fastest + head)
-        return np.asarray(step_seconds(m, v, slowest, work))
+        return np.asarray(step_seconds(m, v, slowest, work, floor))
 
     def layer_and_head_seconds(
         self, degrees: DegreeArrays, *, any_experts: bool = False
@@ -268,14 +269,17 @@ def most_layers(
             strict=True,
         )
         least = {kind[:2]: seconds for kind, seconds in of_kinds}
-        left = cutoff_seconds
+        left = cutoff_seconds - step_floor_seconds(job)
         if job.between is None and degrees.schedule not in EXECUTED:  # filling and draining include all work once
             work = sum(kind.number * least[kind[:2]] for kind in kinds_main_first(job)) + shapes.parts.head.total
-            left = cutoff_seconds - np.broadcast_to(work, (len(distinct),))[position] / v
+            left = left - np.broadcast_to(work, (len(distinct),))[position] / v
         steady = np.maximum(steady_count(num_microbatches(job, degrees), v), 1e-9)
         slowest = np.maximum(left, 0.0) / steady * (1 + 1e-9)
-        each = np.broadcast_to(np.minimum.reduce(list(least.values())), (len(distinct),))[position]
-        most = np.minimum(most, np.floor(slowest / each))
+        each = np.maximum.reduce(list(least.values()))  # a stage saves the difference for each layer of another kind
+        saved = sum(kind.number * (each - least[kind[:2]]) for kind in kinds_main_first(job))
+        fastest = np.minimum.reduce(list(least.values()))
+        each, saved, fastest = (np.broadcast_to(x, (len(distinct),))[position] for x in (each, saved, fastest))
+        most = np.minimum(most, np.floor(np.minimum(slowest / fastest, (slowest + saved) / each)))
         pattern = pattern_of(job)
         if pattern.period > 1:
             one = stage_of(job, index=INSIDE, num_layers=pattern.period, policy=0, first=pattern.leading)

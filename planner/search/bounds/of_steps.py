@@ -19,6 +19,8 @@ from planner.search.space.policies import choices_of
 from planner.specs.recompute import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from planner.numbers import Number, Rows
@@ -157,28 +159,35 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
     alone = searched_ends(job) > 0  # the last chunk may hold the loss without a layer
     fullest = (degrees.interleave - alone) * layer + costs.last
     # behind multi-token prediction in a stage of its own the last stage holds the loss and nothing else
-    before = (degrees.mtp_before > 0) & (degrees.interleave == 1)
-    stages, further = degrees.pp - before, np.where(before, costs.ends - costs.last, costs.last)
-    for seconds, count in ((layer, job.model.num_layers), (main, num_main_layers(job))):
-        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, stages, further / seconds))
+    before, apart = (degrees.mtp_before > 0) & (degrees.interleave == 1), costs.ends - costs.last
+    stages, further = degrees.pp - before, np.where(before, apart, costs.last)
+    apart = np.where(~before & (degrees.mtp_before > 0) & (degrees.pp > 2), apart, 0.0)  # of two, on the first stage
+    leading = leading_layers(job) if degrees.schedule == "interleaved" else 0
+    first = leading * costs.layer[costs.num_main :].min(axis=(0, 1)) if leading else 0.0
+    for seconds, count, ends in (
+        (layer, job.model.num_layers, (further, apart)),
+        (main, num_main_layers(job), (further, apart, first)),
+    ):
+        fullest = np.maximum(fullest, seconds * _layers_of_slowest(count, stages, [end / seconds for end in ends]))
     return np.maximum(_least_work(job, degrees, costs, forced_seconds) / degrees.pp, fullest + costs.send)
 
 
-def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Number) -> Number:
+def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Sequence[Number]) -> Number:
     """Least time of the slowest of S stages over all splits of the layers, in units of a layer, [n].
 
-    ends: units of the last stage's other work, [n].
+    ends: units of other work, each on a stage of its own, [n].
 
-    In time t a stage holds floor(t) layers, and the last stage holds floor(t - ends). With k = floor(t) all stages
-    together hold S k - ceil(ends) layers, or S k - floor(ends) from t = k + (the fraction of ends) on. Therefore the
-    least t at which the stages hold all L layers is a whole number, or a whole number plus that fraction.
+    In time k + f, with a whole k and f < 1, a stage holds k layers, and a stage with other work e holds k + floor(f - e)
+    layers. All stages together hold S k + sum floor(f - e), which grows only where f is 0 or the fraction of an e.
 
     Source: derived here; tested against all ways to divide the layers.
     """
-    ends = np.maximum(ends - TIE, 0.0)
-    whole = np.ceil((num_layers + np.ceil(ends)) / num_stages)
-    broken = np.ceil((num_layers + np.floor(ends)) / num_stages) + ends - np.floor(ends)
-    return np.maximum(np.minimum(whole, broken), ends)
+    ends = [np.maximum(end - TIE, 0.0) for end in ends]
+    least: Number = np.inf
+    for fraction in (0.0, *(end - np.floor(end) for end in ends)):
+        lost = sum(np.ceil(end - fraction - TIE) for end in ends)
+        least = np.minimum(least, np.ceil((num_layers + lost) / num_stages) + fraction)
+    return np.maximum(least, np.maximum.reduce(ends))
 
 
 def _least_step(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, forced_seconds: Number) -> NDArray[np.float64]:
