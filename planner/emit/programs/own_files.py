@@ -62,11 +62,12 @@ def _yours(form: Mapping[str, Any], plan: Plan, how: How) -> dict[str, str]:
 
 def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
     refuse = refusals(_NAMES["refuses"] | form["refuses"])
+    plans = (*_NAMES["refused"], *form.get("refused", {}).get(base.name, ()))
     return replace(
         base,
         name=f"{name}-{base.name}",
         program=f"{form['module'].partition('.')[0]}, with {base.program}",
-        refuse=(*base.refuse, *refuse, *refused(_NAMES["refused"])),
+        refuse=(*base.refuse, *refuse, *refused(plans)),
         otherwise=base.name,
         render=partial(_render, form, base),
         command=partial(_command, form, base),
