@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from planner.emit.hosts import head_lines, num_hosts, uneven_hosts
-from planner.emit.names import refusals
+from planner.emit.names import refusals, refused
 from planner.emit.programs import hugging_face as shared
 from planner.emit.programs.hugging_face_model import config_of, layer_class
-from planner.emit.target import Refusal, Target, follows, refused
+from planner.emit.target import Refusal, Target, follows
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
@@ -87,13 +87,6 @@ def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the o
     return (words,) if _is_cut_at_load(plan) else ()
 
 
-def _replicas_fault(plan: Plan) -> tuple[str, str] | None:
-    layout = plan.layout
-    if layout.hsdp == 1 or layout.dp > layout.hsdp:
-        return None
-    return f"layout.hsdp is {layout.hsdp}, and each replica has one rank to shard over", "plan again with --pin hsdp=1"
-
-
 def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
     head = "".join(f"# {line}\n" for line in head_lines(plan))
     document: dict[str, Any] = shared.nested(values, "accelerate.")
@@ -122,7 +115,6 @@ TARGET: Final = Target(
     refuse=(
         *shared.REFUSALS,
         *refusals(shared.NAMES["refuses_of"]["accelerate"]),
-        Refusal(says=(), fault=_replicas_fault),
         *refused(shared.NAMES["refused"]["accelerate"]),
         Refusal(says=(), fault=uneven_hosts),
     ),

@@ -6,10 +6,10 @@ import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.names import refusals
+from planner.emit.names import refusals, refused
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Target, refused, whole
+from planner.emit.target import Target, whole
 from planner.layout import offloads_activations, offloads_optimizer, offloads_params
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
-from planner.emit.names import decisive, listed, names_beside, refusals
+from planner.emit.names import decisive, listed, names_beside, refusals, refused
 from planner.emit.programs.hugging_face_model import config_of, model_from
 from planner.emit.target import Refusal, Setting, choice, follows, known, number, pair, whole
 from planner.errors import InputError
@@ -463,18 +463,9 @@ def write_some_layers(layout: Layout) -> Values:
     return {"recompute": policy} if is_of_some_layers(policy_code(policy)) else {}
 
 
-def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
-    policies = sorted(set(plan.layout.recompute))
-    if len(policies) == 1 and (policies[0] in ("none", "full") or is_of_some_layers(policy_code(policies[0]))):
-        return None
-    shown = " and ".join(policies)
-    why = f"layout.recompute is {shown}, and the program recomputes a layer whole or not at all"
-    return why, "plan again with --pin recompute=full"
-
-
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
-    Refusal(says=(), fault=_recompute_fault),
+    *refused(NAMES["refused"]["trainer"]),
     *refusals(NAMES["refuses"]),
 )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import uneven_hosts
-from planner.emit.names import decisive, listed, names_beside, refusals
+from planner.emit.names import decisive, listed, names_beside, refusals, refused
 from planner.emit.programs.megatron_layout import chunks_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
 from planner.emit.target import (
@@ -25,8 +25,6 @@ from planner.emit.target import (
     not_carried,
     number,
     pair,
-    refuse,
-    refused,
     whole,
 )
 from planner.errors import InputError
@@ -140,14 +138,6 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     if number > 1:
         given.understood.discard("recompute_num_layers")  # keeps one input per group; priced as one per layer
     return {"layout.recompute": "full"}
-
-
-def _mixed_policies(plan: Plan) -> tuple[str, str] | None:
-    policies = sorted(set(plan.layout.recompute))
-    if len(policies) == 1:
-        return None
-    hint = f"plan again with --pin recompute={policies[0]}, or another of them"
-    return f"stages recompute {' and '.join(policies)}, and Megatron-Core has one policy for all", hint
 
 
 def _read_overlap(given: Given) -> Mapping[str, Any]:
@@ -401,12 +391,6 @@ TRAINING: Final = (
 REFUSALS: Final = (
     *MODEL_REFUSALS,
     *refusals(_NAMES["refuses"]),
-    Refusal(says=(), fault=_mixed_policies),
-    refuse(
-        lambda plan: plan.layout.recompute[0].startswith("every:"),
-        "layout.recompute is {plan.layout.recompute[0]}, which Megatron-Core does not have",
-        "plan with --pin recompute=full",
-    ),
     *refused(_NAMES["refused"]),
     Refusal(says=(), fault=uneven_hosts),
 )

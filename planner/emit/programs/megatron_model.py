@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import listed, names_beside, refusals
+from planner.emit.names import listed, names_beside, refusals, refused
 from planner.emit.target import (
     Setting,
     absent_unless,
@@ -18,7 +18,6 @@ from planner.emit.target import (
     parts_from,
     parts_of,
     refuse,
-    refused,
     same,
     whole,
 )

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from planner.emit.hosts import head_lines
-from planner.emit.names import names_beside, refusals, translated
+from planner.emit.names import names_beside, refusals, refused, translated
 from planner.emit.programs import accelerate, deepspeed
 from planner.emit.programs.hugging_face import nested, yours
-from planner.emit.target import refused
 from planner.errors import InputError
 
 if TYPE_CHECKING:

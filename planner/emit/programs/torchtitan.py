@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import decisive, listed, names_beside, refusals
+from planner.emit.names import decisive, listed, names_beside, refusals, refused
 from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
 from planner.emit.target import (
@@ -22,11 +22,9 @@ from planner.emit.target import (
     not_carried,
     number,
     one,
-    only,
     pair,
     parts_from,
     parts_of,
-    refuse,
     switch,
     whole,
 )
@@ -280,15 +278,6 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     return {"layout.recompute": back[mode.lower()]}
 
 
-def _is_one_rank(plan: Plan) -> bool:
-    return plan.layout.dp * plan.layout.cp == plan.layout.hsdp
-
-
-def _cannot_recompute(plan: Plan) -> bool:
-    kinds = set(plan.layout.recompute)
-    return len(kinds) > 1 or not kinds <= set(RECOMPUTE)
-
-
 # --- training ----------------------------------------------------------------------------------------------------
 
 
@@ -474,13 +463,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
 
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
-    refuse(
-        _cannot_recompute,
-        "layout.recompute is not one of none, full and selective in all stages",
-        "plan with --pin recompute=full",
-    ),
-    only("layout.pp", 1, why="tied embeddings have no pipeline", when=lambda plan: plan.model.tied_embeddings),
-    only("layout.hsdp", 1, why="a replica has one rank to shard over", when=_is_one_rank),
+    *refused(_NAMES["refused"]),
     *refusals(_NAMES["refuses"]),
 )
 IGNORED: Final = listed(_NAMES["ignores"])
