@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import operator
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.target import Doubt, Refusal, field_of, matches
+from planner.emit.target import Doubt, Refusal, field_of, fixed, matches
 from planner.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from planner.emit.target import Value, Values
+    from planner.emit.target import How, Setting, Value, Values
     from planner.plan import Plan
 
 
@@ -96,6 +97,11 @@ def holds(conditions: Mapping[str, Sequence[Any]], plan: Plan) -> bool:
     return all(is_so(path, *condition) for path, condition in conditions.items())
 
 
+def implied(rows: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
+    """Settings of a document: `keys` that have these values if all conditions `when` hold, as in `refused`."""
+    return tuple(fixed(row["keys"], partial(holds, row["when"])) for row in rows)
+
+
 def _is_among(found: Any, values: Sequence[Any]) -> bool:
     return found in [tuple(each) if isinstance(each, list) else each for each in values]
 
@@ -116,6 +122,11 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], object]]] = {
     "unlike": lambda found, patterns: not _are_like(found, patterns),
 }
 """`like` and `unlike`: whether all stages have one policy, which fits one of several patterns."""
+
+
+def still_open(rows: Mapping[str, tuple[str, str]], how: How) -> dict[str, str]:
+    """Placeholder -> meaning, for options of the run that nobody gave; rows: option -> placeholder and meaning."""
+    return {key: text for name, (key, text) in rows.items() if not (how.smoke or getattr(how.arguments, name))}
 
 
 def translated(values: Values, rows: Mapping[str, Any]) -> dict[str, Value]:

@@ -22,7 +22,7 @@ from planner.run_arguments import RunArguments
 from planner.specs.banned import bans_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
-from planner.specs.training import OF_THE_RUN, TrainingSpec
+from planner.specs.training import NEVER_CLIPS, OF_THE_RUN, TrainingSpec
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -474,6 +474,12 @@ def same(path: str, key: str) -> Setting:
 def number(path: str, key: str, zero: float = 0.0, default: Any = OPEN) -> Setting:
     """A setting for a number; zero: the planner's value for the program's 0; default: as in `one`."""
     return one(path, key, lambda given: given.number(key) or zero, default=default)
+
+
+def numbers(rows: Mapping[str, str]) -> tuple[Setting, ...]:
+    """Settings for numbers, from field -> key, of a program that clips no gradients at a norm of 0."""
+    zeros = {"training.gradient_clip": NEVER_CLIPS}
+    return tuple(number(path, key, zeros.get(path, 0.0)) for path, key in rows.items())
 
 
 def whole(path: str, key: str, default: Any = OPEN, *, absent: Any = OPEN) -> Setting:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import yaml
-
-from planner.emit.hosts import head_lines, num_hosts, uneven_hosts
+from planner.emit.hosts import num_hosts, uneven_hosts, yaml_file
 from planner.emit.names import refusals, refused
 from planner.emit.programs import hugging_face as shared
 from planner.emit.programs.hugging_face_model import config_of, layer_class
-from planner.emit.target import Refusal, Target, follows
+from planner.emit.target import Refusal, Setting, Target, follows
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
@@ -88,9 +86,7 @@ def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the o
 
 
 def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
-    head = "".join(f"# {line}\n" for line in head_lines(plan))
-    document: dict[str, Any] = shared.nested(values, "accelerate.")
-    return {FILE: head + yaml.safe_dump(document, sort_keys=False), **shared.render(values, plan, how, {})}
+    return {FILE: yaml_file(plan, shared.nested(values, "accelerate.")), **shared.render(values, plan, how, {})}
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the files say them
@@ -107,9 +103,10 @@ TARGET: Final = Target(
     settings=(
         *shared.SHARED,
         follows("layout.layers_per_stage"),  # the only stage has all layers
-        shared.layout_setting(
-            *(f"layout.{key}" for key in ("tp", "cp", "ep", "zero", "hsdp", "recompute", "offload")),
+        Setting(
+            says=tuple(f"layout.{key}" for key in ("tp", "cp", "ep", "zero", "hsdp", "recompute", "offload")),
             write=_write_layout,
+            read=shared.read_layout,
         ),
     ),
     refuse=(

@@ -9,9 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
-from planner.emit.hosts import head_lines
+from planner.emit.hosts import yaml_file
 from planner.emit.names import names_beside, refusals, refused, translated
 from planner.emit.programs import accelerate, deepspeed
 from planner.emit.programs.hugging_face import nested, yours
@@ -43,8 +41,7 @@ def _render(form: Mapping[str, Any], base: Target, values: Values, plan: Plan, h
     texts = {name: text for name, text in base.render(values, plan, how).items() if name in form["keeps"]}
     more = {"deepspeed": deepspeed.FILE} if deepspeed.FILE in texts else {}
     more |= {"weights": str(how.arguments.weights)} if how.arguments.weights else {}
-    head = "".join(f"# {line}\n" for line in head_lines(plan))
-    return {form["file"]: head + yaml.safe_dump(own_keys(form, {**values, **more}), sort_keys=False), **texts}
+    return {form["file"]: yaml_file(plan, own_keys(form, {**values, **more})), **texts}
 
 
 def _command(form: Mapping[str, Any], base: Target, values: Values, plan: Plan, how: How, place: Place | None) -> str:
