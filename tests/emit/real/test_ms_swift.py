@@ -30,11 +30,13 @@ KINDS = {
     "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM",
 }  # fmt: skip
 """Type of transformers, which is ms-swift's name for it, too -> its class."""
+CUT = ("mixtral-8x7b", 4, "tp=2,pp=2,ep=4,etp=2,zero=1,mbs=2", ())
+"""A plan that cuts experts, without replicas, which ms-swift does not have."""
 
 
 def cases(folder):
     """Plans, and the words behind `megatron sft`; the model is a folder with its config.json."""
-    for case in LAYOUTS:
+    for case in (*LAYOUTS, CUT):
         plan = plan_of(case)
         config = config_of(plan.model) or {}
         if config.get("model_type") not in KINDS or refusals(TARGET, plan):
