@@ -60,6 +60,18 @@ def _beside(own: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
     return (*own, *(each for each in others if each.partition("==")[0] not in names))
 
 
+_LLAMA_FACTORY = _beside(
+    (
+        *("llamafactory==0.9.5", "transformers==5.6.0", "tokenizers==0.22.2", "huggingface_hub==1.11.0"),
+        *("accelerate==1.11.0", "peft==0.18.1", "trl==0.24.0", "datasets==4.0.0", "dill==0.3.8"),
+        *("multiprocess==0.70.16", "fsspec==2025.3.0", "omegaconf==2.3.1", "antlr4-python3-runtime==4.9.3"),
+        *("fire==0.7.1", "termcolor==3.3.0", "modelscope==1.40.2", "hf-transfer==0.1.9"),
+        *("sentencepiece==0.2.3", "tiktoken==0.14.0", "protobuf==7.36.2", "six==1.17.0"),
+    ),
+    _DEEPSPEED,
+)
+
+
 PARSERS: dict[str, Parser] = {
     "megatron-lm": Parser(packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_megatron_lm.py",)),
     "megatron-core": Parser(packages=("megatron-core==0.16.1",), tests=("test_megatron_core.py",)),
@@ -93,18 +105,37 @@ PARSERS: dict[str, Parser] = {
         options=("--no-deps", "--no-build-isolation"),
     ),
     "llama-factory": Parser(
-        packages=_beside(
-            (
-                *("llamafactory==0.9.5", "transformers==5.6.0", "tokenizers==0.22.2", "huggingface_hub==1.11.0"),
-                *("accelerate==1.11.0", "peft==0.18.1", "trl==0.24.0", "datasets==4.0.0", "dill==0.3.8"),
-                *("multiprocess==0.70.16", "fsspec==2025.3.0", "omegaconf==2.3.1", "antlr4-python3-runtime==4.9.3"),
-                *("fire==0.7.1", "termcolor==3.3.0", "modelscope==1.40.2", "hf-transfer==0.1.9"),
-                *("sentencepiece==0.2.3", "tiktoken==0.14.0", "protobuf==7.36.2", "six==1.17.0"),
-            ),
-            _DEEPSPEED,
-        ),
+        packages=_LLAMA_FACTORY,
         tests=(_OWN_FILES,),
         only="llama_factory",
+        options=("--no-deps", "--no-build-isolation"),
+    ),
+    "ms-swift": Parser(
+        packages=_beside(
+            (
+                *(
+                    "ms-swift==4.6.0",
+                    "megatron-core==0.16.1",
+                    "triton==3.9.0",
+                    "modelscope-hub==0.5.1",
+                    "addict==2.4.0",
+                ),
+                *(
+                    "addict==2.4.0",
+                    "attrdict==2.0.1",
+                    "binpacking==2.0.1",
+                    "dacite==1.9.2",
+                    "json-repair==0.64.6",
+                    "zipp==4.1.2",
+                ),
+                *("importlib-metadata==10.2.0", "matplotlib==3.11.2", "nltk==3.10.4", "joblib==1.6.0"),
+                *("oss2==2.19.1", "rouge==1.0.1", "simplejson==4.3.0", "zstandard==0.25.0", "pillow==13.0.0"),
+                *("openai==3.57.0", "jiter==0.19.0", "distro==1.9.0", "sniffio==1.3.1", "fastapi==0.165.0"),
+                *("tensorboard==2.21.0", "transformers-stream-generator==0.0.5"),
+            ),
+            _LLAMA_FACTORY,
+        ),
+        tests=("test_ms_swift.py",),
         options=("--no-deps", "--no-build-isolation"),
     ),
     "axolotl": Parser(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
 
 from planner.cost.run import devices_in_use
 from planner.layout import format_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from planner.plan import Plan
     from planner.specs.cluster import ClusterSpec
@@ -74,7 +76,16 @@ def uneven_hosts(plan: Plan) -> tuple[str, str] | None:
 
 def script_head(plan: Plan) -> str:
     """The first lines of every script: the interpreter, and comments that name the model, the hosts and the layout."""
-    return "#!/usr/bin/env bash\n" + "".join(f"# {line}\n" for line in head_lines(plan))
+    return "#!/usr/bin/env bash\n" + _comments(head_lines(plan))
+
+
+def yaml_file(plan: Plan, document: Any, *further: str) -> str:
+    """A YAML file, behind comments that describe the plan, and further comments."""
+    return _comments((*head_lines(plan), *further)) + yaml.safe_dump(document, sort_keys=False, width=1000)
+
+
+def _comments(lines: Iterable[str]) -> str:
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def head_lines(plan: Plan) -> tuple[str, ...]:

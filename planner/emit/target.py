@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import difflib
 import math
-import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from planner.emit.read.conditions import UNSET
@@ -24,7 +22,7 @@ from planner.run_arguments import RunArguments
 from planner.specs.banned import bans_on
 from planner.specs.model import ModelSpec
 from planner.specs.text import printable
-from planner.specs.training import OF_THE_RUN, TrainingSpec
+from planner.specs.training import NEVER_CLIPS, OF_THE_RUN, TrainingSpec
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -478,6 +476,12 @@ def number(path: str, key: str, zero: float = 0.0, default: Any = OPEN) -> Setti
     return one(path, key, lambda given: given.number(key) or zero, default=default)
 
 
+def numbers(rows: Mapping[str, str]) -> tuple[Setting, ...]:
+    """Settings for numbers, from field -> key, of a program that clips no gradients at a norm of 0."""
+    zeros = {"training.gradient_clip": NEVER_CLIPS}
+    return tuple(number(path, key, zeros.get(path, 0.0)) for path, key in rows.items())
+
+
 def whole(path: str, key: str, default: Any = OPEN, *, absent: Any = OPEN) -> Setting:
     """A setting for a whole number; default, absent: as in `one`."""
     return one(path, key, lambda given: given.whole(key), default=default, absent=absent)
@@ -553,22 +557,6 @@ def absent_unless(condition: Condition, *settings: Setting) -> tuple[Setting, ..
     return tuple(map(limited, settings))
 
 
-def only(path: str, *values: Any, why: str, pin: str = "", when: Condition = always) -> Refusal:
-    """A refusal of all values of a field except the given values.
-
-    pin: option in the hint, such as `pp=1`; by default the first value.
-    when: the condition under which other values are refused.
-    """
-
-    def fault(plan: Plan) -> tuple[str, str] | None:
-        found = field_of(plan, path)
-        if found in values or not when(plan):
-            return None
-        return f"{path} is {found}, and {why}", f"plan again with {pin or _pin(path, values[0])}"
-
-    return Refusal(says=(path,), fault=fault)
-
-
 def refuse(condition: Condition, why: str, hint: str, *says: str) -> Refusal:
     """A refusal of the plans for which the condition holds.
 
@@ -582,42 +570,6 @@ _OF_NEXT_TOKENS: Final = refuse(
     "files are written for the objective next-token alone, and training.objective is {plan.training.objective}",
     "put the layout into the files of a program that has this objective",
 )
-
-
-def refused(rows: Sequence[Mapping[str, Any]]) -> tuple[Refusal, ...]:
-    """The refusals of a document: plans for which all conditions `when` of a row hold, `why`, and the option to use.
-
-    A condition is a field with a sign and a value; fields of a part that the plan has not are null.
-    """
-
-    def refusal(row: Mapping[str, Any]) -> Refusal:
-        shown = ", ".join(f"{path} is {{plan.{path}}}" for path in row["when"] if path.startswith(_SHOWN))
-        why = f"{shown}, and {row['why']}" if shown else row["why"]
-        return refuse(partial(_holds, row["when"]), why, f"plan again with {row['way']}", *row.get("says", ()))
-
-    return tuple(map(refusal, rows))
-
-
-def _holds(conditions: Mapping[str, Sequence[Any]], plan: Plan) -> bool:
-    return all(_SIGNS[sign](field_of(plan, path), value) for path, (sign, value) in conditions.items())
-
-
-_SIGNS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    ">": operator.gt,
-    "<": operator.lt,
-    "is": operator.eq,
-    "not": operator.ne,
-    "%": lambda found, value: found % value,
-    "in": lambda found, values: found in values,
-    "not in": lambda found, values: found not in values,
-}
-_SHOWN: Final = ("layout.", "training.")
-
-
-def _pin(path: str, value: Any) -> str:
-    document, _, name = path.partition(".")
-    shown = "/".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"--pin {name}={shown}" if document == "layout" else f"--set {path}={str(shown).lower()}"
 
 
 def not_carried(*paths: str) -> Setting:

@@ -234,6 +234,14 @@ def test_two_runs_of_a_plan_start_at_the_same_weights(emitted, monkeypatch):
     assert all(torch.equal(first[name], each) for name, each in alone.state_dict().items())
 
 
+def test_the_trainer_divides_a_loss_by_the_labels_that_it_has(emitted):
+    """It counts one label fewer in each row where `loss_type` says so, which the class of GPT-2 leaves open."""
+    losses = pytest.importorskip("transformers.loss.loss_utils")
+    Path("config.json").write_text(json.dumps({"model_type": "gpt2", "n_inner": 56, **SIZES}), encoding="utf-8")
+    model, _ = emitted["model_of"]({"dtype": "float32", "attn_implementation": "eager"})
+    assert losses.LOSS_MAPPING[model.loss_type] is losses.ForCausalLMLoss
+
+
 @pytest.mark.parametrize(
     ("change", "value"),
     [

@@ -7,7 +7,6 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from planner.emit.read.readers import READERS
 from planner.emit.target import How, facts_of, field_of, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
-from planner.specs.blocks import RotaryScaling
 from planner.specs.model import ModelSpec
 from planner.specs.pipeline_letters import letters_of, pieces_of_letters
 from planner.specs.recipe import NAMED_RECIPES
@@ -229,57 +227,6 @@ def test_the_programs_of_the_family_share_its_rows(name):
     """The three programs take the same options of Megatron-Core, and lack the same."""
     assert [row.says for row in megatron_family.FAMILY if row not in PROGRAMS[name].settings] == []
     assert [row.says for row in megatron_family.REFUSALS if row not in PROGRAMS[name].refuse] == []
-
-
-BANDS = {"factor": 8.0, "low_frequency": 2.0, "high_frequency": 4.0, "original_max_sequence_length": 8192}
-
-
-@pytest.mark.parametrize("name", FAMILY_PROGRAMS)
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model.rope_theta": 10000.5}, "--rotary-base is a whole number"),
-        ({"model.rope_scaling": BANDS}, "another band than that of Llama 3"),
-        ({"model.attention_bias": True}, "all or none"),
-        ({"model.position": "alibi"}, "model.position is alibi"),
-        ({"model.norms_per_layer": 4}, "model.norms_per_layer is 4"),
-        ({"model.kind": "encoder"}, "model.kind is encoder"),
-        ({"model.attention_gate": "head"}, "model.attention_gate"),
-        ({"model.qk_norm": "full"}, "model.qk_norm is full"),
-        ({"model.parallel_attention": True}, "model.parallel_attention is True"),
-        ({"model.embedding_norm": True}, "model.embedding_norm is True"),
-        ({"model.final_norm": False}, "model.final_norm is False"),
-        ({"layout.recompute": ("full", "none")}, "one policy for all"),
-        ({"layout.recompute": ("every:2",)}, "layout.recompute is every:2"),
-        ({"layout.schedule": "gpipe"}, "layout.schedule is gpipe"),
-        ({"layout.dp": 3}, "partly idle"),
-        ({"training.optimizer": "adafactor"}, "training.optimizer is adafactor"),
-        ({"training.mean_sample_tokens": 512}, "no borders between packed samples"),
-        ({"training.mlp_tiles": 8}, "training.mlp_tiles is 8"),
-        ({"training.memory_recipe": "textbook-20"}, "and Megatron-LM does not keep it"),
-        ({"training.memory_recipe": "precision-aware", "layout.zero": 0}, "without ZeRO"),
-    ],
-    ids=str,
-)
-def test_what_no_program_of_the_family_can_be_told_is_refused(name, changes, words):
-    """Each change is one that Megatron-Core has no option for; the plan without it is refused for none of them."""
-    plan = plan_of(("llama3-8b", 2, "tp=4,zero=1", ()))
-    parts = {part: {} for part in ("model", "training", "layout")}
-    for path, value in changes.items():
-        part, _, field = path.partition(".")
-        parts[part][field] = RotaryScaling(**value) if isinstance(value, dict) else value
-    changed = SimpleNamespace(
-        model=plan.model.model_copy(update=parts["model"]),
-        training=plan.training.model_copy(update=parts["training"]),
-        layout=replace(plan.layout, **parts["layout"]),
-        engine=plan.engine,
-        cluster=plan.cluster,
-    )
-    told = {
-        kind: [str(row.fault(each)) for row in PROGRAMS[name].refuse] for kind, each in (("as", plan), ("un", changed))
-    }
-    assert [text for text in told["as"] if words in text] == []
-    assert len([text for text in told["un"] if words in text]) == 1
 
 
 def test_the_base_of_rotary_embeddings_counts_only_where_they_are():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import yaml
-
-from planner.emit.hosts import head_lines, num_hosts, uneven_hosts
-from planner.emit.names import refusals
+from planner.emit.hosts import num_hosts, uneven_hosts, yaml_file
+from planner.emit.names import refusals, refused
 from planner.emit.programs import hugging_face as shared
 from planner.emit.programs.hugging_face_model import config_of, layer_class
-from planner.emit.target import Refusal, Target, follows, refused
+from planner.emit.target import Refusal, Setting, Target, follows
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
@@ -87,17 +85,8 @@ def _advice(plan: Plan, how: How) -> tuple[str, ...]:  # noqa: ARG001 - as the o
     return (words,) if _is_cut_at_load(plan) else ()
 
 
-def _replicas_fault(plan: Plan) -> tuple[str, str] | None:
-    layout = plan.layout
-    if layout.hsdp == 1 or layout.dp > layout.hsdp:
-        return None
-    return f"layout.hsdp is {layout.hsdp}, and each replica has one rank to shard over", "plan again with --pin hsdp=1"
-
-
 def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
-    head = "".join(f"# {line}\n" for line in head_lines(plan))
-    document: dict[str, Any] = shared.nested(values, "accelerate.")
-    return {FILE: head + yaml.safe_dump(document, sort_keys=False), **shared.render(values, plan, how, {})}
+    return {FILE: yaml_file(plan, shared.nested(values, "accelerate.")), **shared.render(values, plan, how, {})}
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - the files say them
@@ -114,15 +103,15 @@ TARGET: Final = Target(
     settings=(
         *shared.SHARED,
         follows("layout.layers_per_stage"),  # the only stage has all layers
-        shared.layout_setting(
-            *(f"layout.{key}" for key in ("tp", "cp", "ep", "zero", "hsdp", "recompute", "offload")),
+        Setting(
+            says=tuple(f"layout.{key}" for key in ("tp", "cp", "ep", "zero", "hsdp", "recompute", "offload")),
             write=_write_layout,
+            read=shared.read_layout,
         ),
     ),
     refuse=(
         *shared.REFUSALS,
         *refusals(shared.NAMES["refuses_of"]["accelerate"]),
-        Refusal(says=(), fault=_replicas_fault),
         *refused(shared.NAMES["refused"]["accelerate"]),
         Refusal(says=(), fault=uneven_hosts),
     ),

@@ -6,17 +6,17 @@ import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from planner.emit.names import refusals
+from planner.emit.names import implied, names_beside, refusals, refused
 from planner.emit.programs import hugging_face as shared
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Target, refused, whole
-from planner.layout import offloads_activations, offloads_optimizer, offloads_params
+from planner.emit.target import Target, pair, whole
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values
     from planner.plan import Plan
 
 FILE: Final = "deepspeed.json"
+_KEYS: Final = names_beside(__file__)
 PIPELINE: Final = files("planner.emit.programs").joinpath("pipeline.py.txt").read_text(encoding="utf-8")
 """Source text of the program that runs plans with a pipeline; it reads model and data in the same way as `train.py`."""
 
@@ -40,27 +40,12 @@ def _write_layout(plan: Plan) -> Values:
         "zero_optimization.overlap_comm": layout.zero > 0 and layout.pp == 1,  # pipelines reduce after the last pass
         "zero_allow_untested_optimizer": True,
     }
-    if layout.pp > 1 and training.precision == "bf16":  # BF16_Optimizer, with sums in fp32
-        found["data_types.grad_accum_dtype"] = "fp32"
-    if training.memory_recipe == "pure-bf16":
-        found |= {"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}
-    if offloads_optimizer(layout):
-        found |= {
-            "zero_optimization.offload_optimizer.device": "cpu",
-            "zero_optimization.offload_optimizer.pin_memory": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
-    if offloads_params(layout):
-        found |= {"zero_optimization.offload_param.device": "cpu", "zero_optimization.offload_param.pin_memory": True}
     if layout.tp > 1:
         found["tensor_parallel.autotp_size"] = layout.tp
-    if layout.cp > 1:
-        found["sequence_parallel_size"] = layout.cp
     checkpoints = layout.recompute[0] == "full"
     beside: dict[str, Value] = {"gradient_checkpointing": checkpoints, **shared.write_some_layers(layout)}
-    if offloads_activations(layout):  # DeepSpeed's own key concerns its own checkpoints, which the Trainer has not
-        beside["offload_activations"] = True
     if layout.cp > 1:
+        found["sequence_parallel_size"] = layout.cp
         beside |= {"parallelism_config.sp_backend": "deepspeed", "parallelism_config.sp_size": layout.cp}
         beside |= {"parallelism_config.dp_shard_size": layout.dp}
     if layout.pp > 1:
@@ -84,10 +69,12 @@ TARGET: Final = Target(
     program="DeepSpeed 0.19.8 with transformers 5",
     settings=(
         *shared.SHARED,
-        shared.layout_setting(
-            *(f"layout.{key}" for key in ("tp", "pp", "cp", "zero", "layers_per_stage", "recompute", "offload")),
-            write=_write_layout,
+        pair(
+            "layout.tp layout.pp layout.cp layout.zero layout.layers_per_stage layout.recompute layout.offload",
+            _write_layout,
+            shared.read_layout,
         ),
+        *implied(_KEYS["implied"]),
         whole("training.mlp_tiles", "mlp_tiles", absent=1),
     ),
     refuse=(

@@ -16,28 +16,27 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
-from planner.emit.names import decisive, listed, names_beside, refusals
+from planner.emit.names import decisive, listed, names_beside, refusals, refused, still_open
 from planner.emit.programs.hugging_face_model import config_of
-from planner.emit.target import Refusal, Setting, choice, follows, known, number, pair, whole
+from planner.emit.target import Refusal, Setting, choice, follows, known, number, numbers, pair, whole
 from planner.errors import InputError
 from planner.layout_text import offload_of
 from planner.specs.huggingface.writing import model_from
 from planner.specs.model import ModelSpec
 from planner.specs.recompute import is_of_some_layers, policy_code
-from planner.specs.training import NEVER_CLIPS, OF_MEGATRON
+from planner.specs.training import OF_MEGATRON
 from planner.specs.training import UNKNOWN_WEIGHTS as WEIGHTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from planner.emit.target import Given, How, Value, Values
     from planner.layout import Layout
     from planner.plan import Plan
 
-DATA: Final = "DATA_PATH"
-TOKENIZER: Final = "TOKENIZER_PATH"
 MODEL: Final = "MODEL_NAME"
 NAMES: Final = names_beside(__file__)
+DATA, TOKENIZER = (placeholder for placeholder, _ in NAMES["yours"].values())
 OPTIMIZERS: Final[dict[str, str]] = NAMES["optimizers"]
 _OPTIMIZERS_READ: Final = {
     **{name: ours for ours, name in OPTIMIZERS.items()},
@@ -445,11 +444,7 @@ SHARED: Final = (
     replace(choice("training.optimizer", "optim", OPTIMIZERS), read=_read_optimizer),
     number("training.learning_rate", "learning_rate"),
     Setting(says=tuple(f"training.{name}" for name in _OF_SCHEDULE), write=_write_schedule, read=_read_schedule),
-    number("training.weight_decay", "weight_decay"),
-    number("training.gradient_clip", "max_grad_norm", zero=NEVER_CLIPS),
-    number("training.adam_beta1", "adam_beta1"),
-    number("training.adam_beta2", "adam_beta2"),
-    number("training.adam_epsilon", "adam_epsilon"),
+    *numbers(NAMES["numbers"]),
     whole("training.seed", "seed"),
     Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
     Setting(says=("training.attention", "training.loss"), write=_write_kernels, read=_read_kernels),
@@ -465,18 +460,9 @@ def write_some_layers(layout: Layout) -> Values:
     return {"recompute": policy} if is_of_some_layers(policy_code(policy)) else {}
 
 
-def _recompute_fault(plan: Plan) -> tuple[str, str] | None:
-    policies = sorted(set(plan.layout.recompute))
-    if len(policies) == 1 and (policies[0] in ("none", "full") or is_of_some_layers(policy_code(policies[0]))):
-        return None
-    shown = " and ".join(policies)
-    why = f"layout.recompute is {shown}, and the program recomputes a layer whole or not at all"
-    return why, "plan again with --pin recompute=full"
-
-
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
-    Refusal(says=(), fault=_recompute_fault),
+    *refused(NAMES["refused"]["trainer"]),
     *refusals(NAMES["refuses"]),
 )
 
@@ -485,7 +471,9 @@ def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> 
     """Files with the model, the training settings and the program that runs the training, name -> text."""
     training = training_keys(values) | dict(further)
     stated = training.pop("weights", None)
-    training |= {"data": _data(how), "tokenizer": _tokenizer(how), "output_dir": "run", "remove_unused_columns": False}
+    data = ["mock"] if how.smoke else list(how.arguments.data or (DATA,))
+    tokenizer = "none" if how.smoke else str(how.arguments.tokenizer or TOKENIZER)
+    training |= {"data": data, "tokenizer": tokenizer, "output_dir": "run", "remove_unused_columns": False}
     weights = how.arguments.weights or (None if how.smoke else stated)
     training |= {"weights": str(weights)} if weights else {}
     model = nested(values, "config.")
@@ -497,23 +485,12 @@ def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> 
     }
 
 
-def _data(how: How) -> list[str]:
-    return ["mock"] if how.smoke else list(how.arguments.data or (DATA,))
-
-
-def _tokenizer(how: How) -> str:
-    return "none" if how.smoke else str(how.arguments.tokenizer or TOKENIZER)
-
-
 def yours(plan: Plan, how: How) -> dict[str, str]:
     """Placeholder -> meaning, for values that the plan does not decide."""
     found: dict[str, str] = {}
     if is_named(plan):
         found[MODEL] = f"the folder or name of a Hugging Face model, whose config.json is that of {plan.model.name}"
-    if not how.smoke and not how.arguments.data:
-        found[DATA] = "text or .jsonl files with a column `text`, or hf:NAME (--data)"
-    if not how.smoke and not how.arguments.tokenizer:
-        found[TOKENIZER] = "a folder or name of a Hugging Face tokenizer (--tokenizer)"
+    found |= still_open(NAMES["yours"], how)
     if _write_weights(plan).get("weights") == WEIGHTS and not how.smoke and not how.arguments.weights:
         found[WEIGHTS] = "the weights that the training starts from, or that adapters are trained beside (--weights)"
     return found
@@ -528,14 +505,6 @@ TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text
 """Source text of the program that Accelerate and DeepSpeed start; only this program imports torch."""
 
 
-TAKES: Final = ("data", "tokenizer", "weights")
-"""Names of the run options that fill placeholders."""
-
-
-def layout_setting(*says: str, write: Callable[[Plan], Values]) -> Setting:
-    """A setting for the layout, with a writer for one program and the reader that all programs share."""
-    return Setting(says=says, write=write, read=read_layout)
-
-
-OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": TAKES, "ignores": IGNORED, "decides": DECISIVE}
+_TAKES: Final = ("data", "tokenizer", "weights")
+OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": _TAKES, "ignores": IGNORED, "decides": DECISIVE}
 """What the files of Accelerate and DeepSpeed, which the Trainer runs, have in common."""

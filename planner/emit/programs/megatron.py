@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside, still_open
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS, PRETRAIN, REFUSALS, connections
 from planner.emit.starters.torchrun import torchrun_start
 from planner.emit.target import Setting, Target
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 CHECKOUT: Final = "MEGATRON_PATH"
-DATA: Final = "DATA_PATH"
-TOKENIZER: Final = "TOKENIZER_MODEL"
+_YOURS: Final = names_beside(__file__)
+DATA, TOKENIZER = (placeholder for placeholder, _ in _YOURS.values())
 
 
 def as_flags(values: Values, *, dashes: bool = True) -> Iterator[tuple[str, ...]]:
@@ -67,10 +68,7 @@ def data_of(plan: Plan, how: How) -> dict[str, Value]:
 def yours_of(plan: Plan, how: How) -> dict[str, str]:
     """Placeholder -> meaning, for what the plan does not decide."""
     found = {f"${CHECKOUT}": "a checkout of Megatron-LM of August 2026 or later, set before the script is started"}
-    if not how.smoke and not how.arguments.data:
-        found[DATA] = "the prefix of a data set that tools/preprocess_data.py wrote (--data)"
-    if not how.smoke and not how.arguments.tokenizer:
-        found[TOKENIZER] = "a Hugging Face tokenizer (--tokenizer)"
+    found |= still_open(_YOURS, how)
     if _write_weights(plan).get("pretrained_checkpoint") == UNKNOWN_WEIGHTS and not how.smoke:
         found[UNKNOWN_WEIGHTS] = "a checkpoint of Megatron-LM, with the weights that the training starts from"
     return found
@@ -93,10 +91,7 @@ TARGET: Final = Target(
         # has no default, and divides the number of iterations before the first (training/training.py)
         Setting(says=(), write=lambda plan: {"eval_interval": plan.training.steps}),
     ),
-    refuse=(
-        *REFUSALS,
-        *PRETRAIN,
-    ),
+    refuse=(*REFUSALS, *PRETRAIN),
     command=_command,
     yours=yours_of,
     takes=("data", "tokenizer"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import uneven_hosts
-from planner.emit.names import decisive, listed, names_beside, refusals
+from planner.emit.names import decisive, implied, listed, names_beside, refusals, refused
 from planner.emit.programs.megatron_layout import chunks_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
 from planner.emit.target import (
@@ -23,19 +23,16 @@ from planner.emit.target import (
     follows,
     known,
     not_carried,
-    number,
+    numbers,
     pair,
-    refuse,
-    refused,
     whole,
 )
 from planner.errors import InputError
-from planner.layout import offloads_activations, offloads_optimizer
+from planner.layout import offloads_activations
 from planner.layout_text import offload_of
 from planner.specs.pipeline_letters import LETTERS_KEY, letters_of
 from planner.specs.recipe import NAMED_RECIPES
 from planner.specs.recompute import canonical, policy_fault
-from planner.specs.training import NEVER_CLIPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,14 +138,6 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     if number > 1:
         given.understood.discard("recompute_num_layers")  # keeps one input per group; priced as one per layer
     return {"layout.recompute": "full"}
-
-
-def _mixed_policies(plan: Plan) -> tuple[str, str] | None:
-    policies = sorted(set(plan.layout.recompute))
-    if len(policies) == 1:
-        return None
-    hint = f"plan again with --pin recompute={policies[0]}, or another of them"
-    return f"stages recompute {' and '.join(policies)}, and Megatron-Core has one policy for all", hint
 
 
 def _read_overlap(given: Given) -> Mapping[str, Any]:
@@ -337,28 +326,18 @@ LAYOUT: Final = (
         replace(whole("layout.etp", "expert_tensor_parallel_size"), read=None),
     ),
     *absent_unless(
-        _is_fsdp,
-        fixed({"use_megatron_fsdp": True}),
-        replace(choice("layout.zero", "data_parallel_sharding_strategy", _SHARDING), read=_read_zero),
+        _is_fsdp, replace(choice("layout.zero", "data_parallel_sharding_strategy", _SHARDING), read=_read_zero)
     ),
     fixed({"use_distributed_optimizer": True}, _shards),
-    fixed({"no_gradient_accumulation_fusion": True, "ckpt_format": "fsdp_dtensor"}, _is_fsdp),
+    *implied(_NAMES["implied"]),
     fixed({"overlap_grad_reduce": True}),
     fixed({"overlap_param_gather": True}, _shards),
     *absent_unless(_shards, replace(whole("layout.hsdp", "num_distributed_optimizer_instances", absent=1), read=None)),
-    fixed(
-        {"fp8_param_gather": True},
-        lambda plan: plan.training.precision == "fp8" and _shards(plan) and not _is_fsdp(plan),
-    ),
     whole("layout.mbs", "micro_batch_size"),
     Setting(says=("layout.recompute",), write=_write_recompute, read=_read_recompute),
     *absent_unless(
         lambda plan: plan.layout.tp > 1 and plan.layout.sp,  # the overlap needs sequence parallelism
         replace(flag("engine.overlap.tensor_parallel", "tp_comm_overlap"), read=_read_overlap),
-    ),
-    fixed(
-        {"optimizer_cpu_offload": True, "overlap_cpu_optimizer_d2h_h2d": True, _AWARE: True},
-        lambda plan: offloads_optimizer(plan.layout),
     ),
     *absent_unless(
         lambda plan: offloads_activations(plan.layout),
@@ -380,7 +359,6 @@ TRAINING: Final = (
     *absent_unless(_keeps_recipe, Setting(says=("training.memory_recipe",), write=_write_recipe, read=_read_recipe)),
     Setting(says=("training.attention",), write=_attention_of, read=_read_attention),
     replace(choice("training.cuda_graphs", "cuda_graph_impl", _GRAPHS), read=_read_graphs),
-    fixed({"no_check_for_nan_in_loss_and_grad": True}, lambda plan: plan.training.cuda_graphs == "step"),
     *absent_unless(lambda plan: plan.training.cuda_graphs == "layers", Setting(says=(), write=_modules_in_graphs)),
     flag("training.expert_overlap", "overlap_moe_expert_parallel_comm"),
     pair(
@@ -389,11 +367,7 @@ TRAINING: Final = (
         _read_dropout,
     ),
     Setting(says=tuple(f"training.{name}" for name in _RATES.split()), write=_write_rates, read=_read_rates),
-    number("training.weight_decay", "weight_decay"),
-    number("training.gradient_clip", "clip_grad", zero=NEVER_CLIPS),
-    number("training.adam_beta1", "adam_beta1"),
-    number("training.adam_beta2", "adam_beta2"),
-    number("training.adam_epsilon", "adam_eps"),
+    *numbers(_NAMES["numbers"]),
     whole("training.seed", "seed"),
     not_carried("training.epochs"),
 )
@@ -402,12 +376,6 @@ TRAINING: Final = (
 REFUSALS: Final = (
     *MODEL_REFUSALS,
     *refusals(_NAMES["refuses"]),
-    Refusal(says=(), fault=_mixed_policies),
-    refuse(
-        lambda plan: plan.layout.recompute[0].startswith("every:"),
-        "layout.recompute is {plan.layout.recompute[0]}, which Megatron-Core does not have",
-        "plan with --pin recompute=full",
-    ),
     *refused(_NAMES["refused"]),
     Refusal(says=(), fault=uneven_hosts),
 )

@@ -6,19 +6,17 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import listed, names_beside, refusals
+from planner.emit.names import implied, listed, names_beside, refusals, refused
 from planner.emit.target import (
     Setting,
     absent_unless,
     choice,
-    fixed,
     flag,
     known,
     pair,
     parts_from,
     parts_of,
     refuse,
-    refused,
     same,
     whole,
 )
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from planner.specs.blocks import MixtureOfExperts
 
 _NAMES: Final = names_beside(__file__)
-_LLAMA_3_SCALING: Final = (1.0, 4.0, 8192)
-"""The fixed frequency band of --use-rope-scaling. Source: Megatron-LM, rotary_pos_embedding.py."""
 
 
 def _write_heads(plan: Plan) -> Values:
@@ -298,14 +294,11 @@ MODEL: Final = (
     *absent_unless(
         _has_experts,
         Setting(says=("model.moe",), write=lambda plan: parts_of(_moe(plan), _EXPERTS), read=_read_experts),
-        fixed({"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}),
         Setting(says=(), write=_write_frequency),
         Setting(says=(), write=lambda plan: parts_of(_moe(plan), _FURTHER)),
-        fixed({"moe_shared_expert_gate": True}, lambda plan: _moe(plan).shared_gate),
         Setting(says=(), write=lambda plan: parts_of(_moe(plan), _GROUPS) if _moe(plan).num_groups > 1 else {}),
-        fixed({"moe_router_pre_softmax": True}, lambda plan: _moe(plan).experts_per_token == 1),
     ),
-    fixed({"multi_latent_attention": True}, lambda plan: plan.model.mla),
+    *implied(_NAMES["implied"]),
     pair("model.mla", lambda plan: parts_of(plan.model.mla, _LATENT) if plan.model.mla else {}, _read_latent),
     known("rope_type"),
 )
@@ -325,15 +318,6 @@ MODEL_REFUSALS: Final = (
     *refusals(_NO_BLOCKS),
     *refusals(_NAMES["refuses"]),
     *refused(_NAMES["refused"]),
-    refuse(
-        lambda plan: (
-            (scaling := plan.model.rope_scaling)
-            and (scaling.low_frequency, scaling.high_frequency, scaling.original_max_sequence_length)
-            != _LLAMA_3_SCALING
-        ),
-        "model.rope_scaling has another band than that of Llama 3",
-        "leave model.rope_scaling out: it has no price",
-    ),
     refuse(
         lambda plan: _has_bias(plan) is None,
         "model.attention_bias, model.mlp_bias and those of experts differ, and Megatron-Core has all or none",

@@ -9,13 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
-from planner.emit.hosts import head_lines
-from planner.emit.names import names_beside, refusals, translated
+from planner.emit.hosts import yaml_file
+from planner.emit.names import names_beside, refusals, refused, translated
 from planner.emit.programs import accelerate, deepspeed
 from planner.emit.programs.hugging_face import nested, yours
-from planner.emit.target import refused
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,8 +41,7 @@ def _render(form: Mapping[str, Any], base: Target, values: Values, plan: Plan, h
     texts = {name: text for name, text in base.render(values, plan, how).items() if name in form["keeps"]}
     more = {"deepspeed": deepspeed.FILE} if deepspeed.FILE in texts else {}
     more |= {"weights": str(how.arguments.weights)} if how.arguments.weights else {}
-    head = "".join(f"# {line}\n" for line in head_lines(plan))
-    return {form["file"]: head + yaml.safe_dump(own_keys(form, {**values, **more}), sort_keys=False), **texts}
+    return {form["file"]: yaml_file(plan, own_keys(form, {**values, **more})), **texts}
 
 
 def _command(form: Mapping[str, Any], base: Target, values: Values, plan: Plan, how: How, place: Place | None) -> str:
@@ -62,11 +58,12 @@ def _yours(form: Mapping[str, Any], plan: Plan, how: How) -> dict[str, str]:
 
 def _target(name: str, form: Mapping[str, Any], base: Target) -> Target:
     refuse = refusals(_NAMES["refuses"] | form["refuses"])
+    plans = (*_NAMES["refused"], *form.get("refused", {}).get(base.name, ()))
     return replace(
         base,
         name=f"{name}-{base.name}",
         program=f"{form['module'].partition('.')[0]}, with {base.program}",
-        refuse=(*base.refuse, *refuse, *refused(_NAMES["refused"])),
+        refuse=(*base.refuse, *refuse, *refused(plans)),
         otherwise=base.name,
         render=partial(_render, form, base),
         command=partial(_command, form, base),

@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
-from planner.emit.hosts import head_lines
+from planner.emit.hosts import yaml_file
 from planner.emit.names import names_beside, refusals, translated
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import data_of, yours_of
@@ -35,8 +33,7 @@ def overrides_for(values: Values) -> dict[str, Any]:
 def _render(values: Values, plan: Plan, how: How) -> dict[str, str]:
     module = {**_NAMES["module"], "overrides": overrides_for({**values, **data_of(plan, how)})}
     document = {**_NAMES["experiment"], "exp_name": plan.model.name, "modules": {"pre_trainer": module}}
-    head = "".join(f"# {line}\n" for line in head_lines(plan))
-    return {FILE: head + yaml.safe_dump(document, sort_keys=False)}
+    return {FILE: yaml_file(plan, document)}
 
 
 def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:  # noqa: ARG001 - as the others

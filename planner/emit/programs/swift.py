@@ -6,6 +6,7 @@ Source: ms-swift 4.6 (3602360a, 2026-08-22), swift/megatron/arguments/megatron_a
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
@@ -13,9 +14,9 @@ from planner.emit.adapters import MEGATRON as MODULES
 from planner.emit.names import listed, names_beside, refusals, translated
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
-from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, LOSS
+from planner.emit.programs.megatron_family import FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Setting, Target, not_carried
+from planner.emit.target import Setting, not_carried
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,10 +54,8 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
     data = shlex.join(how.arguments.data or (DATA,))
     where = f"NPROC_PER_NODE={plan.layout.world_size}"
     if place is not None:
-        where = (
-            f"NNODES={place.hosts} NODE_RANK={place.number} MASTER_ADDR={place.address} MASTER_PORT={place.port} \\\n"
-        )
-        where += f"  NPROC_PER_NODE={place.ranks}"
+        where = f"NNODES={place.hosts} NODE_RANK={place.number} MASTER_ADDR={place.address}"
+        where += f" MASTER_PORT={place.port} \\\n  NPROC_PER_NODE={place.ranks}"
     return f"env {where} \\\n  megatron sft --model {HUB_MODEL} --dataset {data}{options}"
 
 
@@ -73,7 +72,8 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     return adapters_of(given, "target_modules", rank, parts)
 
 
-TARGET: Final = Target(
+TARGET: Final = replace(
+    MEGATRON,
     name="ms-swift",
     program="ms-swift 4.6 or later, megatron sft",
     settings=(
@@ -86,9 +86,7 @@ TARGET: Final = Target(
     command=_command,
     yours=_yours,
     takes=("data",),
-    environment=MEGATRON.environment,
     ignores=(*IGNORED, *listed(_NAMES["ignores"])),
-    decides=DECISIVE,
     executable="megatron",
     install="pip install ms-swift",
 )

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import decisive, listed, names_beside, refusals
-from planner.emit.programs.torchtitan_file import DATA, FILE, TOKENIZER, V_0_3, check_data, render
+from planner.emit.names import decisive, listed, names_beside, refusals, refused, still_open
+from planner.emit.programs.torchtitan_file import V_0_3, check_data, render
 from planner.emit.starters.torchrun import torchrun_start
 from planner.emit.target import (
     FIELDS,
@@ -22,11 +22,9 @@ from planner.emit.target import (
     not_carried,
     number,
     one,
-    only,
     pair,
     parts_from,
     parts_of,
-    refuse,
     switch,
     whole,
 )
@@ -50,7 +48,6 @@ SCHEDULES: Final[dict[str, str]] = _NAMES["schedules"]
 RECOMPUTE: Final = {"none": "none", "full": "FullAC", "selective": "SelectiveAC"}
 _POSITIONS: Final = ("rope_theta", "rope_scaling", "norm_epsilon", "max_sequence_length")
 _OTHERS: Final = (*_POSITIONS, "name", "moe")
-_OF_EXPERTS: Final = {"imbalance"}
 _LLAMA: Final = "llama3"
 _YARN: Final = ("deepseek_v3", "gpt_oss")
 """Packages that use YaRN's rotary positions, which a model document cannot express and which change no cost."""
@@ -60,7 +57,7 @@ _YARN: Final = ("deepseek_v3", "gpt_oss")
 
 
 def _shape(model: ModelSpec) -> dict[str, Any]:
-    experts = model.moe.model_dump(exclude=_OF_EXPERTS) if model.moe else None
+    experts = model.moe.model_dump(exclude={"imbalance"}) if model.moe else None
     return {**model.model_dump(exclude=set(_OTHERS)), "moe": experts}
 
 
@@ -280,15 +277,6 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     return {"layout.recompute": back[mode.lower()]}
 
 
-def _is_one_rank(plan: Plan) -> bool:
-    return plan.layout.dp * plan.layout.cp == plan.layout.hsdp
-
-
-def _cannot_recompute(plan: Plan) -> bool:
-    kinds = set(plan.layout.recompute)
-    return len(kinds) > 1 or not kinds <= set(RECOMPUTE)
-
-
 # --- training ----------------------------------------------------------------------------------------------------
 
 
@@ -474,13 +462,7 @@ def _settings(*, counts_tokens: bool) -> tuple[Setting, ...]:
 
 REFUSALS: Final = (
     Refusal(says=(), fault=_model_fault),
-    refuse(
-        _cannot_recompute,
-        "layout.recompute is not one of none, full and selective in all stages",
-        "plan with --pin recompute=full",
-    ),
-    only("layout.pp", 1, why="tied embeddings have no pipeline", when=lambda plan: plan.model.tied_embeddings),
-    only("layout.hsdp", 1, why="a replica has one rank to shard over", when=_is_one_rank),
+    *refused(_NAMES["refused"]),
     *refusals(_NAMES["refuses"]),
 )
 IGNORED: Final = listed(_NAMES["ignores"])
@@ -495,10 +477,7 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str: 
 
 def _yours(plan: Plan, how: How) -> dict[str, str]:  # noqa: ARG001 - as the others
     check_data(how)
-    found = {} if how.arguments.data else {DATA: f"a data set of torchtitan, to be named in {FILE} (--data)"}
-    if not how.arguments.tokenizer:
-        found[TOKENIZER] = f"the folder of the tokenizer, in {FILE} (--tokenizer)"
-    return found
+    return still_open(_NAMES["yours"], how)
 
 
 def _target(name: str, program: str, install: str) -> Target:

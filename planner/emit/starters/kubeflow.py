@@ -7,11 +7,10 @@ accept unknown keys silently, so we write only keys of that file.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import yaml
-
-from planner.emit.hosts import head_lines, ranks_of_hosts, segment_of, uneven_hosts
+from planner.emit.hosts import ranks_of_hosts, segment_of, uneven_hosts, yaml_file
+from planner.emit.names import names_beside
 from planner.emit.starters import torchrun
 from planner.errors import InputError
 
@@ -40,42 +39,23 @@ def train_job(start: Start) -> dict[str, str]:
     line = f"cd {FOLDER} && exec bash run.sh" + (f" {_PLACE}" if hosts > 1 else "")
     if start.target.launcher is not None:
         line = f"cd {FOLDER} && exec {start.target.launcher(plan, start.how)}"
-    kind = plan.cluster.pools[0].kind
-    limits = {"limits": {"nvidia.com/gpu": str(ranks)}} if kind == "cuda" else {}
-    trainer: dict[str, Any] = {
-        "image": IMAGE,
-        "numNodes": hosts,
-        "numProcPerNode": ranks,
-        "command": ["bash", "-c", line],
-        **({"resourcesPerNode": limits} if limits else {}),
-    }
-    runtime = {"name": "torch-distributed", "apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}
-    document: dict[str, Any] = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": {"name": _name(plan.model.name)},
-        "spec": {"runtimeRef": runtime, "trainer": trainer},
-    }
-    head = "".join(f"# {each}\n" for each in head_lines(plan))
-    how = f"# kubectl create -f {SCRIPT}, with a runtime that mounts this folder at {FOLDER} on every host\n"
+    document = names_beside(__file__)
+    document["metadata"]["name"] = _name(plan.model.name)
+    trainer = document["spec"]["trainer"]
+    trainer |= {"image": IMAGE, "numNodes": hosts, "numProcPerNode": ranks, "command": ["bash", "-c", line]}
+    if plan.cluster.pools[0].kind == "cuda":
+        trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": str(ranks)}}
+    how = [f"kubectl create -f {SCRIPT}, with a runtime that mounts this folder at {FOLDER} on every host"]
+    patches = document["spec"].pop("runtimePatches")
     if size := segment_of(ranks_of_hosts(plan), plan.layout.segment):
-        document["spec"]["runtimePatches"] = [_placement(size)]
-        how += f"# Kueue places every {size} hosts in one rack; its topology needs the level {RACK}, or name your own\n"
-    return {SCRIPT: head + how + yaml.safe_dump(document, sort_keys=False, width=1000), **files}
+        (job,) = patches[0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        job["template"]["spec"]["template"]["metadata"]["annotations"][_SIZE] = str(size)
+        document["spec"]["runtimePatches"] = patches
+        how.append(f"Kueue places every {size} hosts in one rack; its topology needs the level {RACK}, or your own")
+    return {SCRIPT: yaml_file(plan, document, *how), **files}
 
 
-def _placement(size: int) -> dict[str, Any]:
-    """A patch of the runtime by which Kueue places every `size` hosts into one rack, and admits none without.
-
-    Source: kubernetes-sigs/kueue, keps/2724-topology-aware-scheduling.
-    """
-    annotations = {f"{_SLICE}-required-topology": RACK, f"{_SLICE}-size": str(size)}
-    pods = {"template": {"metadata": {"annotations": annotations}}}
-    template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": pods}}]}}
-    return {"manager": "parallel-planner", "trainingRuntimeSpec": {"template": template}}
-
-
-_SLICE: Final = "kueue.x-k8s.io/podset-slice"
+_SIZE: Final = "kueue.x-k8s.io/podset-slice-size"
 RACK: Final = "nvidia.com/gpu.clique"
 """Label of nodes in one NVLink domain, by NVIDIA's GPU feature discovery; a Topology of Kueue must have this level."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
-from planner.emit.hosts import head_lines, ranks_of_hosts, segment_of
+from planner.emit.hosts import ranks_of_hosts, segment_of, yaml_file
 from planner.emit.starters import torchrun
 from planner.emit.starters.kubeflow import alike_hosts
 from planner.errors import InputError
@@ -53,9 +51,8 @@ def task(start: Start) -> dict[str, str]:
         "workdir": ".",
         "run": f"{line}\n",
     }
-    head = "".join(f"# {each}\n" for each in head_lines(plan))
-    how = f"# In this folder: sky launch {SCRIPT}; `setup:` for what has to be installed is yours to add\n"
-    return {SCRIPT: head + how + yaml.safe_dump(document, sort_keys=False, width=1000), **files}
+    how = f"In this folder: sky launch {SCRIPT}; `setup:` for what has to be installed is yours to add"
+    return {SCRIPT: yaml_file(plan, document, how), **files}
 
 
 def _accelerator(plan: Plan) -> str:

@@ -177,8 +177,8 @@ def _layers_of_slowest(num_layers: int, num_stages: Number, ends: Sequence[Numbe
 
     ends: units of other work, each on a stage of its own, [n].
 
-    In time k + f, with a whole k and f < 1, a stage holds k layers, and a stage with other work e holds k + floor(f - e)
-    layers. All stages together hold S k + sum floor(f - e), which grows only where f is 0 or the fraction of an e.
+    In time k + f, with a whole k and f < 1, a stage holds k layers, and one with other work e holds k + floor(f - e).
+    All stages together hold S k + sum floor(f - e) layers, which grows only where f is 0 or the fraction of an e.
 
     Source: derived here; tested against all ways to divide the layers.
     """

@@ -6,6 +6,7 @@ REAL_PYTHON is an interpreter that has one of them: `python tools/real_parsers.p
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -67,6 +68,43 @@ def test_llama_factory_starts_with_every_value(tmp_path):
         assert {key: found[key] for key in written} == written
         assert found["pure_bf16"] == (plan.training.memory_recipe == "pure-bf16")
         assert found["compute_dtype"] == "torch.bfloat16"
+
+
+TINY = {
+    "name": "tiny", "architecture": "llama", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2,
+    "ffn_hidden_size": 128, "vocab_size": 260, "max_sequence_length": 128,
+}  # fmt: skip
+
+
+def test_llama_factory_takes_two_steps_on_two_ranks(tmp_path):
+    """Under ZeRO-3; a model that knows nothing begins at the logarithm of its 260 tokens, and learns."""
+    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('llamafactory'))"
+    if subprocess.run([PYTHON, "-c", code], check=False).returncode:
+        pytest.skip(f"{PYTHON} has no llamafactory")
+    program, own = HERE / "llama_factory_steps.py", os.environ | {"PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([PYTHON, program, "make"], cwd=tmp_path, env=own, check=True, capture_output=True)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    text = FACTORY.replace("Qwen/Qwen2.5-7B", str(tmp_path / "model")).replace("8192", "64")
+    text = text.replace("num_train_epochs: 2.0", "max_steps: 2").replace("1.0e-5", "1.0e-3")
+    text = text.replace("lr_scheduler_type: cosine\nwarmup_ratio: 0.1", "lr_scheduler_type: constant")
+    (tmp_path / "train.yaml").write_text(text)
+    (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    plan, more = tmp_path / "plan.json", ("--gpus", "2", "--pin", "zero=3,dp=2", "--model", str(tmp_path / "tiny.yaml"))
+    assert main(["plan", "--from", str(tmp_path / "train.yaml"), "dgx-h100", *more, "-o", str(plan)]) == 0
+    assert main(["emit", str(plan), "-o", str(tmp_path / "run"), "--force-unfit"]) == 0
+    path = tmp_path / "run" / NAMES["factory"]
+    values = yaml.safe_load(path.read_text()) | {"dataset": "ours", "template": "default", "logging_steps": 1}
+    path.write_text(yaml.safe_dump(values | {"dataset_dir": str(tmp_path), "report_to": "none", "save_strategy": "no"}))
+    words = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program, path.name]
+    done = subprocess.run(words, cwd=path.parent, env=own, check=False, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((path.parent / f"seen{rank}.json").read_text()) for rank in (0, 1)]
+    layout = plan_from_file(plan).layout
+    for steps in ranks:
+        assert [shape for shape, _ in steps] == [[layout.mbs, 64]] * 2
+    first, second = (sum(steps[number][1] for steps in ranks) / 2 for number in (0, 1))
+    assert first == pytest.approx(math.log(260), abs=0.05)
+    assert second < first - 0.1
 
 
 def test_axolotl_accepts_every_key_and_value(tmp_path):
