@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.api import estimate_file
+from planner.api import estimate_file, plan_file
 from planner.emit.read.front import read_foreign
 from planner.emit.read.shell import commands_of
 from planner.errors import InputError
@@ -377,9 +377,20 @@ VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
 
 
 @pytest.mark.parametrize(
-    ("own", "layout", "numbers"),
+    ("own", "layout", "numbers", "loss"),
     [
-        ("fsdp_sft_trainer data.micro_batch_size_per_gpu=4", "dp=8,zero=3,cp=1,mbs=4,recompute=full", (256, 1024, 0)),
+        (
+            "fsdp_sft_trainer data.micro_batch_size_per_gpu=4",
+            "dp=8,zero=3,cp=1,mbs=4,recompute=full",
+            (256, 1024, 0),
+            "engine",
+        ),
+        (
+            "sft_trainer data.use_dynamic_bsz=False engine.param_offload=False",
+            "dp=8,zero=3,cp=1,mbs=4,recompute=full",
+            (256, 1024, 0),
+            "fused",
+        ),
         (
             (
                 "fsdp_sft_trainer data.train_batch_size=64 data.max_length=2048 data.micro_batch_size=16 "
@@ -387,6 +398,7 @@ VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
             ),
             "dp=4,zero=3,cp=2,mbs=4,recompute=none",
             (64, 2048, 32),
+            "engine",
         ),
         (
             (
@@ -395,11 +407,12 @@ VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
             ),
             "dp=2,tp=2,pp=2,zero=1,mbs=4,recompute=none",
             (96, 1024, 0),
+            "engine",
         ),
     ],
 )
-def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, numbers, written) -> None:
-    """By hand from verl b178a3cd, trainer/config/sft_trainer.yaml and sft_trainer_engine.yaml."""
+def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, numbers, loss, written) -> None:
+    """By hand from verl b178a3cd: trainer/config (sft_trainer.yaml, sft_trainer_engine.yaml), logprobs_from_logits."""
     text = f"{VERL_SFT}{own} model.{'path' if 'engine' in own else 'partial_pretrain'}=Qwen/Qwen2.5-7B"
     plan = estimate_file(written(text), "dgx-h100")
     told = {key: getattr(plan.layout, key) for key in ("dp", "tp", "pp", "cp", "zero", "mbs")}
@@ -409,13 +422,20 @@ def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, number
     } == wanted
     training = plan.training
     assert (training.global_batch_size, training.sequence_length, training.lora_rank) == numbers
+    assert (training.objective, training.loss, training.reference_at) == ("next-token", loss, "none")
     assert plan.verdict != "unknown"
 
 
 def test_microbatches_of_tokens_leave_no_verdict_on_fine_tuning_of_verl(written) -> None:
     """The newer program has them unless it is told otherwise: 8,192 tokens are eight sequences."""
-    plan = estimate_file(written(f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B"), "dgx-h100")
+    path = written(f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B")
+    plan = estimate_file(path, "dgx-h100")
     assert (plan.layout.mbs, plan.verdict) == (8, "unknown")
+    assert [(each.key, each.settled_by) for each in plan.assumed if each.settled_by] == [
+        ("data.use_dynamic_bsz", "--layout mbs=...")
+    ]
+    for settled in ({"layout": "mbs=2"}, {"ignore": ("data.use_dynamic_bsz",)}):
+        assert estimate_file(path, "dgx-h100", **settled).verdict != "unknown"
 
 
 def test_rare_exchanges_of_torchtitan_leave_no_verdict(written) -> None:
@@ -491,3 +511,12 @@ def test_states_on_the_host_and_microbatches_of_tokens_of_verl(own, offload, dou
     told = [each.key.removesuffix("...") for each in found.assumed if each.kind == "open"]
     assert len(told) == len(doubts)
     assert all(doubt.startswith(key) for doubt, key in zip(doubts, told, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # what the file leaves open and what is not carried over
+def test_a_plan_chooses_the_microbatch_that_verl_packs_by_tokens(written) -> None:
+    """The doubt is about the layout alone, which a plan replaces and `--layout` settles."""
+    path = written(f"{GRPO}{OF_BATCH} actor_rollout_ref.actor.use_dynamic_bsz=True")
+    assert estimate_file(path, "dgx-h100").verdict == "unknown"
+    assert estimate_file(path, "dgx-h100", layout="mbs=1").verdict == "fits"
+    assert plan_file(path, "dgx-h100").verdict == "fits"
