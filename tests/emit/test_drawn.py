@@ -473,6 +473,9 @@ def test_a_recipe_of_megatron_bridge_is_known_by_its_name(recipe, layout, batch,
     assert (bare.layout, {*bare.settings}) == (found.layout, {*found.settings} - {"training.steps=10"})
     with pytest.raises(InputError, match="does not exist"):
         read_foreign(Path("mine_config"), num_devices=64)
+    with pytest.raises(InputError, match="does not exist") as error:
+        read_foreign(Path(recipe.replace("pretrain", "pretran")), num_devices=64)
+    assert f"`{recipe}`" in error.value.mistakes[0].hint
     unknown = read_foreign(written(f"{start} mine_config {SIZES}"), num_devices=64, model="llama3-8b")
     assert "open" in {each.kind for each in unknown.assumed}
 
@@ -520,3 +523,28 @@ def test_a_plan_chooses_the_microbatch_that_verl_packs_by_tokens(written) -> Non
     assert estimate_file(path, "dgx-h100").verdict == "unknown"
     assert estimate_file(path, "dgx-h100", layout="mbs=1").verdict == "fits"
     assert plan_file(path, "dgx-h100").verdict == "fits"
+
+
+def test_all_wrong_values_of_verl_are_told_and_no_right_key_is_blamed(written) -> None:
+    wrong = ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=two", f"{MICRO}=2x")
+    more = "actor_rollout_ref.model.enable_gradient_checkpointing=True actor_rollout_ref.actor.fsdp_config.fsdp_size=-1"
+    text = f"{GRPO}actor_rollout_ref.actor.ppo_mini_batch_size=64 {' '.join(wrong)} {more}"
+    with pytest.raises(InputError) as error:
+        read_foreign(written(text), num_devices=8)
+    told = {each.message.partition(": ")[0] for each in error.value.mistakes}
+    assert (len(error.value.mistakes), told) == (2, {each.partition("=")[0] for each in wrong})
+
+
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+
+
+def test_wrong_degrees_of_verl_are_told_at_once(written) -> None:
+    part = "actor_rollout_ref.actor.megatron"
+    wrong = f"{part}.tensor_model_parallel_size=two {part}.pipeline_model_parallel_size=2x"
+    text = f"{GRPO}actor_rollout_ref.actor.ppo_mini_batch_size=64 {wrong} {part}.expert_model_parallel_size=2 {MICRO}=1"
+    with pytest.raises(InputError) as error:
+        read_foreign(written(text), num_devices=8)
+    assert sorted(each.message.rpartition(": ")[2] for each in error.value.mistakes) == [
+        "'2x' is no whole number",
+        "'two' is no whole number",
+    ]

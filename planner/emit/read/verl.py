@@ -16,6 +16,7 @@ from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import option_words, overrides_of
 from planner.emit.target import Setting, Target
 from planner.errors import InputError
+from planner.specs.mistakes import Mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,10 +59,13 @@ def _is_megatron(values: Values) -> bool:
 
 def _read_degrees(given: Given) -> dict[str, Any]:
     is_megatron, start = _is_megatron(given.values), f"{_ACTOR}.megatron."
+    mistakes = Mistakes()
     found = {
-        field: (given.whole(start + key, 1) or 1) if is_megatron else 1 for field, key in _NAMES["degrees"].items()
+        field: (mistakes.attempt(given.whole, start + key, 1) or 1) if is_megatron else 1
+        for field, key in _NAMES["degrees"].items()
     }
-    ulysses = given.whole(f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    ulysses = mistakes.attempt(given.whole, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    mistakes.raise_if_any()
     if not is_megatron:
         found["layout.cp"] = ulysses
     if given.model is None or given.model.moe is None:
@@ -170,7 +174,10 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
 def _read(given: Given) -> Mapping[str, Any]:
     steps = (_read_degrees, _read_sharding, _read_batch, _read_recompute)
     parts = (*steps, _read_offload, _read_adapters, _read_objective)
-    return {field: value for read in parts for field, value in read(given).items()}
+    mistakes = Mistakes()
+    found = [mistakes.attempt(read, given) or {} for read in parts]
+    mistakes.raise_if_any()
+    return {field: value for part in found for field, value in part.items()}
 
 
 _NAMES: Final = names_beside(__file__)
