@@ -332,7 +332,7 @@ def facts_of(
         ]
         mistakes += [_of_layout(key, misspelt.get(key, "")) for key in strange]
     if mistakes:
-        raise InputError(*mistakes)
+        raise InputError(*dict.fromkeys(mistakes))  # several settings read one key
     return Facts(
         fields=found,
         doubts=doubts,

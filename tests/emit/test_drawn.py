@@ -548,3 +548,40 @@ def test_wrong_degrees_of_verl_are_told_at_once(written) -> None:
         "'2x' is no whole number",
         "'two' is no whole number",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wrong"),
+    [
+        (
+            "a.json",
+            (
+                '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "sequence_parallel_size": 2, '
+                '"tensor_parallel": {"autotp_size": "2x"}}'
+            ),
+            "autotp_size",
+        ),
+        (
+            "a.yaml",
+            (
+                "sft: {}\npolicy:\n  train_micro_batch_size: 1\n  max_total_sequence_length: 2048\n  dtensor_cfg:\n"
+                "    enabled: true\n    tensor_parallel_size: 2x\n    context_parallel_size: 2\n"
+            ),
+            "tensor_parallel_size",
+        ),
+        (
+            "a.toml",
+            (
+                '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n'
+                '[parallelism]\npipeline_parallel_degree = "2x"\npipeline_parallel_schedule = "1F1B"\n'
+            ),
+            "pipeline_parallel_degree",
+        ),
+    ],
+)
+def test_a_wrong_degree_blames_no_right_key(name, text, wrong, written) -> None:
+    more = {} if name == "a.toml" else {"model": "llama3-8b"}
+    with pytest.raises(InputError) as error:
+        read_foreign(written(text, name), num_devices=8, per_host=8, **more)
+    (mistake,) = error.value.mistakes
+    assert mistake.message.partition(": ")[0].endswith(wrong)
