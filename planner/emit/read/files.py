@@ -61,7 +61,8 @@ def opened(path: Path) -> File:
     if not path.exists() and recipe_of(str(path)):
         return File(path, str(path), f"run_recipe.py --recipe {path}\n")
     shown = "standard input" if str(path) == "-" else printable(str(path), 1000)
-    if shown.endswith("_config") and not path.exists() and (hint := did_you_mean(shown, recipe_names())):
+    is_name = shown.endswith("_config") and not isfile(path)  # noqa: PTH113 - it accepts names of any length
+    if is_name and (hint := did_you_mean(shown, recipe_names())):
         raise InputError(f"{shown} does not exist, and is no recipe that is known here", hint=hint)
     return File(path, shown, limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown))
 
