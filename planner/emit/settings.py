@@ -26,11 +26,6 @@ def field_of(plan: Plan, path: str) -> Any:
 Condition: TypeAlias = "Callable[[Plan], object]"
 
 
-def always(plan: Plan) -> bool:  # noqa: ARG001 - as other conditions
-    """The condition that holds for every plan."""
-    return True
-
-
 OPEN: Final = object()
 """Default of a field that a file without its key leaves open."""
 
@@ -122,9 +117,9 @@ def choice(path: str, key: str, names: Mapping[Any, Value], default: Any = OPEN,
     return replace(setting, write=write)
 
 
-def fixed(values: Values, when: Condition = always) -> Setting:
-    """Keys that follow from the plan: they have these values if the condition holds, and are not written otherwise."""
-    return Setting(says=(), write=lambda plan: values if when(plan) else {}, read=known(*values).read)
+def fixed(values: Values, when: Condition | None = None) -> Setting:
+    """Keys that follow from the plan: they have these values if a condition holds or is not given, else no value."""
+    return Setting(says=(), write=lambda plan: values if when is None or when(plan) else {}, read=known(*values).read)
 
 
 def known(*keys: str) -> Setting:

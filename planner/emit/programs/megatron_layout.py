@@ -26,10 +26,7 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
         return _of_letters(given, stages)
     sizes = [given.whole(key) for key in _FIRST], [given.whole(key) for key in _LAST]
     first, last = (next(filter(None, each), 0) for each in sizes)
-    ends = (
-        int(given.flag("account_for_embedding_in_pipeline_split")),
-        int(given.flag("account_for_loss_in_pipeline_split")),
-    )
+    ends = [int(given.flag(key)) for key in _ENDS]
     interleave = next(filter(None, (given.whole(key) for key in _CHUNKS)), 0)
     if (of_chunk := given.whole(_OF_CHUNK)) and stages > 1:
         of_stage, rest = divmod(num_layers + sum(ends), stages)

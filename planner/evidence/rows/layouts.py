@@ -96,30 +96,21 @@ def _pipeline(run: Run, model: ModelSpec, engine: EngineSpec, pp: int, assumed: 
         return {}
     words, stated = run.flags.lower(), run.interleave or run.vpp
     schedule = next((schedule for word, schedule in knowledge("aliases")["schedules"].items() if word in words), None)
-    if schedule == "dualpipe":
-        return {"dp": None, "schedule": schedule}
     if schedule:
-        return {"schedule": schedule}
-    if stated_pieces := _stated_pieces(run, model, pp):
-        found: dict[str, Any] = {"interleave": len(stated_pieces.layers) // pp}
-        mtp = "/".join(map(str, stated_pieces.mtp)) if model.mtp_layers else ""
-        return found | {"layers_per_stage": "/".join(map(str, stated_pieces.layers))} | ({"mtp": mtp} if mtp else {})
+        return {"schedule": schedule} | ({"dp": None} if schedule == "dualpipe" else {})
+    if pieces := _stated_pieces(run, model, pp):
+        lists = ["/".join(map(str, each)) for each in pieces]
+        stated_mtp = {"mtp": lists[1]} if model.mtp_layers and lists[1] else {}
+        return {"interleave": len(pieces.layers) // pp, "layers_per_stage": lists[0], **stated_mtp}
     if not stated:
         interleaves = stated == 0 and "interleaved" in engine.pipeline.schedules
         interleaves = interleaves or re.search(r"(?<!non-)(?<!not )interleav", words) is not None
         return {"schedule": "interleaved"} if interleaves else {}
     if stated * pp <= model.num_layers:
         return {"interleave": max(1, stated)}
-    most = max(
-        count
-        for count in range(1, min(stated, model.num_layers) + 1)
-        if stated % count == 0
-        and (
-            count == 1
-            or model.num_layers % (count * pp) == 0
-            or split_with_ends(model.num_layers, model.mtp_layers, count * pp)
-        )
-    )
+    layers, mtp = model.num_layers, model.mtp_layers
+    counts = [count for count in range(1, min(stated, layers) + 1) if stated % count == 0]
+    most = max(v for v in counts if v == 1 or layers % (v * pp) == 0 or split_with_ends(layers, mtp, v * pp))
     rule = f"the most of {stated} chunks that hold layers, embedding and loss counted as layers"
     assumed.append(Assumed(key="interleave", value=str(most), rule=rule))
     return {"interleave": most}
