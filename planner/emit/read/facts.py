@@ -86,12 +86,8 @@ def facts_of(
     doubts, rest, ignored_keys = left_over(given, target, ignored)
     misspelt = {key: near for key in rest if (near := _misspelt(key, given.understood))}
     if not of_model:
-        strange = [
-            key
-            for key in rest
-            if key not in given.known and any(_is_layout(each, values[key]) for each in (key, misspelt.get(key, "")))
-        ]
-        mistakes += [_of_layout(key, misspelt.get(key, "")) for key in strange]
+        strange = {key: misspelt.get(key, "") for key in rest if key not in given.known}
+        mistakes += [_of_layout(key, near) for key, near in strange.items() if _is_layout(f"{key} {near}", values[key])]
     if mistakes:
         raise InputError(*mistakes)
     return Facts(
@@ -119,8 +115,8 @@ _LAYOUT: Final = re.compile("parallel|degree|pipeline|stage|checkpoint_activ|rec
 _PLAIN: Final = {"1", "0", "false", "none", "null"}
 
 
-def _is_layout(key: str, value: Value) -> bool:
-    return _LAYOUT.search(key.lower().replace("-", "_")) is not None and str(value).lower() not in _PLAIN
+def _is_layout(names: str, value: Value) -> bool:
+    return _LAYOUT.search(names.lower().replace("-", "_")) is not None and str(value).lower() not in _PLAIN
 
 
 def _of_layout(key: str, near: str) -> Mistake:

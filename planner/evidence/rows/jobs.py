@@ -259,8 +259,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
             assumed.append(Assumed(key="training.dropout", value="0.1", rule=rule))
             found["training.dropout"] = "0.1"
     found |= _stated_in_words(words)
-    recipe = _recipe(run, engine)
-    if recipe != "engine":
+    if (recipe := _recipe(run, engine)) != "engine":
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task}; {words}", model, assumed)
