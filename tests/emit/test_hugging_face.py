@@ -17,9 +17,11 @@ from planner.emit.programs.hugging_face import TRAIN
 from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read import hugging_face as reader
+from planner.emit.read.facts import facts_of
 from planner.emit.read.front import read_foreign
 from planner.emit.read.readers import READERS
-from planner.emit.target import How, facts_of, field_of
+from planner.emit.settings import field_of
+from planner.emit.target import How
 from planner.errors import InputError
 from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
