@@ -2,7 +2,8 @@
 
 1. The search reads partitions of the devices in blocks, lowest bound first, and fills in each partition key by key. The
    search drops a configuration if its lower bound exceeds the cutoff, which is the step time of a layout tried before.
-   The first layouts tried are even splits on one pool, and greedy splits of configurations of many partitions.
+   The first layouts tried are even splits on one pool, and splits of configurations of many partitions: greedy ones,
+   and of interleaved stages the dynamic program's.
 2. The remaining configurations (`Found.near`) are priced, lowest bound first, until a bound exceeds the cutoff. The
    dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
+from planner.cost.stage import pattern_of
 from planner.search.bounds.even_splits import even_split_seconds
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
@@ -29,7 +31,7 @@ from planner.search.optimum.executed_schedules import busy_seconds
 from planner.search.optimum.pruning import greedy_choice, prune
 from planner.search.reporter import Reporter
 from planner.search.space.arrays import TIE
-from planner.search.space.degree_rules import leading_layers, least_of_first_stage
+from planner.search.space.degree_rules import leading_layers, least_of_first_stage, searched_ends
 from planner.search.space.refusals import no_candidate
 from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
@@ -156,7 +158,9 @@ class _Search:
             if len(near):
                 for schedule in space.schedules:
                     timed = space.timings(partitions.take(near), schedule, found.refused)
-                    if np.any(least_of_first_stage(self._job, timed) > timed.interleave):
+                    if np.any(least_of_first_stage(self._job, timed) > timed.interleave) or (
+                        schedule == "interleaved" and searched_ends(self._job) and pattern_of(self._job).leading
+                    ):  # nor does a stage begin with the embedding alone
                         found.narrowed.add(leading_layers.name)
                     for part in self._by_bound(timed, lower):
                         yield from self._near_of_part(part, lower)
