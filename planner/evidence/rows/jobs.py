@@ -126,7 +126,7 @@ def question_of(run: Run) -> Question:
     if not run.seq or run.seq > _LARGEST:
         raise UnpricedRun("sequence length not stated")
     layout = layout_of(run, model, engine, degrees, assumed)
-    settings = _settings(run, model, engine, assumed)
+    settings = _settings(run, model, engine, layout, assumed)
     if is_unknown:
         settings["engine.stands_for"] = json.dumps(printable(run.framework, 40) or "not stated")
     missing = _missing_abilities(engine, model, layout, settings)
@@ -245,7 +245,9 @@ _NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", 
 _ADAPTERS: Final = ("lora", "peft", "adapter")
 
 
-def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
+def _settings(
+    run: Run, model: ModelSpec, engine: EngineSpec, layout: Mapping[str, Any], assumed: list[Assumed]
+) -> dict[str, str]:
     """Settings in addition to the options: of the training document, and of the engine if the row states more."""
     words = f"{run.flags} {run.notes} fp8_recipe={run.fp8_recipe}".lower()
     task = run.task.lower()
@@ -275,8 +277,8 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     found["training.cuda_graphs"] = _graphs(run)
     overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
     if overlaps and model.moe is not None and (run.ep or 1) > 1:
-        in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
-        found["training.expert_overlap"] = str(in_chunks).lower()
+        in_chunks = layout.get("schedule") == "interleaved" or layout.get("interleave", 1) > 1
+        found["training.expert_overlap"] = str(layout["pp"] == 1 or in_chunks).lower()
     return found
 
 
