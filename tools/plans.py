@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from planner.layout import Degrees, Layout
     from planner.numbers import Flag
     from planner.plan import Plan
-    from planner.search.best_first import Assigned, Found
+    from planner.search.found import Assigned, Found
     from planner.specs.job import Job
 
 TABLE: Final = Path(__file__).parents[1] / "tests" / "published" / "measurements.csv"

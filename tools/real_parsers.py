@@ -113,21 +113,10 @@ PARSERS: dict[str, Parser] = {
     "ms-swift": Parser(
         packages=_beside(
             (
-                *(
-                    "ms-swift==4.6.0",
-                    "megatron-core==0.16.1",
-                    "triton==3.9.0",
-                    "modelscope-hub==0.5.1",
-                    "addict==2.4.0",
-                ),
-                *(
-                    "addict==2.4.0",
-                    "attrdict==2.0.1",
-                    "binpacking==2.0.1",
-                    "dacite==1.9.2",
-                    "json-repair==0.64.6",
-                    "zipp==4.1.2",
-                ),
+                *("ms-swift==4.6.0", "megatron-core==0.16.1", "triton==3.9.0", "modelscope-hub==0.5.1"),
+                *("addict==2.4.0", "attrdict==2.0.1", "binpacking==2.0.1", "dacite==1.9.2", "mcore-bridge==1.6.5"),
+                *("json-repair==0.64.6", "zipp==4.1.2", "aiohttp==3.14.5", "aiohappyeyeballs==2.7.1"),
+                *("aiosignal==1.4.0", "frozenlist==1.8.0", "multidict==7.2.1", "propcache==0.5.4", "yarl==1.25.1"),
                 *("importlib-metadata==10.2.0", "matplotlib==3.11.2", "nltk==3.10.4", "joblib==1.6.0"),
                 *("oss2==2.19.1", "rouge==1.0.1", "simplejson==4.3.0", "zstandard==0.25.0", "pillow==13.0.0"),
                 *("openai==3.57.0", "jiter==0.19.0", "distro==1.9.0", "sniffio==1.3.1", "fastapi==0.165.0"),

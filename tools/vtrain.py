@@ -22,7 +22,8 @@ from calibrate import fitted_ratios, held_out_ratios, read_samples
 from rich.console import Console
 from rich.table import Table
 
-from planner.cost.collectives import all_reduce_seconds, group
+from planner.cost.collectives import all_reduce_seconds
+from planner.cost.groups import group
 from planner.evidence.rows.runs import run_of
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.uniform import uniform_cluster

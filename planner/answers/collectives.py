@@ -10,7 +10,8 @@ from rich.text import Text
 
 from planner.answers.operations import operations_of_step
 from planner.answers.plan_inputs import job_of
-from planner.cost.collectives import all_reduce_algorithms, group
+from planner.cost.collectives import all_reduce_algorithms
+from planner.cost.groups import group
 from planner.cost.ledger import LineName
 from planner.show.columns import Columns
 from planner.show.screen import clean, indented, section, stack
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
     from planner.answers.operations import GroupShape, Operation
-    from planner.cost.collectives import Group as Ranks
+    from planner.cost.groups import Group as Ranks
     from planner.plan import Plan
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from planner.cost.run import WholeRun
     from planner.layout import Layout
     from planner.plan_parts import ObjectiveName
-    from planner.search.best_first import Assigned
+    from planner.search.found import Assigned
     from planner.search.space.constraints import Constraints
     from planner.specs.batch import BatchRange
     from planner.specs.cluster import ClusterSpec

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.cost.chance import chance_of_fitting, memory_limit_bytes, most_peak_bytes, spread_of
-from planner.cost.collectives import slowest_link
 from planner.cost.compute import PassSeconds
 from planner.cost.flops import chunk_flops, model_flops_per_step
+from planner.cost.groups import slowest_link
 from planner.cost.ledger import (
     HostMemory,
     LineName,

@@ -6,19 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, trained_params
+from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, largest_layer, trained_params
 from planner.cost.microbatch import num_microbatches
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import HeldParams, matrices_in_order
 from planner.cost.schedule import is_one_round
 from planner.cost.shapes import alone, distinct_rows
-from planner.cost.stage import (
-    end_params,
-    expert_shard_divisor,
-    held_params,
-    shard_degree,
-    shard_of,
-)
+from planner.cost.stage import end_params, expert_shard_divisor, held_params, holds_head, shard_degree, shard_of
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
@@ -121,18 +115,22 @@ def cut_gradient_params(job: PoolJob, layout: Degrees) -> Number:
     return found[position].reshape(shape)
 
 
-def reduced_early(job: PoolJob, layout: Degrees) -> Number:
+def reduced_early(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Share of the whole gradients of a stage's layers that is already reduced while its last chunk is left.
 
     Interleaved stages whose microbatches are one round finish a chunk's backward passes before they begin the chunk
-    before it, and FSDP2 reduces a chunk's gradients after its last microbatch.
+    before it, and FSDP2 reduces a chunk's gradients after its last microbatch. The chunk that is left is the largest:
+    it has at most (k + v - 1) / v of k layers. By then a head of at least one layer's size is reduced in its place.
 
     Source: torch, distributed/pipelining/stage.py (backward_maybe_with_nosync, last_backward); counted in the trainer's
     own step, tests/cost/test_memory.py.
     """
     if layout.schedule != "interleaved" or job.engine.memory.whole_gradients != "piped":
         return 0.0
-    return np.where(is_one_round(layout.pp, num_microbatches(job, layout)), 1.0 - 1.0 / layout.interleave, 0.0)
+    ends, layer = end_params(job, layout, stage), largest_layer(job, layout, stage)
+    rest = np.where(holds_head(layout, stage) & (ends >= layer), 0.0, layout.interleave - 1.0)
+    whole = (1.0 + rest / np.maximum(stage.num_layers, 1)) / layout.interleave
+    return np.where(is_one_round(layout.pp, num_microbatches(job, layout)), 1.0 - whole, 0.0)
 
 
 @once
@@ -147,7 +145,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     weights, grads, optimizer = (each * held.common for each in common)
     optimizer = optimizer + more / shard_degree(layout)
     grads = grads + job.state_bytes.grads * cut_gradient_params(job, layout)
-    reduced, body = reduced_early(job, layout), np.maximum(held.common - end_params(job, layout, stage), 0.0)
+    reduced, body = reduced_early(job, layout, stage), np.maximum(held.common - end_params(job, layout, stage), 0.0)
     grads = grads - reduced * (1.0 - 1.0 / shard_degree(layout)) * common[1] * body
     sharded = np.greater_equal(layout.zero, 3)
     frozen_shard = shard_of(job, layout, frozen)

@@ -12,19 +12,19 @@ from planner.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
-    group,
     reduce_scatter_seconds,
     ring_exchange_seconds,
     send_seconds,
 )
 from planner.cost.compute import PassSeconds, memory_bound_seconds
+from planner.cost.groups import group
 from planner.cost.transfers import state_transfers
 from planner.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from planner.cost.collectives import Group
+    from planner.cost.groups import Group
     from planner.cost.stage import Stage
     from planner.cost.transfers import Kind, Moment, Span, Transfer
     from planner.layout import Degrees, LayerDegrees

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.programs import PROGRAMS
+from planner.emit.settings import field_of
 from planner.emit.start import Start
 from planner.emit.starters import STARTERS
-from planner.emit.target import Given, How, field_of, refusals, values_of
+from planner.emit.target import Given, How, refusals, values_of
 from planner.errors import InputError
 from planner.plan import folder_for, write_plan, write_text
 from planner.run_arguments import RunArguments, option_name

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.target import Doubt, Refusal, field_of, fixed, matches
+from planner.emit.settings import field_of, fixed
+from planner.emit.target import Doubt, Refusal, matches
 from planner.errors import InputError
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 1. The search reads partitions of the devices in blocks, lowest bound first, and fills in each partition key by key. The
    search drops a configuration if its lower bound exceeds the cutoff, which is the step time of a layout tried before.
-   The first layouts tried are even splits on one pool, and greedy splits of configurations of many partitions.
+   The first layouts tried are even splits on one pool, and splits of configurations of many partitions: greedy ones,
+   and of interleaved stages the dynamic program's.
 2. The remaining configurations (`Found.near`) are priced, lowest bound first, until a bound exceeds the cutoff. The
    dynamic program finds the best layout of each configuration, which lowers the cutoff.
 
@@ -12,40 +13,37 @@ program starts again from `Found.near` (`decision`); it reads no result of the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
+from planner.cost.stage import pattern_of
 from planner.search.bounds.even_splits import even_split_seconds
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
 from planner.search.bounds.of_steps import least_seconds_of_any_policy
+from planner.search.found import Found, assigned_by
 from planner.search.near import Bounded, Near, candidates_of
 from planner.search.objectives import partition_of
-from planner.search.optimum.candidate import Candidate, Disagreement
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.executed_schedules import busy_seconds
-from planner.search.optimum.pricing import layout_at
 from planner.search.optimum.pruning import greedy_choice, prune
 from planner.search.reporter import Reporter
-from planner.search.space.arrays import AGREEMENT, TIE
-from planner.search.space.degree_rules import leading_layers, least_of_first_stage
-from planner.search.space.placements import pools_of_stages
+from planner.search.space.arrays import TIE
+from planner.search.space.degree_rules import leading_layers, least_of_first_stage, searched_ends
 from planner.search.space.refusals import no_candidate
-from planner.search.space.rules import RULES
 from planner.search.time_limit import OutOfTime
 from planner.specs.recompute import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from planner.layout import Layout
     from planner.numbers import FloatArray, IntArray
+    from planner.search.found import Assigned
     from planner.search.objectives import Incumbents
-    from planner.search.optimum.candidate import Choice
-    from planner.search.space.configurations import DegreeArrays, Refusals
+    from planner.search.optimum.candidate import Candidate
+    from planner.search.space.configurations import DegreeArrays
     from planner.search.space.space import Space
 
 _FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
@@ -59,60 +57,6 @@ _BEST_SPLITS = 16  # of these, how many are tried with a greedy split, each of a
 _ROOM = 1.02  # on one pool, even splits are good where the cutoff is below this many times the bound
 _FIRST_PRICED = 16  # configurations priced at first; each further round prices twice as many
 _MOST_PRICED = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
-    """One configuration (its degrees are plain integers) with layers and recompute policy for each stage."""
-
-    degrees: DegreeArrays
-    layers: tuple[int, ...]
-    last: tuple[int, ...]  # layers of each stage's last chunk
-    policies: tuple[int, ...]
-    seconds: float  # of a step
-
-
-class Found:
-    """The dynamic program's layouts, the integer program's configurations, and counts of ruled-out configurations."""
-
-    def __init__(self, space: Space) -> None:
-        self.space = space
-        self.layouts: list[Assigned] = []  # the best layout of each configuration, by the dynamic program
-        self.near = Near(space, ())  # configurations that no bound has ruled out
-        self.num_cuts = 0  # legal partitions of the devices
-        self.num_cuts_pruned = 0  # partitions ruled out by a bound before anything else was filled in
-        self.num_legal = 0  # legal configurations, counted as far as they were filled in
-        self.num_priced = 0
-        self.most_devices = 0  # the most devices that a legal partition uses
-        self.pruned = {"memory": 0, "time bound": 0}
-        self.refused: Refusals = {}
-        self.narrowed: set[str] = set()  # rules that leave out some splits of the layers of configurations
-        self.is_out_of_time = False
-        self.bound: float | None = None  # lower bound of all layouts, in the objective's order; None: complete
-
-    def drop(self, reason: str, count: int) -> None:
-        """Count configurations that a bound has ruled out."""
-        self.num_legal += count
-        self.pruned[reason] = self.pruned.get(reason, 0) + count
-
-    @property
-    def not_searched(self) -> tuple[str, ...]:
-        """Layouts that rules of the search left out and no bound ruled out before, in words."""
-        return tuple(
-            rule.left_out
-            for rule in RULES
-            if rule.left_out and (self.refused.get(rule.name) or rule.name in self.narrowed)
-        )
-
-    def layout_of(self, assigned: Assigned) -> Layout:
-        """The layout, with each stage's pool."""
-        return layout_at(
-            assigned.degrees,
-            assigned.layers,
-            assigned.policies,
-            pools_of_stages(self.space.job, assigned.degrees),
-            assigned.last,
-        )
 
 
 def best_first(
@@ -214,7 +158,9 @@ class _Search:
             if len(near):
                 for schedule in space.schedules:
                     timed = space.timings(partitions.take(near), schedule, found.refused)
-                    if np.any(least_of_first_stage(self._job, timed) > timed.interleave):
+                    if np.any(least_of_first_stage(self._job, timed) > timed.interleave) or (
+                        schedule == "interleaved" and searched_ends(self._job) and pattern_of(self._job).leading
+                    ):  # nor does a stage begin with the embedding alone
                         found.narrowed.add(leading_layers.name)
                     for part in self._by_bound(timed, lower):
                         yield from self._near_of_part(part, lower)
@@ -228,17 +174,16 @@ class _Search:
         order, first = self._order(timed, bounds), 0
         while first < len(order):
             part = order[first : first + self._num_timed]
-            near = part[bounds[part] <= self._cutoff(timed.take(part))]
-            self._drop(len(part) - len(near))
+            near = part[self._keep(timed.take(part), bounds[part])]
             if len(near):
                 yield timed.take(near)
                 self._num_timed = min(2 * self._num_timed, _MOST_TIMED)
             first += len(part)
 
-    def _keep(self, degrees: DegreeArrays, bounds: FloatArray) -> IntArray:
-        """Positions of the configurations that the cutoff does not rule out; the other configurations are counted."""
+    def _keep(self, degrees: DegreeArrays, bounds: FloatArray, num_each: int = 1) -> IntArray:
+        """Positions of the configurations that the cutoff does not rule out; the others count `num_each` times."""
         near = np.flatnonzero(bounds <= self._cutoff(degrees))
-        self._drop(len(degrees) - len(near))
+        self._drop(num_each * (len(degrees) - len(near)))
         return near
 
     def _near_of_part(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[Bounded]:
@@ -266,9 +211,7 @@ class _Search:
         if not self._has_incumbent:
             return degrees
         seconds = least_seconds_of_any_policy(self._job.pools[0], degrees, self._cutoff(degrees))
-        near = seconds <= self._cutoff(degrees)
-        self._drop(len(policies) * int(len(near) - near.sum()))
-        return degrees.take(near)
+        return degrees.take(self._keep(degrees, seconds, len(policies)))
 
     def _near_with(self, degrees: DegreeArrays) -> Iterator[Bounded]:
         """Wanted configurations with the number of replicas filled in, and their lower bounds."""
@@ -418,19 +361,3 @@ class _Search:
 def _blocks(degrees: DegreeArrays) -> Iterator[DegreeArrays]:
     """The configurations in blocks, which limit the memory of their bounds and let the cutoff fall between them."""
     return (degrees.take(slice(first, first + _BLOCK)) for first in range(0, len(degrees), _BLOCK))
-
-
-def assigned_by(degrees: DegreeArrays, candidate: Candidate, choice: Choice) -> Assigned:
-    """The configuration with the layers and policies of a choice, and its step time by the candidate's prices.
-
-    Raises:
-        Disagreement: the choice does not place every layer, or its stated step time differs from the priced one.
-    """
-    columns = list(choice.columns)
-    seconds = candidate.step_seconds(columns) if candidate.is_choice(columns) else np.nan
-    if not abs(seconds - choice.objective_seconds) <= AGREEMENT * seconds:
-        raise Disagreement(f"{candidate.name}: {choice} is no assignment of it, or takes {seconds!r} s")
-    layers, last, policies = (
-        tuple(values[columns].tolist()) for values in (candidate.layers, candidate.last, candidate.policy)
-    )
-    return Assigned(degrees=degrees, layers=layers, last=last, policies=policies, seconds=seconds)

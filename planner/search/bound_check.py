@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from planner.numbers import FloatArray
-    from planner.search.best_first import Found
+    from planner.search.found import Found
     from planner.search.objectives import Incumbents
     from planner.search.optimum.candidate import Candidate
     from planner.search.optimum.integer_program import SolverName

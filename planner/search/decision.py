@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.numbers import FloatArray, IntArray
-    from planner.search.best_first import Assigned, Found
+    from planner.search.found import Assigned, Found
     from planner.search.near import Near
     from planner.search.objectives import BestKinds, Objective, Rank
     from planner.search.optimum.integer_program import SolverName

@@ -27,7 +27,7 @@ from planner.search.space.rules import broken_rules
 from planner.specs.recompute import is_of_some_layers, policy_code
 
 if TYPE_CHECKING:
-    from planner.search.best_first import Assigned, Found
+    from planner.search.found import Assigned, Found
     from planner.search.objectives import Objective
     from planner.search.space.space import Space
     from planner.specs.job import Job

@@ -25,8 +25,8 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.layout import even_stages
 from planner.plan_parts import Recommendation
-from planner.search.best_first import Assigned
 from planner.search.decision import best_layout, fastest_of
+from planner.search.found import Assigned
 from planner.search.near import candidates_of
 from planner.search.objectives import kind_of
 from planner.search.ranking import keys_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.numbers import FloatArray, IntArray
-    from planner.search.best_first import Found
+    from planner.search.found import Found
     from planner.search.objectives import Objective, Rank
     from planner.search.optimum.candidate import Candidate
     from planner.search.space.space import Space

@@ -11,7 +11,7 @@ from planner.cost.chance import UNLIKELY
 from planner.cost.estimate import estimate
 from planner.errors import SolverTrouble
 from planner.plan_parts import Certificate
-from planner.search.best_first import Assigned, Found, best_first
+from planner.search.best_first import best_first
 from planner.search.decision import Decision, best_layout, decide, rank_of
 from planner.search.footprint import NothingFits, smallest_footprint
 from planner.search.given import plan_of
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from planner.layout import Layout
     from planner.plan import Plan
     from planner.plan_parts import Recommendation
+    from planner.search.found import Assigned, Found
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.constraints import Constraints
     from planner.specs.job import Job

@@ -71,14 +71,14 @@ def bans_of(engine: EngineSpec) -> dict[str, Ban]:
 
 
 def runs_of(engine: EngineSpec) -> dict[str, dict[str, dict[str, str]]]:
-    """Program -> axis -> whether tests execute or construct the axis, or it is banned; the versions, and the run."""
+    """Program -> axis -> what tests did with it (executed, constructed, parsed) or its ban; versions, and the run."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for program in engine.emits:
-        rows = (
-            row for key, row in _PROGRAMS.items() if (row.get("program", key), row["engine"]) == (program, engine.name)
-        )
+        wanted = (program, engine.name)
+        rows = (row for key, row in _PROGRAMS.items() if (row.get("program", key), row["engine"]) == wanted)
         row: Any = next(rows, {"tried": ""})  # other engines run the program with other options
-        axes = {axis: {"state": "constructed", "tried": row["tried"]} for axis in row.get("constructed", ())}
+        kinds = ("parsed", "constructed")
+        axes = {axis: {"state": kind, "tried": row["tried"]} for kind in kinds for axis in row.get(kind, ())}
         for axis, run in row.get("executed", {}).items():
             axes[axis] = {"state": "executed", "tried": row["tried"], "run": run}
         bans = (each for each in BANS if each.program == program)

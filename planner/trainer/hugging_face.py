@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
 from planner.specs.huggingface.writing import config_of
+from planner.specs.model import ARCHITECTURES
 
 if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
@@ -76,13 +77,30 @@ def _config_of(spec: ModelSpec) -> dict[str, Any]:
     Raises:
         InputError: no type whose naming is known here has the model's blocks.
     """
-    config = config_of(spec, _KINDS)
+    config = next(filter(None, (config_of(each, _KINDS) for each in _same_blocks(spec))), None)
     if config is None:
         raise InputError(
             f"{spec.name} has blocks for which no Hugging Face naming is known here",
-            hint="weights are read and written for GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE blocks",
+            hint="weights are those of GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE and Seed-OSS blocks",
         )
     return config
+
+
+def _same_blocks(spec: ModelSpec) -> list[ModelSpec]:
+    """The model, and models that compute the same: fields that its blocks do not use have their defaults."""
+    unused = {
+        "rope_theta rope_scaling": spec.position != "rope",
+        "sliding_window global_every": spec.global_every == 1 or spec.sliding_window >= spec.max_sequence_length,
+        "qkv_bias": spec.attention_bias,
+        "norm_bias": spec.norm == "rmsnorm",
+    }
+    names = [name for fields, holds in unused.items() if holds for name in fields.split()]
+    plain = {name: type(spec).model_fields[name].default for name in names}
+    if moe := spec.moe:
+        width = spec.ffn_hidden_size if moe.num_dense_layers or moe.layer_frequency > 1 else moe.ffn_hidden_size
+        plain |= {"moe": moe.model_copy(update={"imbalance": 1.0}), "ffn_hidden_size": width}
+    # an architecture only names defaults of other fields
+    return [spec, *(spec.model_copy(update=plain | {"architecture": each}) for each in ARCHITECTURES)]
 
 
 def model_type_of(spec: ModelSpec) -> str:

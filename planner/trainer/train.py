@@ -19,6 +19,7 @@ from planner.errors import ExitCode, InputError
 from planner.specs.text import printable
 from planner.trainer.checkpoint import Saver, restore
 from planner.trainer.heartbeat import heartbeat
+from planner.trainer.hugging_face import model_type_of
 from planner.trainer.loggers import make_loggers
 from planner.trainer.measure import WARMUP_STEPS, MemoryMeter, measurements, peak_memory_bytes
 from planner.trainer.parallelize import compiles
@@ -50,6 +51,8 @@ def run(trainer: Trainer, options: RunOptions) -> ExitCode:
     """
     options.output.mkdir(parents=True, exist_ok=True)
     with heartbeat(options.output, dist.get_rank()):
+        if options.export is not None:
+            model_type_of(trainer.plan.model)  # refuses a model without a naming now, and not behind the last step
         _resume(trainer, options)
         if trainer.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(trainer.device)

@@ -22,8 +22,9 @@ from planner.answers.waterfall import waterfall_of
 from planner.answers.what_if import fastest_seconds, sensitivity_of, what_if
 from planner.answers.why_not import _recomputed, why_not
 from planner.cli import main
-from planner.cost.collectives import all_reduce_seconds, group
+from planner.cost.collectives import all_reduce_seconds
 from planner.cost.estimate import estimate
+from planner.cost.groups import group
 from planner.cost.ledger import LineName
 from planner.cost.schedule_comparison import SCHEDULES
 from planner.errors import EnvironmentProblem, InputError

@@ -16,8 +16,8 @@ from planner.answers.plan_inputs import constraints_of, job_of
 from planner.answers.report import explain, explanation_to_json
 from planner.answers.scaling import replicas_of
 from planner.answers.waterfall import rates_of, waterfall_of
-from planner.cost.collectives import group
 from planner.cost.estimate import estimate
+from planner.cost.groups import group
 from planner.cost.ledger import LineName
 from planner.cost.schedule_comparison import SCHEDULES, with_schedule
 from planner.errors import InputError

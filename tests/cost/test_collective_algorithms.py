@@ -16,7 +16,6 @@ from planner.cost.collectives import (
     all_reduce_algorithms,
     all_reduce_seconds,
     all_to_all_seconds,
-    group,
     halving_doubling_all_reduce_seconds,
     hierarchical_all_reduce_seconds,
     in_network_all_reduce_seconds,
@@ -26,6 +25,7 @@ from planner.cost.collectives import (
     ring_exchange_seconds,
     tree_all_reduce_seconds,
 )
+from planner.cost.groups import group
 from planner.specs.cluster import LinkSpec
 from planner.specs.cluster_documents import load_cluster
 

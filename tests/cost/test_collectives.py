@@ -20,14 +20,13 @@ from planner.cost.collectives import (
     all_reduce_algorithms,
     all_reduce_seconds,
     all_to_all_seconds,
-    group,
     reduce_scatter_seconds,
     ring_all_reduce_seconds,
     ring_exchange_seconds,
     send_seconds,
-    slowest_link,
     tree_all_reduce_seconds,
 )
+from planner.cost.groups import group, slowest_link
 from planner.layout import Layout
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.load import load_job

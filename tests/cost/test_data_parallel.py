@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.collectives import all_gather_seconds, all_reduce_seconds, group, reduce_scatter_seconds
+from planner.cost.collectives import all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
+from planner.cost.groups import group
 from planner.cost.memory import memory_lines
 from planner.cost.prices import stage_prices
 from planner.cost.stage import held_params, stages_of

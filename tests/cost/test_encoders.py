@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from planner.cost.activations import layer_activation_bytes
-from planner.cost.collectives import all_reduce_seconds, group
+from planner.cost.collectives import all_reduce_seconds
 from planner.cost.estimate import estimate
+from planner.cost.groups import group
 from planner.cost.layers import _light_operators, layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.traffic import busy_seconds

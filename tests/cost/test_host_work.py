@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.collectives import all_to_all_seconds, group
+from planner.cost.collectives import all_to_all_seconds
 from planner.cost.compute import memory_bound_seconds
 from planner.cost.estimate import estimate
+from planner.cost.groups import group
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName
 from planner.cost.prices import hidden_expert_seconds

@@ -335,6 +335,27 @@ def test_one_round_of_interleaved_microbatches_reduces_chunk_by_chunk(microbatch
     assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.05)
 
 
+def lines_of_one_round(chunks, stage, vocab_size=128256):
+    layers = sum(map(int, chunks.split("/")))
+    job = load_job(model="llama3-8b", cluster="dgx-h100", gpus=8, sequence_length=2048, global_batch_size=8,
+                   settings=(f"model.num_layers={layers}", f"model.vocab_size={vocab_size}"))  # fmt: skip
+    text = f"pp=2,interleave={(chunks.count('/') + 1) // 2},layers_per_stage={chunks},dp=4,zero=1,mbs=1,recompute=full"
+    lines = memory_of_stages(job, parse_layout(text, num_layers=layers, num_devices=8))[stage].lines
+    return {line.name: line.num_bytes for line in lines if line.name != "runtime"}
+
+
+@pytest.mark.parametrize(("chunks", "counted"), [("2/2/1/1", 3.79), ("3/3/2/2", 4.80), ("2/2/1/1/1/1", 3.99)])
+def test_the_chunk_that_one_round_leaves_whole_is_the_largest(chunks, counted):
+    """GiB of the first stage's gradients, by `planner verify`."""
+    assert lines_of_one_round(chunks, 0)["grads"] / GIB == pytest.approx(counted, rel=2e-3)
+
+
+def test_a_large_head_is_reduced_before_the_largest_chunk_and_a_small_one_is_no_excuse():
+    """All bytes of the last stage, and its gradients if the head is smaller than a layer; by `planner verify`."""
+    assert sum(lines_of_one_round("2/2/1/1", 1).values()) == pytest.approx(11.162e9, rel=0.02)
+    assert 2.029e9 < lines_of_one_round("2/2/1/1", 1, vocab_size=16000)["grads"] < 1.1 * 2.029e9
+
+
 @pytest.mark.parametrize(("precision", "pp", "each"), [("bf16", 4, 6), ("fp16", 4, 2), ("bf16", 1, 2)])
 def test_pipelines_in_bf16_sum_in_fp32(make_job, precision, pp, each):
     """BF16_Optimizer keeps 2 bytes of autograd's gradient and 4 bytes of the sum; other optimizers sum in 16 bits."""

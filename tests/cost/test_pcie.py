@@ -10,12 +10,12 @@ import pytest
 
 from planner.cost.collectives import (
     all_to_all_seconds,
-    group,
     reduce_scatter_seconds,
     ring_all_reduce_seconds,
     ring_exchange_seconds,
 )
 from planner.cost.estimate import estimate
+from planner.cost.groups import group
 from planner.layout_text import parse_layout
 from planner.specs.cluster import ClusterSpec
 from planner.specs.load import load_job

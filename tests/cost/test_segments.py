@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.collectives import slowest_link
 from planner.cost.estimate import estimate
+from planner.cost.groups import slowest_link
 from planner.cost.ledger import LineName
 from planner.cost.segments import has_choice, is_possible, num_domains, segments_of, with_segment
 from planner.errors import InputError

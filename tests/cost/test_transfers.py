@@ -17,12 +17,12 @@ from planner.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
-    group,
     reduce_scatter_seconds,
     ring_exchange_seconds,
 )
 from planner.cost.compute import memory_bound_seconds
 from planner.cost.estimate import estimate
+from planner.cost.groups import group
 from planner.cost.ledger import LineName
 from planner.cost.parameters import num_params
 from planner.cost.stage import Stage, pool_indices, stages_of

@@ -8,8 +8,9 @@ import pytest
 
 from planner.answers.operations import operations_of_step
 from planner.cost.activations import activation_terms
-from planner.cost.collectives import all_to_all_seconds, group
+from planner.cost.collectives import all_to_all_seconds
 from planner.cost.estimate import estimate
+from planner.cost.groups import group
 from planner.cost.ledger import LineName
 from planner.cost.traffic import busy_seconds
 from planner.cost.transfers import context_bytes, context_transfers

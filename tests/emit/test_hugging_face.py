@@ -17,9 +17,11 @@ from planner.emit.programs.hugging_face import TRAIN
 from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read import hugging_face as reader
+from planner.emit.read.facts import facts_of
 from planner.emit.read.front import read_foreign
 from planner.emit.read.readers import READERS
-from planner.emit.target import How, facts_of, field_of
+from planner.emit.settings import field_of
+from planner.emit.target import How
 from planner.errors import InputError
 from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout
@@ -552,3 +554,28 @@ def test_a_file_that_is_not_there_is_asked_for_whatever_its_name_is(name: str, t
 def test_the_gates_of_qwen3_add_up_to_one(name):
     """ISEEKYAN/mbridge, mbridge/models/qwen3moe.py: softmax over the chosen experts (moe_router_pre_softmax=False)."""
     assert config_of(load_model(name))["norm_topk_prob"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama3-8b", {"sliding_window": 128, "global_every": 2}),  # modeling_mistral.py windows every layer
+        ("mixtral-8x7b", {"sliding_window": 128, "global_every": 2}),
+        ("phi3-mini", {"global_every": 2}),
+        # Qwen's steps count from the first layer of the model, so that experts in layers 2, 4, 6 cannot be written
+        ("qwen3-30b-a3b", {"moe.num_dense_layers": 1, "moe.layer_frequency": 2}),
+    ],
+)
+def test_what_the_classes_of_transformers_compute_otherwise_is_not_written(name, change):
+    spec = load_model(name)
+    of_experts = {key.removeprefix("moe."): value for key, value in change.items() if key.startswith("moe.")}
+    changed = change if not of_experts else {"moe": spec.moe.model_copy(update=of_experts)}
+    assert config_of(spec) is not None
+    assert config_of(spec.model_copy(update=changed)) is None
+
+
+def test_every_nth_layer_has_experts_behind_a_multiple_of_n_dense_layers():
+    spec = load_model("qwen3-30b-a3b")
+    steps = spec.moe.model_copy(update={"num_dense_layers": 2, "layer_frequency": 2})
+    config = config_of(spec.model_copy(update={"moe": steps}))
+    assert (config["decoder_sparse_step"], config["mlp_only_layers"]) == (2, [0, 1])

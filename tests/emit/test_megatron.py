@@ -16,8 +16,10 @@ from megatron_plans import LAYOUTS, SHARDED, plan_of
 from planner.cost.parameters import num_params
 from planner.emit.bundle import bundle_of, write_bundle
 from planner.emit.programs import PROGRAMS, megatron, megatron_family
+from planner.emit.read.facts import facts_of
 from planner.emit.read.readers import READERS
-from planner.emit.target import How, facts_of, field_of, values_of
+from planner.emit.settings import field_of
+from planner.emit.target import How, values_of
 from planner.errors import InputError
 from planner.run_arguments import RunArguments
 from planner.specs.model import ModelSpec

@@ -8,8 +8,9 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.emit.bundle import bundle_of
+from planner.emit.read.facts import facts_of
 from planner.emit.read.readers import READERS
-from planner.emit.target import How, facts_of
+from planner.emit.target import How
 from planner.errors import InputError
 from planner.layout_text import parse_layout
 from planner.plan_parts import WITHIN

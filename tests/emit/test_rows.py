@@ -13,7 +13,8 @@ import yaml
 from tables import unsaid
 
 from planner.emit.programs import PROGRAMS
-from planner.emit.target import Target, facts_of
+from planner.emit.read.facts import facts_of
+from planner.emit.target import Target
 from planner.errors import InputError
 from planner.layout_text import parse_layout
 from planner.search.given import plan_for_layout

@@ -16,8 +16,9 @@ from planner.emit.bundle import bundle_of
 from planner.emit.programs import PROGRAMS
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL
+from planner.emit.read.facts import facts_of
 from planner.emit.read.torchtitan import READER
-from planner.emit.target import How, facts_of
+from planner.emit.target import How
 from planner.errors import InputError
 from planner.layout_text import parse_layout
 from planner.run_arguments import RunArguments

@@ -734,6 +734,13 @@ def test_overlapped_exchanges_of_experts_are_read_from_words(flags: str, cell: s
     assert found.job.training.expert_overlap == overlaps
 
 
+@pytest.mark.parametrize(("vpp", "overlaps"), [("not stated", True), ("2", True), ("1", False), ("", False)])
+def test_exchanges_of_experts_overlap_in_pipelines_whose_stages_are_interleaved(vpp: str, overlaps: bool) -> None:
+    shape = {**MIXTURE, "pp": "2", "ep": "4", "interleave": "", "vpp": vpp}
+    found = setup_of(framework="Megatron-Bridge", moe_a2a_overlap="1", **shape)
+    assert (found.layout.interleave > 1, found.job.training.expert_overlap) == (overlaps, overlaps)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -7,6 +7,7 @@ import random
 from dataclasses import astuple, replace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from enumeration import check_many, compositions, long_forms
 from test_search import every_configuration
@@ -15,8 +16,10 @@ from planner.cost.estimate import estimate
 from planner.layout import Layout, balanced_chunks, format_layout
 from planner.search import recommendation
 from planner.search.footprint import NothingFits
+from planner.search.optimum.pricing import layout_at, price_candidates
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
+from planner.search.space.refusals import legal_degrees
 from planner.search.space.rules import broken_rules
 from planner.search.space.space import Space
 from planner.specs.load import load_job
@@ -185,3 +188,29 @@ def test_a_pinned_end_holds_in_the_recommendation(monkeypatch, pin):
 
     monkeypatch.setattr(Space, "legal", forgets_the_pin)
     assert place(search(job, pins, within=1.0)) != int(chunk)
+
+
+@pytest.mark.parametrize("interleave", [2, 3])
+def test_a_stage_with_leading_layers_begins_with_them(interleave):
+    """The search prices each choice as its ledger does: a dense layer follows no chunk with the embedding alone."""
+    mixture = "{num_experts: 4, experts_per_token: 2, ffn_hidden_size: 512, num_dense_layers: 1}"
+    job = load_job(
+        model="tiny-llama",
+        cluster="dgx-a100",
+        engine="megatron",
+        gpus=2,
+        sequence_length=512,
+        global_batch_size=6,
+        settings=("model.num_layers=6", f"model.moe={mixture}", "device.efficiency.layer_floor=1 us"),
+    )
+    pins = Constraints.parse([f"pp=2,interleave={interleave},dp=1,tp=1,cp=1,mbs=1,zero=0,recompute=none"], [])
+    degrees = next(iter(legal_degrees(Space(job, pins))))
+    (candidate, *_) = price_candidates(Space(job, pins), degrees, Space(job, pins).policies(degrees))
+    num_priced = 0
+    for columns in itertools.product(*(np.flatnonzero(candidate.stage == stage).tolist() for stage in (0, 1))):
+        if candidate.is_choice(columns):
+            chosen = [values[list(columns)].tolist() for values in (candidate.layers, candidate.policy, candidate.last)]
+            layout = layout_at(degrees.take(0), *chosen[:2], last=chosen[2])
+            assert candidate.step_seconds(columns) == pytest.approx(estimate(job, layout).step_seconds, rel=1e-9)
+            num_priced += 1
+    assert num_priced

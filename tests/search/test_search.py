@@ -38,13 +38,13 @@ from planner.cost.stage import stage_of
 from planner.errors import InputError, SolverTrouble
 from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search import recommendation
-from planner.search.best_first import Found
 from planner.search.bounds import of_memory
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.least_costs import LeastCosts, least_costs
 from planner.search.bounds.of_layers import LayerBounds, most_layers
 from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
 from planner.search.bounds.of_steps import _forced_seconds, least_seconds_of_any_policy, lower_bound_seconds
+from planner.search.found import Found
 from planner.search.given import plan_for_layout
 from planner.search.least_memory import least_peak
 from planner.search.objectives import Objective

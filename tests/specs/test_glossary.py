@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from planner.cost.collectives import all_reduce_algorithms, group
+from planner.cost.collectives import all_reduce_algorithms
+from planner.cost.groups import group
 from planner.cost.ledger import LineName
 from planner.cost.schedule_comparison import SCHEDULES
 from planner.errors import InputError

@@ -228,6 +228,15 @@ def test_a_mix_of_dense_and_expert_layers(save: Save) -> None:
     assert stepped.moe.layer_frequency == 2
 
 
+@pytest.mark.parametrize(("leading", "step"), [(0, 1), (3, 1), (0, 2), (1, 2), (2, 2), (3, 2), (2, 3), (4, 3), (7, 3)])
+def test_steps_count_from_the_first_layer_even_with_leading_dense_layers(save: Save, leading: int, step: int) -> None:
+    """The layers with experts are those of Qwen3MoeDecoderLayer in transformers, modeling_qwen3_moe.py."""
+    only = list(range(leading))
+    spec = load_model(str(save(QWEN3_MOE | {"mlp_only_layers": only, "decoder_sparse_step": step})))
+    theirs = [each not in only and (each + 1) % step == 0 for each in range(spec.num_layers)]
+    assert [bool(spec.layer_has_experts(each)) for each in range(spec.num_layers)] == theirs
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [

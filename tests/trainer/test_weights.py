@@ -18,7 +18,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 from planner.errors import ExitCode, InputError
 from planner.layout_text import parse_layout
 from planner.specs.by_name import load_model
-from planner.trainer.hugging_face import model_type_of
+from planner.trainer.hugging_face import model_type_of, whole_config
 from planner.trainer.weights import _check_config
 
 LLAMA = {
@@ -213,3 +213,35 @@ def test_blocks_without_a_naming_are_refused(name):
         return
     with pytest.raises(InputError, match="no Hugging Face naming"):
         model_type_of(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "kind"),
+    [
+        ("mixtral-8x7b", {"ffn_hidden_size": 4096}, "mixtral"),  # every layer has experts, which have their own width
+        ("mixtral-8x7b", {"moe": {"imbalance": 1.5}}, "mixtral"),
+        ("qwen3-30b-a3b", {"moe": {"imbalance": 1.5}}, "qwen3_moe"),
+        ("gpt2", {"rope_theta": 500_000.0}, "gpt2"),
+        ("phi3-mini", {"max_sequence_length": 999}, "llama"),  # shorter than the window
+        ("llama3-8b", {"architecture": "qwen3", "norm_bias": False}, "llama"),
+        ("qwen2.5-7b", {"attention_bias": True}, "llama"),
+    ],
+)
+def test_fields_that_the_blocks_do_not_use_refuse_no_export(name, change, kind):
+    spec = load_model(name)
+    if "moe" in change:
+        change = {"moe": spec.moe.model_copy(update=change["moe"])}
+    assert model_type_of(spec.model_copy(update=change)) == kind
+
+
+def test_a_model_without_a_naming_is_refused_before_the_first_step(checkpoints, run_job, make_plan, tmp_path):
+    plan = plan_for(checkpoints("llama")[0], "dp=1,mbs=8", make_plan)
+    plan = replace(plan, model=plan.model.model_copy(update={"sliding_window": 8, "global_every": 2}))
+    with pytest.raises(RuntimeError, match="no Hugging Face naming"):
+        run_job("train", plan, steps=1, export=str(tmp_path / "out"), output=str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_seed_oss_is_written_without_the_dropout_of_its_class():
+    config = transformers.AutoConfig.for_model(**whole_config(load_model("seed-oss-36b"), "bfloat16"))
+    assert (type(config).__name__, config.attention_dropout, config.residual_dropout) == ("SeedOssConfig", 0, 0)

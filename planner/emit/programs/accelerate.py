@@ -8,7 +8,8 @@ from planner.emit.hosts import num_hosts, uneven_hosts, yaml_file
 from planner.emit.names import refusals, refused
 from planner.emit.programs import hugging_face as shared
 from planner.emit.programs.hugging_face_model import config_of, layer_class
-from planner.emit.target import Refusal, Setting, Target, follows
+from planner.emit.settings import follows
+from planner.emit.target import Refusal, Setting, Target
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values

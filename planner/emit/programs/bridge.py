@@ -15,8 +15,9 @@ from planner.emit.names import listed, names_beside, refusals
 from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.programs.megatron import shown
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
+from planner.emit.settings import not_carried
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target, not_carried
+from planner.emit.target import Refusal, Setting, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

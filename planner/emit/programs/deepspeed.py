@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import implied, names_beside, refusals, refused
 from planner.emit.programs import hugging_face as shared
+from planner.emit.settings import pair, whole
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Target, pair, whole
+from planner.emit.target import Target
 
 if TYPE_CHECKING:
     from planner.emit.target import How, Place, Value, Values

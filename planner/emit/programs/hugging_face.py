@@ -18,7 +18,8 @@ import yaml
 from planner.emit.adapters import EXPERTS, PEFT, adapters_of
 from planner.emit.names import decisive, listed, names_beside, refusals, refused, still_open
 from planner.emit.programs.hugging_face_model import config_of
-from planner.emit.target import Refusal, Setting, choice, follows, known, number, numbers, pair, whole
+from planner.emit.settings import choice, follows, known, number, numbers, pair, whole
+from planner.emit.target import Refusal, Setting
 from planner.errors import InputError
 from planner.layout_text import offload_of
 from planner.specs.huggingface.writing import model_from

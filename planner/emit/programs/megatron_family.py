@@ -13,20 +13,8 @@ from planner.emit.hosts import uneven_hosts
 from planner.emit.names import decisive, implied, listed, names_beside, refusals, refused
 from planner.emit.programs.megatron_layout import chunks_of
 from planner.emit.programs.megatron_model import MODEL, MODEL_REFUSALS
-from planner.emit.target import (
-    Refusal,
-    Setting,
-    absent_unless,
-    choice,
-    fixed,
-    flag,
-    follows,
-    known,
-    not_carried,
-    numbers,
-    pair,
-    whole,
-)
+from planner.emit.settings import absent_unless, choice, fixed, flag, follows, known, not_carried, numbers, pair, whole
+from planner.emit.target import Refusal, Setting
 from planner.errors import InputError
 from planner.layout import offloads_activations
 from planner.layout_text import offload_of

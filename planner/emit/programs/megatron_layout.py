@@ -26,19 +26,15 @@ def chunks_of(given: Given, num_layers: int) -> tuple[int, tuple[int, ...] | Non
         return _of_letters(given, stages)
     sizes = [given.whole(key) for key in _FIRST], [given.whole(key) for key in _LAST]
     first, last = (next(filter(None, each), 0) for each in sizes)
-    ends = (
-        int(given.flag("account_for_embedding_in_pipeline_split")),
-        int(given.flag("account_for_loss_in_pipeline_split")),
-    )
-    interleave = next(filter(None, (given.whole(key) for key in _CHUNKS)), 0)
+    ends = [int(given.flag(key)) for key in _ENDS]
+    interleave = next(filter(None, (given.whole(key) for key in _CHUNKS)), 1)
     if (of_chunk := given.whole(_OF_CHUNK)) and stages > 1:
         of_stage, rest = divmod(num_layers + sum(ends), stages)
         if rest or of_stage % of_chunk:
             held = f"{num_layers} layers" + (f" and {sum(ends)} ends" if any(ends) else "")
             message = f"{held} on {stages} stages do not divide into chunks of {of_chunk} layers"
             raise InputError(message, where=_OF_CHUNK, hint="Megatron-LM refuses this, too")
-        interleave = of_stage // of_chunk
-    interleave = max(interleave, 1)
+        interleave = max(of_stage // of_chunk, 1)
     if stages == 1:
         return 1, None, ()
     each, rest = divmod(num_layers + sum(ends), stages * interleave)

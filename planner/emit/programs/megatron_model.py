@@ -7,19 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import implied, listed, names_beside, refusals, refused
-from planner.emit.target import (
-    Setting,
-    absent_unless,
-    choice,
-    flag,
-    known,
-    pair,
-    parts_from,
-    parts_of,
-    refuse,
-    same,
-    whole,
-)
+from planner.emit.settings import absent_unless, choice, flag, known, pair, parts_from, parts_of, refuse, same, whole
+from planner.emit.target import Setting
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 

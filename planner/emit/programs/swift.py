@@ -16,7 +16,8 @@ from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
 from planner.emit.programs.megatron_family import FAMILY, IGNORED, LOSS
 from planner.emit.programs.megatron_model import MODEL
-from planner.emit.target import Setting, not_carried
+from planner.emit.settings import not_carried
+from planner.emit.target import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.hosts import ranks_of_hosts
+from planner.emit.settings import not_carried
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Place, Setting, Target, not_carried
+from planner.emit.target import Place, Setting, Target
 from planner.run_arguments import RunArguments
 
 if TYPE_CHECKING:

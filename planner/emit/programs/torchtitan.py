@@ -12,22 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import decisive, listed, names_beside, refusals, refused, still_open
 from planner.emit.programs.torchtitan_file import V_0_3, check_data, render
+from planner.emit.settings import follows, not_carried, number, one, pair, parts_from, parts_of, switch, whole
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import (
-    FIELDS,
-    Refusal,
-    Setting,
-    Target,
-    follows,
-    not_carried,
-    number,
-    one,
-    pair,
-    parts_from,
-    parts_of,
-    switch,
-    whole,
-)
+from planner.emit.target import FIELDS, Refusal, Setting, Target
 from planner.errors import InputError
 from planner.layout import V_SHAPED, even_split
 from planner.specs.by_name import load_model

@@ -1,9 +1,10 @@
-"""Whole-number arithmetic and the tests of a shell script, as far as their values are known."""
+"""Whole-number arithmetic, tests and branches of a shell script, as far as their values are known."""
 
 from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import add, eq, floordiv, ge, gt, le, lt, mod, mul, ne, sub
 from typing import TYPE_CHECKING, Final
@@ -72,3 +73,72 @@ def _value_of(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     raise ValueError
+
+
+@dataclass(slots=True, kw_only=True)
+class _Branch:
+    """A branch of an `if` or `case`.
+
+    is_taken: whether the branch runs; None if this is unknown.
+    value: the word that a `case` compares.
+    """
+
+    is_taken: bool | None
+    was_taken: bool
+    value: str | None = None
+
+
+class Branches:
+    """The branches and loops around a position of a script.
+
+    is_skipped: whether the test before `&&` or `||` skips the next command.
+    """
+
+    def __init__(self) -> None:
+        self.open: list[_Branch] = []
+        self.num_loops = 0
+        self.is_skipped = False
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the current position is in a branch that is not taken."""
+        return self.is_skipped or any(branch.is_taken is False for branch in self.open)
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether the position is in no loop and in no branch that may not run."""
+        return not self.num_loops and all(branch.is_taken for branch in self.open)
+
+    def runs(self, words: list[str], mark: str) -> bool:
+        """Update the branches; returns whether the command runs. A command under an unknown condition counts as run."""
+        first, *rest = words
+        was_skipped, self.is_skipped = self.is_skipped, False
+        if first == "case" and rest[1:2] == ["in"]:
+            self.open.append(_Branch(is_taken=False, value=rest[0], was_taken=self.is_off))
+        elif first in ("fi", "esac"):
+            del self.open[-1:]
+        elif first == "if":
+            off = self.is_off
+            is_true = False if off else truth_of(rest) if mark not in ("&&", "||") else None
+            self.open.append(_Branch(is_taken=is_true, was_taken=off or is_true is True))
+        elif first in ("elif", "else") and self.open:
+            branch = self.open[-1]
+            is_true = truth_of(rest) if first == "elif" else True
+            branch.is_taken = False if branch.was_taken else is_true if branch.is_taken is False else None
+            branch.was_taken = branch.was_taken or branch.is_taken is True
+        elif not was_skipped and not self.is_off:
+            if first not in ("[", "[["):
+                if first == "done":
+                    self.num_loops = max(self.num_loops - 1, 0)
+                return first not in ("then", "do", "done", "{", "}", "!")
+            is_true = truth_of(words)
+            self.is_skipped = (mark == "&&" and is_true is False) or (mark == "||" and is_true is True)
+        return False
+
+    def compare(self, patterns: list[str]) -> None:
+        """Record whether one of these patterns is that of the word which the innermost `case` compares."""
+        branch = self.open[-1]
+        value = "" if branch.value is None or UNSET.search(branch.value) else branch.value
+        matches = any(fnmatchcase(value, each.strip(" \t\n\"'(")) for each in patterns)
+        branch.is_taken = matches and not branch.was_taken
+        branch.was_taken = branch.was_taken or matches

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from planner.emit.names import names_beside
 from planner.emit.read import THE_FILE, has_all
 from planner.emit.read.conditions import UNSET
+from planner.emit.read.facts import not_set
 from planner.emit.read.overrides import recipe_names, recipe_of
 from planner.emit.read.readers import READERS
 from planner.emit.read.slurm import with_srun
-from planner.emit.target import not_set
 from planner.errors import InputError, Mistake, PlannerError
 from planner.specs.files import kind_of, limited_text
 from planner.specs.text import did_you_mean, printable

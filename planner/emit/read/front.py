@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.programs import PROGRAMS
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS
 from planner.emit.read.conditions import UNSET
+from planner.emit.read.facts import facts_of
 from planner.emit.read.files import File, Run, in_folder, opened, readable
 from planner.emit.read.methods import GENERATION, check_method, method_of, settled, with_method
 from planner.emit.read.slurm import variables_of
-from planner.emit.target import facts_of, matches
+from planner.emit.target import matches
 from planner.errors import InputError
 from planner.layout import Assumed
 from planner.specs.by_name import load_engine, load_model, model_names

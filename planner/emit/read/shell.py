@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Final, NoReturn
 
-from planner.emit.read.conditions import UNSET, truth_of, whole_number
+from planner.emit.read.conditions import UNSET, Branches, whole_number
 from planner.errors import InputError
 
 _MOST_CHARACTERS: Final = 2**21
@@ -42,19 +41,6 @@ def commands_of(text: str) -> list[list[str]]:
     return _Script(text=text).commands()
 
 
-@dataclass(slots=True, kw_only=True)
-class _Branch:
-    """A branch of an `if` or `case`.
-
-    is_taken: whether the branch runs; None if this is unknown.
-    value: the word that a `case` compares.
-    """
-
-    is_taken: bool | None
-    was_taken: bool
-    value: str | None = None
-
-
 def _joined(done: list[str], part: str, pieces: list[str]) -> str:
     """The part of a word with the pieces behind it; of several pieces, all words but the last are done."""
     for piece in pieces[:-1]:
@@ -80,18 +66,15 @@ class _Script:
     arguments: dict[str, list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     assigned: set[str] = field(default_factory=set)
-    branches: list[_Branch] = field(default_factory=list)
+    branches: Branches = field(default_factory=Branches)
     place: int = 0
     budget: int = _MOST_CHARACTERS
     num_evals: int = 0
-    num_loops: int = 0
-    is_skipped: bool = False
     exports: bool = False
 
     def __post_init__(self) -> None:
         if bad := _CONTROL.search(self.text):
-            hint = "this is no script"
-            raise InputError(f"a control character in line {self._line(bad.start())}", hint=hint)
+            raise InputError(f"a control character in line {self._line(bad.start())}", hint="this is no script")
         self.text = _COMMENT.sub(r"\1", self.text.replace("\r\n", "\n")).replace("\\\n", " ")
 
     def commands(self) -> list[list[str]]:
@@ -113,11 +96,11 @@ class _Script:
                     found += self._ran(words)
                 self.exported |= self.assigned if self.exports else set()
                 words, self.assigned, self.exports = [], set(), False
-                if mark == ";;" and self.branches:
-                    self.branches[-1].is_taken = False
+                if mark == ";;" and self.branches.open:
+                    self.branches.open[-1].is_taken = False
             elif set(words) <= _BEFORE_ASSIGNMENTS and (match := _ASSIGNMENT.match(self.text, self.place)):
                 self._assign(match, is_export=not {"export", "-x"}.isdisjoint(words))
-                self.is_skipped = False
+                self.branches.is_skipped = False
                 words = []
             elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
                 self.place = match.end()
@@ -137,7 +120,7 @@ class _Script:
 
     def _ran(self, words: list[str]) -> list[list[str]]:
         """The commands that a command is: itself, those of the text of `eval`, or none for `set --`."""
-        self.num_loops += words[0] in ("for", "while", "until")
+        self.branches.num_loops += words[0] in ("for", "while", "until")
         if words[:2] == ["set", "--"]:
             self.arguments = _arguments(words[2:])
             return []
@@ -153,7 +136,7 @@ class _Script:
             words[place + 1]
         ):
             return [[*words[: place + 1], *each] for each in self._other_shell(*words[place + 1 :])]
-        is_followed = not self.num_loops and all(each.is_taken for each in self.branches) and "@" in self.arguments
+        is_followed = self.branches.are_taken and "@" in self.arguments
         count = whole_number((words[1:] or ["1"])[0]) if words[0] == "shift" and is_followed else None
         if count is not None:
             words = self.arguments["@"]
@@ -196,59 +179,17 @@ class _Script:
         shared: dict[str, Any] = {"values": self.values, "exported": self.exported, "budget": self.budget}
         return _Script(text=text, arguments={**arguments}, num_evals=self.num_evals + num_evals, **{**shared, **other})
 
-    @property
-    def _is_off(self) -> bool:
-        """Whether the current position is in a branch that is not taken."""
-        return self.is_skipped or any(branch.is_taken is False for branch in self.branches)
-
     def _runs(self, words: list[str], mark: str) -> bool:
-        """Update the branches; returns whether the command runs. A command under an unknown condition counts as run."""
-        first, *rest = words
-        was_skipped, self.is_skipped = self.is_skipped, False
-        if len(self.branches) > _MOST_DEPTH:
+        if len(self.branches.open) > _MOST_DEPTH:
             self._too_deep("branches", _MOST_DEPTH)
-        if first == "case" and rest[1:2] == ["in"]:
-            self.branches.append(_Branch(is_taken=False, value=rest[0], was_taken=self._is_off))
-            return False
-        if first in ("fi", "esac"):
-            if self.branches:
-                self.branches.pop()
-            return False
-        if first == "if":
-            off = self._is_off
-            is_true = False if off else truth_of(rest) if mark not in ("&&", "||") else None
-            self.branches.append(_Branch(is_taken=is_true, was_taken=off or is_true is True))
-            return False
-        if first in ("elif", "else") and self.branches:
-            branch = self.branches[-1]
-            is_true = truth_of(rest) if first == "elif" else True
-            branch.is_taken = False if branch.was_taken else is_true if branch.is_taken is False else None
-            branch.was_taken = branch.was_taken or branch.is_taken is True
-            return False
-        if was_skipped or self._is_off:
-            return False
-        if first == "done":
-            self.num_loops = max(self.num_loops - 1, 0)
-        if first in ("[", "[["):
-            is_true = truth_of(words)
-            self.is_skipped = (mark == "&&" and is_true is False) or (mark == "||" and is_true is True)
-            return False
-        return first not in ("then", "do", "done", "{", "}", "!")
+        return self.branches.runs(words, mark)
 
     def _closes_a_pattern(self) -> bool:
-        """Whether this bracket ends a pattern of `case`.
-
-        If so, the function records whether the pattern's branch is taken.
-        """
-        branch = self.branches[-1] if self.branches else None
-        if branch is None or branch.value is None:
+        """Whether this bracket ends a pattern of `case`; if so, the pattern's branch is taken or not."""
+        if not self.branches.open or self.branches.open[-1].value is None:
             return False
         start = max(self.text.rfind(mark, 0, self.place) for mark in ("\n", ";;", " in "))
-        patterns = self.text[start : self.place].replace(";;", "").strip().removeprefix("in ").split("|")
-        value = "" if UNSET.search(branch.value) else branch.value
-        matches = any(fnmatchcase(value, each.strip(" \t\n\"'(")) for each in patterns)
-        branch.is_taken = matches and not branch.was_taken
-        branch.was_taken = branch.was_taken or matches
+        self.branches.compare(self.text[start : self.place].replace(";;", "").strip().removeprefix("in ").split("|"))
         self.place += 1
         return True
 
@@ -264,7 +205,7 @@ class _Script:
 
     def _assign(self, match: re.Match[str], *, is_export: bool) -> None:
         self.exports = self.exports or is_export
-        self.assigned |= set() if self._is_off else {match[1]}
+        self.assigned |= set() if self.branches.is_off else {match[1]}
         self.place = match.end()
         before = self.values.get(match[1], []) if match[2] else []
         if self.text.startswith("(", self.place):
@@ -280,11 +221,11 @@ class _Script:
                 if len(items) > _MOST_WORDS:
                     self._too_much()
             self.place += 1
-            if not self._is_off:
+            if not self.branches.is_off:
                 self.values[match[1]] = [*before, *items]
             return
         value = " ".join(self._word(split=False)) if self._has_word() else ""
-        if self._is_off:
+        if self.branches.is_off:
             return
         self.values[match[1]] = [*before[:-1], (before[-1] if before else "") + value] if match[2] else [value]
 

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
 from planner.evidence.rows.knowledge import UnpricedRun, first_match, knowledge, normalized
+from planner.evidence.rows.layouts import degrees_of, layout_of
 from planner.evidence.rows.machines import cluster_of
 from planner.evidence.rows.models import model_of
 from planner.layout import Assumed
-from planner.search.given import given_layout, split_with_ends
+from planner.search.given import given_layout
 from planner.specs.by_name import load_engine
 from planner.specs.load import load_job
-from planner.specs.pipeline_letters import Pieces, pieces_of_letters
-from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import printable
 from planner.specs.uniform import uniform_job
 
@@ -35,12 +34,9 @@ if TYPE_CHECKING:
     from planner.specs.engine import EngineSpec
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
-    from planner.specs.recipe import Offload
 
-_LARGEST_BATCH: Final = 100_000_000
-_LARGEST_SEQUENCE: Final = 100_000_000
-_LARGEST_DEGREE: Final = 1_000_000
-_LARGEST_PIPELINE: Final = 10_000
+_LARGEST: Final = 100_000_000
+"""The most sequences of a step, and the most tokens of a sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +117,16 @@ def question_of(run: Run) -> Question:
     """
     run = _with_knobs(run)
     assumed: list[Assumed] = []
-    degrees = _degrees(run, assumed)
+    degrees = degrees_of(run, assumed)
     engine, is_unknown = engine_of(run, degrees["tp"] * degrees["pp"] * degrees["cp"] > 1, assumed)
     model = model_of(run)
     cluster = cluster_of(run, run.gpus or degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["dp"])
     run = _with_microbatch(run, degrees, assumed)
     batch, share = _batch(run, degrees["dp"], run.microbatch or run.mbs or 1, assumed)
-    if not run.seq or run.seq > _LARGEST_SEQUENCE:
+    if not run.seq or run.seq > _LARGEST:
         raise UnpricedRun("sequence length not stated")
-    layout = _layout(run, model, engine, degrees, assumed)
-    settings = _settings(run, model, engine, assumed)
+    layout = layout_of(run, model, engine, degrees, assumed)
+    settings = _settings(run, model, engine, layout, assumed)
     if is_unknown:
         settings["engine.stands_for"] = json.dumps(printable(run.framework, 40) or "not stated")
     missing = _missing_abilities(engine, model, layout, settings)
@@ -205,9 +201,7 @@ def _framework(run: Run) -> Mapping[str, Any] | None:
     return first_match(f"{run.framework} {run.release}".lower(), knowledge("aliases")["frameworks"])
 
 
-@cache
-def _engine(name: str) -> EngineSpec:
-    return load_engine(name)
+_engine: Final = cache(load_engine)
 
 
 def _missing_abilities(
@@ -251,7 +245,9 @@ _NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", 
 _ADAPTERS: Final = ("lora", "peft", "adapter")
 
 
-def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assumed]) -> dict[str, str]:
+def _settings(
+    run: Run, model: ModelSpec, engine: EngineSpec, layout: Mapping[str, Any], assumed: list[Assumed]
+) -> dict[str, str]:
     """Settings in addition to the options: of the training document, and of the engine if the row states more."""
     words = f"{run.flags} {run.notes} fp8_recipe={run.fp8_recipe}".lower()
     task = run.task.lower()
@@ -265,8 +261,7 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
             assumed.append(Assumed(key="training.dropout", value="0.1", rule=rule))
             found["training.dropout"] = "0.1"
     found |= _stated_in_words(words)
-    recipe = _recipe(run, engine)
-    if recipe != "engine":
+    if (recipe := _recipe(run, engine)) != "engine":
         found["training.memory_recipe"] = recipe
     if any(word in task for word in _ADAPTERS):
         found |= _adapters(f"{task}; {words}", model, assumed)
@@ -282,8 +277,8 @@ def _settings(run: Run, model: ModelSpec, engine: EngineSpec, assumed: list[Assu
     found["training.cuda_graphs"] = _graphs(run)
     overlaps = _overlaps_experts(run) if run.moe_a2a_overlap is None else run.moe_a2a_overlap
     if overlaps and model.moe is not None and (run.ep or 1) > 1:
-        in_chunks = (run.pp or 1) == 1 or (run.interleave or run.vpp or 1) > 1
-        found["training.expert_overlap"] = str(in_chunks).lower()
+        in_chunks = layout.get("schedule") == "interleaved" or layout.get("interleave", 1) > 1
+        found["training.expert_overlap"] = str(layout["pp"] == 1 or in_chunks).lower()
     return found
 
 
@@ -388,199 +383,8 @@ def _batch(run: Run, dp: int, mbs: int, assumed: list[Assumed]) -> tuple[int, fl
     if batch < dp * mbs:
         raise UnpricedRun(f"global batch {batch} is less than dp * microbatch = {dp * mbs}")
     whole = -(-batch // (dp * mbs)) * dp * mbs
-    if whole > _LARGEST_BATCH:
+    if whole > _LARGEST:
         raise UnpricedRun(f"global batch {batch}")
     if whole != batch:
         assumed.append(Assumed(key="global_batch", value=str(whole), rule=f"{batch} in whole microbatches"))
     return whole, batch / whole
-
-
-# --- the layout -------------------------------------------------------------------------------------------------
-
-
-def _degrees(run: Run, assumed: list[Assumed]) -> dict[str, int]:
-    """The degrees tp, pp, cp and dp.
-
-    If the stated dp contradicts the number of GPUs, as in expert-dp columns, the number of GPUs takes precedence.
-    """
-    tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
-    if max(tp, cp) > _LARGEST_DEGREE or pp > _LARGEST_PIPELINE:
-        raise UnpricedRun(f"tp {tp}, pp {pp}, cp {cp}")
-    inner = tp * pp * cp
-    if not run.gpus:
-        if not run.dp:
-            raise UnpricedRun("number of GPUs not stated")
-        return {"tp": tp, "pp": pp, "cp": cp, "dp": run.dp}
-    if run.gpus % inner == 0:
-        dp = run.gpus // inner
-        if run.dp and run.dp != dp:
-            assumed.append(Assumed(key="dp", value=str(dp), rule=f"by the number of GPUs, not {run.dp}"))
-        return {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
-    if run.dp and inner * run.dp <= run.gpus:
-        return {"tp": tp, "pp": pp, "cp": cp, "dp": run.dp}
-    raise UnpricedRun(f"tp * pp * cp = {inner} does not divide {run.gpus} GPUs")
-
-
-def _layout(
-    run: Run, model: ModelSpec, engine: EngineSpec, degrees: Mapping[str, int], assumed: list[Assumed]
-) -> dict[str, Any]:
-    """The layout keys that the row states; other keys are None or left out."""
-    tp, pp, dp = degrees["tp"], degrees["pp"], degrees["dp"]
-    experts = _experts(run, model, tp * degrees["cp"] * dp) if model.moe is not None else {}
-    pipeline = _pipeline(run, model, engine, pp, assumed)
-    offload = _offload(run, assumed)
-    zero = _zero(run) if dp * degrees["cp"] > 1 else 0
-    if not zero and offload not in ("none", "activations"):
-        zero = _zero(run) or 1  # the host updates shards, also those of one device
-    if zero == 3 and pp > 1 and 3 in engine.pipeline.zero_stages and engine.memory.whole_gradients == "piped":
-        zero = 1  # FSDP2: without a word of it, a pipeline's weights and gradients stay whole between microbatches
-        rule = "fully_shard does not reshard under a pipeline by default"
-        assumed.append(Assumed(key="zero", value="1", rule=rule))
-    own = {
-        "zero": zero,
-        "hsdp": _hsdp(run, dp) if zero else 1,
-        "sp": run.sp and min(run.sp, 1) if tp > 1 else None,
-        "recompute": _recompute(run, engine, assumed),
-        "offload": offload,
-    }
-    without = {"hsdp": 1, "offload": "none"}
-    stated = {key: value for key, value in own.items() if value != without.get(key)}
-    return {**degrees, **experts, "mbs": run.microbatch or run.mbs, **pipeline, **stated}
-
-
-def _experts(run: Run, model: ModelSpec, ranks: int) -> dict[str, int]:
-    """Degrees of expert parallelism and, if stated, of expert tensor parallelism.
-
-    Both divide the ranks tp * cp * dp.
-    """
-    ep = run.ep or 1
-    assert model.moe is not None
-    if ranks % (ep * (run.etp or 1)) or model.moe.num_experts % ep:
-        raise UnpricedRun(f"expert parallelism {ep} over {ranks} ranks and {model.moe.num_experts} experts")
-    return {"ep": ep, "etp": run.etp} if run.etp else {"ep": ep}
-
-
-def _pipeline(run: Run, model: ModelSpec, engine: EngineSpec, pp: int, assumed: list[Assumed]) -> dict[str, Any]:
-    """Schedule, chunks of a stage and their layers, where the row states them; empty without a pipeline.
-
-    A blank cell means the engine's default of one chunk. A source that says nothing of chunks, in a table that asks for
-    them, is a tuned run: its stages are interleaved if the engine can do so.
-    """
-    if pp > model.num_layers:
-        raise UnpricedRun(f"{pp} pipeline stages for {model.num_layers} layers")
-    if pp == 1:
-        return {}
-    words, stated = run.flags.lower(), run.interleave or run.vpp
-    schedule = next((schedule for word, schedule in knowledge("aliases")["schedules"].items() if word in words), None)
-    if schedule == "dualpipe":
-        return {"dp": None, "schedule": schedule}
-    if schedule:
-        return {"schedule": schedule}
-    if stated_pieces := _stated_pieces(run, model, pp):
-        found: dict[str, Any] = {"interleave": len(stated_pieces.layers) // pp}
-        mtp = "/".join(map(str, stated_pieces.mtp)) if model.mtp_layers else ""
-        return found | {"layers_per_stage": "/".join(map(str, stated_pieces.layers))} | ({"mtp": mtp} if mtp else {})
-    if not stated:
-        interleaves = stated == 0 and "interleaved" in engine.pipeline.schedules
-        interleaves = interleaves or re.search(r"(?<!non-)(?<!not )interleav", words) is not None
-        return {"schedule": "interleaved"} if interleaves else {}
-    if stated * pp <= model.num_layers:
-        return {"interleave": max(1, stated)}
-    most = max(
-        count
-        for count in range(1, min(stated, model.num_layers) + 1)
-        if stated % count == 0
-        and (
-            count == 1
-            or model.num_layers % (count * pp) == 0
-            or split_with_ends(model.num_layers, model.mtp_layers, count * pp)
-        )
-    )
-    rule = f"the most of {stated} chunks that hold layers, embedding and loss counted as layers"
-    assumed.append(Assumed(key="interleave", value=str(most), rule=rule))
-    return {"interleave": most}
-
-
-def _stated_pieces(run: Run, model: ModelSpec, pp: int) -> Pieces | None:
-    """Layers of each chunk, and chunks of layers for multi-token prediction, as in the recipe's list.
-
-    The list stands in its column or after the words `pipeline layout` of a flag: counts such as `13|11` and `4*14|1`,
-    or the letters of Megatron-Core. None without a list.
-    """
-    in_flags = re.search(r"(?:pipeline|pp)[\w \-]*layout\W*([^;]+)", run.flags, re.IGNORECASE)
-    stated = run.pipeline_layout or (in_flags[1] if in_flags else "")
-    if not stated:
-        return None
-    found = _pieces_of(stated)
-    if sum(found.layers) != model.num_layers or len(found.layers) % pp:
-        raise UnpricedRun(f"pipeline layout {printable(stated, 40)} of {model.num_layers} layers")
-    return found
-
-
-def _pieces_of(stated: str) -> Pieces:
-    """The pieces of each chunk from counts of layers, or from letters; empty if the text is neither."""
-    if letters := re.search(r"E[Etm|L\d*(), ]*L", stated):
-        try:
-            return pieces_of_letters(letters[0])
-        except InputError:
-            return Pieces((), ())
-    parts = [re.fullmatch(r"\s*(\d{1,5})\s*(?:[x*]\s*(\d{1,4}))?\D*", part) for part in re.split(r"[|/,]", stated)]
-    counts = (int(part[1]) for part in parts if part for _ in range(int(part[2] or 1)))
-    return Pieces(tuple(counts) if all(parts) else (), ())
-
-
-def _offload(run: Run, assumed: list[Assumed]) -> Offload:
-    """The tensors that the run keeps on its hosts; `full` offload includes the checkpointed activations."""
-    words = run.flags.lower()
-    if run.cpu_offload:
-        rule = f"activations of {printable(run.cpu_offload, 40)} wait on the host, and a layout can say all or none"
-        assumed.append(Assumed(key="offload", value="none", rule=rule))
-    if "full cpu offload" in words:
-        return "both"
-    if "weights on the host" in words and _zero(run) == 3:
-        return "params+states"
-    if "checkpoint-in-cpu" in words:
-        return "activations"
-    return "optimizer" if run.offload or "cpu offload" in words or "offload=true" in words else "none"
-
-
-def _zero(run: Run) -> int | None:
-    """The stated ZeRO stage; None if the row states none."""
-    if run.zero_stage is not None and run.zero_stage <= 3:
-        return run.zero_stage
-    in_words = re.search(r"[0-3]", run.zero)
-    return int(in_words[0]) if in_words else None
-
-
-def _hsdp(run: Run, dp: int) -> int:
-    """Number of replicas of the sharded group; the text `hsdp (shard 8 in node ...)` means 8 ranks per group."""
-    words = f"{run.zero} {run.flags}".lower()
-    if "hsdp" not in words and "hybrid_shard" not in words:
-        return 1
-    shard = re.search(r"shard\D{0,3}(\d{1,6})", words)
-    size = int(shard[1]) if shard else run.gpus_per_node or 8
-    return dp // size if size and dp % size == 0 else 1
-
-
-def _recompute(run: Run, engine: EngineSpec, assumed: list[Assumed]) -> str | None:
-    """The stated recompute policy: by Megatron's modules, for some layers, or by the engine's own name; else None."""
-    kind, _, modules = run.recompute.lower().partition(":")
-    stated = run.recompute_policy.lower() or kind.split(" ")[0]
-    if stated == "full" and run.recompute_layers:
-        return f"full:{run.recompute_layers}"
-    if stated != "selective":
-        return stated if stated in ("none", "full") else None
-    named = "+".join(re.findall(r"[a-z_]+", run.recompute_modules.lower() or modules))
-    if named and not policy_fault(named):
-        return canonical(named)
-    words = f"{run.recompute} {run.flags}".lower()
-    if "every" in words and ("layer" in words or "block" in words):
-        number = re.search(r"every (\d+)", words)
-        if number is None and "other" not in words:
-            assumed.append(Assumed(key="recompute", value="every:2", rule="every how many layers is not stated"))
-        return f"every:{number[1]}" if number else "every:2"
-    if engine.can.recomputes("selective"):
-        return "selective"
-    # selection by operator keeps the matrix products: the recomputed operators are cheap
-    assumed.append(Assumed(key="recompute", value="none", rule=f"{engine.name} has no selective policy; it is cheap"))
-    return "none"

@@ -79,7 +79,7 @@ class PoolBounds:
         """
         if len(self._of_pools) == 1:
             return self._of_pools[0].timing_bound_seconds(degrees, any_experts=any_experts)
-        prices = [bounds.layer_and_head_seconds(degrees, any_experts=any_experts)[1:] for bounds in self._of_pools]
+        prices = [bounds.layer_and_head_seconds(degrees, any_experts=any_experts)[1::2] for bounds in self._of_pools]
         layer, head = (np.stack(each, axis=1) for each in zip(*prices, strict=True))
         layer = np.where(room_in_pools(self._job, degrees) > 0, layer, np.inf)
         stages = fastest_stages(self._job, degrees, layer)

@@ -154,8 +154,8 @@ def _last_chunks(
     """For each stage with some layers, every number of layers that its last chunk may have: (position, last chunk).
 
     All chunks are balanced. Only the last chunk may have fewer layers, down to none, where it holds the loss or layers
-    for multi-token prediction; and a first stage with a layer less than chunks begins with the embedding alone. Stages
-    with too few layers are left out.
+    for multi-token prediction; and a first stage with a layer less than chunks begins with the embedding alone, unless
+    the model has leading layers, which the first chunk holds. Stages with too few layers are left out.
     """
     v, final, apart = x.interleave, index == x.pp - 1, x.mtp_before > 0
     even = layers // v
@@ -163,7 +163,7 @@ def _last_chunks(
         rows = np.flatnonzero(layers >= v)
         return rows, even[rows]
     holds_end = (final | (apart & (index == x.pp - 2))) & (x.pp > 1)
-    alone = (index == 0) & (layers < v)  # the embedding
+    alone = (index == 0) & (layers < v) & (pattern_of(job).leading == 0)  # the embedding; else `stage_of` is wrong
     possible = np.where(holds_end | alone & (x.pp > 1), layers >= v - 1, layers >= v)
     row, fewer, _ = unrolled(np.where(possible, np.where(holds_end & (v > 1) & ~alone, even + 1, 1), 0))
     last = np.where(alone & (v > 1), 1, even)[row] - fewer

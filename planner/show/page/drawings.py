@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from planner.answers.executed import PASS_NAMES
-from planner.cost.collectives import group
+from planner.cost.groups import group
 from planner.cost.run import devices_in_use
 from planner.cost.segments import domain_devices
 from planner.layout import AXES

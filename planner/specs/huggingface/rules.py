@@ -210,11 +210,14 @@ def mixture(config: Config) -> None:
 
 
 def sparse_steps(config: Config) -> None:
-    """Qwen: experts in every `decoder_sparse_step`-th layer, except the layers in `mlp_only_layers`."""
-    dense = config.entries("mlp_only_layers")
+    """Qwen: experts in every `decoder_sparse_step`-th layer of the model, except the layers in `mlp_only_layers`.
+
+    Our documents count the steps from the end of the dense layers, so these become a multiple of the step.
+    """
+    dense, step = config.entries("mlp_only_layers"), config.size("decoder_sparse_step", 1)
     if dense != list(range(len(dense))):
         config.unsupported("mlp_only_layers", "`mlp_only_layers` may only name the first layers")
-    config.put("moe.num_dense_layers", len(dense), "mlp_only_layers")
+    config.put("moe.num_dense_layers", len(dense) // step * step, "mlp_only_layers")
 
 
 def expert_groups(config: Config, groups: int = 1) -> None:

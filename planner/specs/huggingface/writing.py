@@ -15,7 +15,17 @@ from planner.specs.validate import validate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_GATED: Final = {"gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh", "gemma3_text": "gelu_pytorch_tanh"}
+_MORE: Final[dict[str, dict[str, Any]]] = {
+    **{key: {"hidden_activation": "gelu_pytorch_tanh"} for key in ("gemma", "gemma2", "gemma3_text")},
+    **{key: {"use_sliding_window": False} for key in ("qwen2", "qwen3", "qwen3_moe", "qwen2_moe")},
+    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},  # the class's defaults are 0.1
+}
+"""Further keys of a model type, whose defaults are not what our layers compute."""
+_LISTS_WINDOWS: Final = ("gemma2", "gemma3_text", "gpt_oss")
+"""The types whose layers follow `layer_types`; the other types with windows, such as Mistral, window every layer.
+
+Source: models/*/modeling_*.py in transformers 5.23.
+"""
 
 
 def config_of(spec: ModelSpec, kinds: Iterable[str]) -> dict[str, Any] | None:
@@ -52,30 +62,22 @@ def _candidates(name: str, spec: ModelSpec) -> Iterator[dict[str, Any]]:
             found = getattr(found, part, None)
         if found is not None:
             config[keys.split("|")[0]] = found
-    if name in _GATED:
-        config["hidden_activation"] = _GATED[name]
     if spec.position == "rope":
         config["rope_theta"] = spec.rope_theta
     if scaling := spec.rope_scaling:
         named = {name: getattr(scaling, ours) for name, ours in LLAMA3_SCALING.items()}
         config["rope_scaling"] = {"rope_type": "llama3", **named}
-    config |= _of_window(name, spec) | _of_experts(name, spec)
+    config |= _MORE.get(name, {}) | _of_window(name, spec) | _of_experts(name, spec)
     yield config
-    if name == "gpt2":
-        yield {**config, "n_inner": spec.ffn_hidden_size}
-    if name == "opt":
-        yield {**config, "ffn_dim": spec.ffn_hidden_size}
+    if width := {"gpt2": "n_inner", "opt": "ffn_dim"}.get(name):
+        yield {**config, width: spec.ffn_hidden_size}
 
 
 def _of_window(name: str, spec: ModelSpec) -> dict[str, Any]:
-    if name in ("qwen2", "qwen3", "qwen3_moe", "qwen2_moe"):
-        return {"use_sliding_window": False}
-    if name in ("mistral", "mixtral", "phi3") and not spec.sliding_window:
-        return {"sliding_window": None}
     if not spec.sliding_window:
-        return {}
+        return {"sliding_window": None} if name in ("mistral", "mixtral", "phi3") else {}
     kinds = ["full_attention" if spec.layer_is_global(each) else "sliding_attention" for each in range(spec.num_layers)]
-    mixed = {"layer_types": kinds} if spec.global_every else {}
+    mixed = {"layer_types": kinds} if name in _LISTS_WINDOWS and spec.global_every else {}
     return {"sliding_window": spec.sliding_window, **mixed}
 
 

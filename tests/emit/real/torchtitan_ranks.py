@@ -9,11 +9,15 @@ import json
 import multiprocessing
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch  # noqa: TID251 - of the other interpreter
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251 - as above
 
-from planner.trainer.rehearse_torchtitan import _config, _fake_world, torchtitan  # it takes torchtitan for a CPU
+from planner.trainer.rehearse_torchtitan import FlexAttention, _config, _fake_world, torchtitan  # for a CPU
+
+ATTENTION = FlexAttention.forward
+"""The program's own, whose arguments name what it shards: no step needs the stand-in of a rehearsal."""
 
 
 def held(folder: Path, num_ranks: int, rank: int) -> dict:
@@ -21,7 +25,7 @@ def held(folder: Path, num_ranks: int, rank: int) -> dict:
     sys.modules.pop("planned", None)
     config, mode = _config(folder), FakeTensorMode(allow_non_fake_inputs=True)
     sys.path.remove(str(folder))
-    with _fake_world(num_ranks, rank, mode):
+    with _fake_world(num_ranks, rank, mode), mock.patch.object(FlexAttention, "forward", ATTENTION):
         trainer = torchtitan.trainer.Trainer(config)
         parameters = [each for part in trainer.model_parts for each in part.parameters()]
         local = [getattr(each, "_local_tensor", each) for each in parameters]
