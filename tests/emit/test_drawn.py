@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.api import estimate_file
+from planner.api import estimate_file, plan_file
 from planner.emit.read.front import read_foreign
 from planner.emit.read.shell import commands_of
 from planner.errors import InputError
@@ -377,9 +377,20 @@ VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
 
 
 @pytest.mark.parametrize(
-    ("own", "layout", "numbers"),
+    ("own", "layout", "numbers", "loss"),
     [
-        ("fsdp_sft_trainer data.micro_batch_size_per_gpu=4", "dp=8,zero=3,cp=1,mbs=4,recompute=full", (256, 1024, 0)),
+        (
+            "fsdp_sft_trainer data.micro_batch_size_per_gpu=4",
+            "dp=8,zero=3,cp=1,mbs=4,recompute=full",
+            (256, 1024, 0),
+            "engine",
+        ),
+        (
+            "sft_trainer data.use_dynamic_bsz=False engine.param_offload=False",
+            "dp=8,zero=3,cp=1,mbs=4,recompute=full",
+            (256, 1024, 0),
+            "fused",
+        ),
         (
             (
                 "fsdp_sft_trainer data.train_batch_size=64 data.max_length=2048 data.micro_batch_size=16 "
@@ -387,6 +398,7 @@ VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
             ),
             "dp=4,zero=3,cp=2,mbs=4,recompute=none",
             (64, 2048, 32),
+            "engine",
         ),
         (
             (
@@ -395,11 +407,12 @@ VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
             ),
             "dp=2,tp=2,pp=2,zero=1,mbs=4,recompute=none",
             (96, 1024, 0),
+            "engine",
         ),
     ],
 )
-def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, numbers, written) -> None:
-    """By hand from verl b178a3cd, trainer/config/sft_trainer.yaml and sft_trainer_engine.yaml."""
+def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, numbers, loss, written) -> None:
+    """By hand from verl b178a3cd: trainer/config (sft_trainer.yaml, sft_trainer_engine.yaml), logprobs_from_logits."""
     text = f"{VERL_SFT}{own} model.{'path' if 'engine' in own else 'partial_pretrain'}=Qwen/Qwen2.5-7B"
     plan = estimate_file(written(text), "dgx-h100")
     told = {key: getattr(plan.layout, key) for key in ("dp", "tp", "pp", "cp", "zero", "mbs")}
@@ -409,13 +422,20 @@ def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, number
     } == wanted
     training = plan.training
     assert (training.global_batch_size, training.sequence_length, training.lora_rank) == numbers
+    assert (training.objective, training.loss, training.reference_at) == ("next-token", loss, "none")
     assert plan.verdict != "unknown"
 
 
 def test_microbatches_of_tokens_leave_no_verdict_on_fine_tuning_of_verl(written) -> None:
     """The newer program has them unless it is told otherwise: 8,192 tokens are eight sequences."""
-    plan = estimate_file(written(f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B"), "dgx-h100")
+    path = written(f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B")
+    plan = estimate_file(path, "dgx-h100")
     assert (plan.layout.mbs, plan.verdict) == (8, "unknown")
+    assert [(each.key, each.settled_by) for each in plan.assumed if each.settled_by] == [
+        ("data.use_dynamic_bsz", "--layout mbs=...")
+    ]
+    for settled in ({"layout": "mbs=2"}, {"ignore": ("data.use_dynamic_bsz",)}):
+        assert estimate_file(path, "dgx-h100", **settled).verdict != "unknown"
 
 
 def test_rare_exchanges_of_torchtitan_leave_no_verdict(written) -> None:
@@ -453,6 +473,9 @@ def test_a_recipe_of_megatron_bridge_is_known_by_its_name(recipe, layout, batch,
     assert (bare.layout, {*bare.settings}) == (found.layout, {*found.settings} - {"training.steps=10"})
     with pytest.raises(InputError, match="does not exist"):
         read_foreign(Path("mine_config"), num_devices=64)
+    with pytest.raises(InputError, match="does not exist") as error:
+        read_foreign(Path(recipe.replace("pretrain", "pretran")), num_devices=64)
+    assert f"`{recipe}`" in error.value.mistakes[0].hint
     unknown = read_foreign(written(f"{start} mine_config {SIZES}"), num_devices=64, model="llama3-8b")
     assert "open" in {each.kind for each in unknown.assumed}
 
@@ -491,3 +514,74 @@ def test_states_on_the_host_and_microbatches_of_tokens_of_verl(own, offload, dou
     told = [each.key.removesuffix("...") for each in found.assumed if each.kind == "open"]
     assert len(told) == len(doubts)
     assert all(doubt.startswith(key) for doubt, key in zip(doubts, told, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # what the file leaves open and what is not carried over
+def test_a_plan_chooses_the_microbatch_that_verl_packs_by_tokens(written) -> None:
+    """The doubt is about the layout alone, which a plan replaces and `--layout` settles."""
+    path = written(f"{GRPO}{OF_BATCH} actor_rollout_ref.actor.use_dynamic_bsz=True")
+    assert estimate_file(path, "dgx-h100").verdict == "unknown"
+    assert estimate_file(path, "dgx-h100", layout="mbs=1").verdict == "fits"
+    assert plan_file(path, "dgx-h100").verdict == "fits"
+
+
+def test_all_wrong_values_of_verl_are_told_and_no_right_key_is_blamed(written) -> None:
+    wrong = ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=two", f"{MICRO}=2x")
+    more = "actor_rollout_ref.model.enable_gradient_checkpointing=True actor_rollout_ref.actor.fsdp_config.fsdp_size=-1"
+    text = f"{GRPO}actor_rollout_ref.actor.ppo_mini_batch_size=64 {' '.join(wrong)} {more}"
+    with pytest.raises(InputError) as error:
+        read_foreign(written(text), num_devices=8)
+    told = {each.message.partition(": ")[0] for each in error.value.mistakes}
+    assert (len(error.value.mistakes), told) == (2, {each.partition("=")[0] for each in wrong})
+
+
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+
+
+def test_wrong_degrees_of_verl_are_told_at_once(written) -> None:
+    part = "actor_rollout_ref.actor.megatron"
+    wrong = f"{part}.tensor_model_parallel_size=two {part}.pipeline_model_parallel_size=2x"
+    text = f"{GRPO}actor_rollout_ref.actor.ppo_mini_batch_size=64 {wrong} {part}.expert_model_parallel_size=2 {MICRO}=1"
+    with pytest.raises(InputError) as error:
+        read_foreign(written(text), num_devices=8)
+    assert sorted(each.message.rpartition(": ")[2] for each in error.value.mistakes) == [
+        "'2x' is no whole number",
+        "'two' is no whole number",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wrong"),
+    [
+        (
+            "a.json",
+            (
+                '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "sequence_parallel_size": 2, '
+                '"tensor_parallel": {"autotp_size": "2x"}}'
+            ),
+            "autotp_size",
+        ),
+        (
+            "a.yaml",
+            (
+                "sft: {}\npolicy:\n  train_micro_batch_size: 1\n  max_total_sequence_length: 2048\n  dtensor_cfg:\n"
+                "    enabled: true\n    tensor_parallel_size: 2x\n    context_parallel_size: 2\n"
+            ),
+            "tensor_parallel_size",
+        ),
+        (
+            "a.toml",
+            (
+                '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n'
+                '[parallelism]\npipeline_parallel_degree = "2x"\npipeline_parallel_schedule = "1F1B"\n'
+            ),
+            "pipeline_parallel_degree",
+        ),
+    ],
+)
+def test_a_wrong_degree_blames_no_right_key(name, text, wrong, written) -> None:
+    more = {} if name == "a.toml" else {"model": "llama3-8b"}
+    with pytest.raises(InputError) as error:
+        read_foreign(written(text, name), num_devices=8, per_host=8, **more)
+    (mistake,) = error.value.mistakes
+    assert mistake.message.partition(": ")[0].endswith(wrong)

@@ -203,6 +203,9 @@ def test_shift_drops_the_first_arguments():
     for script, words in (
         (f'{usage}N=$1\nshift 2\nx $N "$@"', ["x", "8", "a=b"]),
         ("shift\nx $1 $# $@", ["x", "out", "2", "out", "a=b"]),
+        ("shift 4\nx $1 $#", ["x", "8", "3"]),
+        ("shift 3\nx ${1:-1} $#", ["x", "1", "0"]),
+        ("shift -1\nx $1 $#", ["x", "8", "3"]),
         ("while read each; do echo $each; done\nshift\nx $1", ["x", "out"]),
     ):
         assert commands_of(f"set -- 8 out a=b\n{script}")[-1] == words

@@ -60,6 +60,14 @@ def test_a_run_of_primus_has_the_hosts_of_its_script(tmp_path: Path) -> None:
     script = tmp_path / "own.sh"
     script.write_text(f"export NNODES=4\nprimus-cli direct -- train pretrain --config {tmp_path}/run/{FILE}\n")
     assert read_foreign(script, per_host=8, num_devices=8).num_hosts == 4
+    for slurm in ("srun -N 4 -p gpu", "sbatch --nodes=4", "-N4 --time 9:00"):  # runner/primus-cli-slurm.sh
+        script.write_text(f"primus-cli slurm {slurm} -- train pretrain --config {tmp_path}/run/{FILE}\n")
+        found = read_foreign(script, per_host=8, num_devices=8)
+        assert (found.num_hosts, [each.key for each in found.assumed]) == (4, ["zero"])
+    script.write_text("primus-cli direct -- train pretrain --config $EXP\n")
+    with pytest.raises(InputError, match=r"config is \$EXP, which the file does not set") as error:
+        read_foreign(script, per_host=8, num_devices=8)
+    assert "--define" in error.value.mistakes[0].hint
 
 
 def test_an_experiment_reads_back_as_the_same_plan(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def facts_of(
     given = Given(values, model=model, num_devices=num_devices, per_host=per_host)
     found: dict[str, Any] = {}
     mistakes: list[Mistake] = []
+    is_read = True  # what a setting did not read before its first mistake is not strange
     for setting in target.settings:
         if of_model and not (setting.says and all(path.startswith("model.") for path in setting.says)):
             continue
@@ -81,15 +82,16 @@ def facts_of(
                 given.understood -= new
             else:
                 mistakes += error.mistakes
-    if unset := [_not_set(key, text) for key in values if key in given.understood and (text := _unset(values[key]))]:
+                is_read = is_read and not any(path.startswith("layout.") for path in setting.says)
+    if unset := [not_set(key, text) for key in values if key in given.understood and (text := _unset(values[key]))]:
         raise InputError(*unset)
     doubts, rest, ignored_keys = left_over(given, target, ignored)
     misspelt = {key: near for key in rest if (near := _misspelt(key, given.understood))}
-    if not of_model:
+    if not of_model and is_read:
         strange = {key: misspelt.get(key, "") for key in rest if key not in given.known}
         mistakes += [_of_layout(key, near) for key, near in strange.items() if _is_layout(f"{key} {near}", values[key])]
     if mistakes:
-        raise InputError(*mistakes)
+        raise InputError(*dict.fromkeys(mistakes))  # several settings read one key
     return Facts(
         fields=found,
         doubts=doubts,
@@ -105,7 +107,8 @@ def _unset(value: Value) -> str:
     return " ".join(texts) if any(map(UNSET.search, texts)) else ""
 
 
-def _not_set(key: str, text: str) -> Mistake:
+def not_set(key: str, text: str) -> Mistake:
+    """The mistake of a value that has a variable without a value."""
     hint = "--define NAME=VALUE sets a variable of a script, and --args 'A B' its arguments; or write the value"
     return Mistake(message=f"{printable(key, 80)} is {printable(text, 60)}, which the file does not set", hint=hint)
 

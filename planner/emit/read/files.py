@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from planner.emit.names import names_beside
 from planner.emit.read import THE_FILE, has_all
-from planner.emit.read.overrides import recipe_of
+from planner.emit.read.conditions import UNSET
+from planner.emit.read.facts import not_set
+from planner.emit.read.overrides import recipe_names, recipe_of
 from planner.emit.read.readers import READERS
 from planner.emit.read.slurm import with_srun
 from planner.errors import InputError, Mistake, PlannerError
 from planner.specs.files import kind_of, limited_text
-from planner.specs.text import printable
+from planner.specs.text import did_you_mean, printable
 from planner.specs.yaml import read_text
 
 if TYPE_CHECKING:
@@ -59,6 +61,9 @@ def opened(path: Path) -> File:
     if not path.exists() and recipe_of(str(path)):
         return File(path, str(path), f"run_recipe.py --recipe {path}\n")
     shown = "standard input" if str(path) == "-" else printable(str(path), 1000)
+    is_name = shown.endswith("_config") and not isfile(path)  # noqa: PTH113 - it accepts names of any length
+    if is_name and (hint := did_you_mean(shown, recipe_names())):
+        raise InputError(f"{shown} does not exist, and is no recipe that is known here", hint=hint)
     return File(path, shown, limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown))
 
 
@@ -170,6 +175,8 @@ class Run:
         for path in (file.path.parent / name, wanted):
             if name.endswith(_NAMED_KINDS) and isfile(path):  # noqa: PTH113 - it accepts names of any length
                 return opened(path)
+        if UNSET.search(name):
+            raise InputError(replace(not_set(key, name), where=file.where(key)))
         message = f"{key.rpartition('.')[2]} names {printable(name, 200)}, which is neither beside the file nor here"
         hint = "one more --from gives it, as in --from run.sh --from fsdp.yaml"
         raise InputError(message, where=file.where(key), hint=hint)

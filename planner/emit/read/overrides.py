@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Values
 
 _NAMES: Final = names_beside(__file__)
+_RECIPES: Final = str(Path(__file__).with_name("recipes"))
 _MIXED: Final = re.compile(r"['\"]?mixed_precision=([\w]+)")
 
 
@@ -31,9 +32,14 @@ def recipe_of(name: str) -> Values:
     """The keys and values of a recipe with this name in the newest release that has it; empty if none is known."""
     if not name.endswith("_config"):
         return {}
-    releases = names_beside(str(Path(__file__).with_name("recipes")))
+    releases = names_beside(_RECIPES)
     release = next((each for each, recipes in releases.items() if name in recipes), "")
     return {**_NAMES["plain"], **releases[release][name], OF_RELEASE: release} if release else {}
+
+
+def recipe_names() -> set[str]:
+    """The names of all recipes that are known."""
+    return {name for recipes in names_beside(_RECIPES).values() for name in recipes}
 
 
 OF_RELEASE: Final = "launch.recipe"

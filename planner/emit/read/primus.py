@@ -1,7 +1,8 @@
 """Readers for YAML of two programs over Megatron-Core: Primus' experiments, and overrides of Megatron-Bridge's recipes.
 
 Source: Primus, examples/megatron/configs, primus/configs/modules/megatron/pre_trainer.yaml (read 2026-11-26);
-Megatron-Bridge, scripts/training (`--config-file`), examples/recipes/*/conf.
+runner/primus-cli-slurm.sh and primus-cli-slurm-entry.sh; Megatron-Bridge, scripts/training
+(`--config-file`), examples/recipes/*/conf.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from planner.emit.names import decisive, listed, names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import MODEL, THE_FILE, Reader, torchtitan
+from planner.emit.read import HOSTS, MODEL, THE_FILE, Reader, torchtitan
 from planner.emit.read.megatron import DEFAULTS, engine_of
 from planner.emit.read.options import mapping_of, options_of
 from planner.emit.read.overrides import BRIDGE, bridge_values, sizes_of
 from planner.emit.read.shell import commands_of
+from planner.emit.read.slurm import variables_of
 from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
 
@@ -101,9 +103,12 @@ PRIMUS: Final = Reader(
 def _of_command(text: str) -> Values:
     """The sizes and the options of Primus' own command, which calls torchrun, and the name of its experiment."""
     words = next((each for each in commands_of(text) if any(map(_COMMAND.search, each))), [])
-    own = translated(options_of([each for each in words if not each.startswith("${@")]), _NAMES)
+    start = words.index("--") if "slurm" in words and "--" in words else 0  # what stands before is Slurm's
+    own = translated(options_of([each for each in words[start:] if not each.startswith("${@")]), _NAMES)
     own["config"] = str(own.get("config")).removeprefix("$PWD/")
-    return {**own, **sizes_of("\n".join([text, *filter(_SIZE.match, words)]), "GPUS_PER_NODE")}
+    hosts = variables_of(f"#SBATCH {' '.join(words[:start])}").get("SLURM_NNODES")
+    sizes = sizes_of("\n".join([text, *filter(_SIZE.match, words)]), "GPUS_PER_NODE")
+    return {**own, **sizes, **({HOSTS: hosts} if hosts else {})}
 
 
 _COMMAND: Final = re.compile(r"\bprimus-cli\b|\bprimus/cli/main\.py\b")

@@ -3,7 +3,8 @@
 Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
 is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
 unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and
-`shift` outside loops drops the first. The words of `eval` are read once more, as a shell reads them.
+`shift` outside loops drops the first, or none if there are fewer. The words of `eval` are read once more, as a
+shell reads them.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class _Script:
         is_followed = self.branches.are_taken and "@" in self.arguments
         count = whole_number((words[1:] or ["1"])[0]) if words[0] == "shift" and is_followed else None
         if count is not None:
-            self.arguments = _arguments(self.arguments["@"][count:])
+            words = self.arguments["@"]
+            self.arguments = _arguments(words[count:]) if 0 <= count <= len(words) else self.arguments
             return []
         if self.arguments and {"shift", "getopts"} & set(words[:2]):
             hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"

@@ -16,6 +16,7 @@ from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.options import option_words, overrides_of
 from planner.emit.target import Setting, Target
 from planner.errors import InputError
+from planner.specs.mistakes import Mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _ACTOR: Final = "actor_rollout_ref.actor"
 _OPTIMIZER: Final = "optim.override_optimizer_config.optimizer"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
+_TUNED_BY_TOKENS: Final = "data.use_dynamic_bsz"
+"""Key of fine-tuning, which all its newer files have; `newer` in the document has its default."""
 
 
 def _values(text: str) -> Values:
@@ -56,10 +59,13 @@ def _is_megatron(values: Values) -> bool:
 
 def _read_degrees(given: Given) -> dict[str, Any]:
     is_megatron, start = _is_megatron(given.values), f"{_ACTOR}.megatron."
+    mistakes = Mistakes()
     found = {
-        field: (given.whole(start + key, 1) or 1) if is_megatron else 1 for field, key in _NAMES["degrees"].items()
+        field: (mistakes.attempt(given.whole, start + key, 1) or 1) if is_megatron else 1
+        for field, key in _NAMES["degrees"].items()
     }
-    ulysses = given.whole(f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    ulysses = mistakes.attempt(given.whole, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    mistakes.raise_if_any()
     if not is_megatron:
         found["layout.cp"] = ulysses
     if given.model is None or given.model.moe is None:
@@ -91,8 +97,8 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     if mini:
         found["training.global_batch_size"] = mini * answers
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
-    if given.flag(key := f"{_ACTOR}.use_dynamic_bsz"):  # packed up to a token limit
-        given.doubt(key, "microbatches of a number of tokens have no price")
+    if given.flag(key := _TUNED_BY_TOKENS if _TUNED_BY_TOKENS in given else f"{_ACTOR}.use_dynamic_bsz"):
+        given.doubt(key, "microbatches of a number of tokens have no price", "layout.mbs")
         most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
         micro = _at_most(most // (prompt + answer), mini * answers, given)
     elif not micro:  # of all ranks, until 2025
@@ -143,11 +149,17 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
     """The reference model and the rollout engine during the step of the actor, and a critic, which has no price.
 
     FSDP keeps a reference model on the host. One kernel takes the log-probabilities of an actor without an entropy
-    bonus, and writes the gradient over the logits.
+    bonus, and writes the gradient over the logits. Fine-tuning has next tokens as its objective, and the kernel since
+    its newer program.
 
     Source: verl b178a3cd, workers/fsdp_workers.py (CPUOffload) and megatron_workers.py; trainer/ppo/utils.py
-    (need_critic, need_reference_policy); trainer/config/rollout/rollout.yaml; workers/actor/dp_actor.py.
+    (need_critic, need_reference_policy); trainer/config/rollout/rollout.yaml; workers/actor/dp_actor.py;
+    workers/engine/fsdp/transformer_impl.py (logprobs_from_logits); trainer/fsdp_sft_trainer.py (CrossEntropyLoss).
     """
+    is_one_kernel = not _is_megatron(given.values) and not given.number(f"{_ACTOR}.entropy_coeff")
+    loss = {"training.loss": "fused"} if is_one_kernel else {}
+    if "algorithm.adv_estimator" not in given:
+        return loss if _TUNED_BY_TOKENS in given else {}
     if given.flag("critic.enable", default=given.text(key := "algorithm.adv_estimator") == "gae"):
         given.doubt(key, "the critic's weights and states on the same devices have no price")
     diverges = [given.flag(key) for key in (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")]
@@ -156,15 +168,16 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
     found: dict[str, Any] = {"training.objective": "grpo", "training.reference": own if any(diverges) else "none"}
     if not given.flag(f"{_ROLLOUT}.free_cache_engine", default=True):
         found["training.rollout_memory"] = given.number(f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
-    if not _is_megatron(given.values) and not given.number(f"{_ACTOR}.entropy_coeff"):
-        found["training.loss"] = "fused"
-    return found
+    return found | loss
 
 
 def _read(given: Given) -> Mapping[str, Any]:
     steps = (_read_degrees, _read_sharding, _read_batch, _read_recompute)
     parts = (*steps, _read_offload, _read_adapters, _read_objective)
-    return {field: value for read in parts for field, value in read(given).items()}
+    mistakes = Mistakes()
+    found = [mistakes.attempt(read, given) or {} for read in parts]
+    mistakes.raise_if_any()
+    return {field: value for part in found for field, value in part.items()}
 
 
 _NAMES: Final = names_beside(__file__)
