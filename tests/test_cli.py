@@ -282,6 +282,13 @@ def test_a_plan_that_cannot_be_read_ends_with_5(command: str, capsys) -> None:
     assert "missing.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [["explain", "a" * 300], ["explain", "--from", "a" * 300, "dgx-h100"],
+                                  ["plan", *SMALL, "-o", "a" * 300]])  # fmt: skip
+def test_a_name_that_no_file_can_have_is_a_mistake_as_others(argv: list[str], capsys) -> None:
+    assert main(argv) == ExitCode.ENVIRONMENT
+    assert "aaa" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 1}', "\x00", "[" * 100_000])
 def test_a_file_that_is_no_plan_ends_with_2(text: str, own_folder, capsys) -> None:
     (own_folder / "p.json").write_text(text)
@@ -672,6 +679,7 @@ def test_diff_of_two_plans(small_plan, capsys) -> None:
     [
         ["--why-not", "tq=2"],
         ["--why-not", "everything"],
+        ["--why-not", "a" * 300],
         ["--what-if", "nvlink.bandwidth"],
         ["--what-if", "device.memroy=x2"],
         ["--scaling", "8"],

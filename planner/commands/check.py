@@ -52,7 +52,7 @@ def run(
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="An earlier run that this one must keep up with, or a folder of several, which tell how far runs differ.",
+    help="An earlier run that this one must keep up with, or a folder of run folders, which tell how far runs differ.",
 )
 @click.option(
     "--fail-on", default="", metavar="WORDS", help="Of slower, memory and layout, with commas; by default all of them."

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from planner.errors import EnvironmentProblem, InputError
+from planner.specs.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,9 +86,13 @@ def check_writable(*paths: Path | None, force: bool) -> None:
     for path in filter(None, paths):
         if str(path) == "-":
             raise InputError("`-` is no file name here", hint="write the name of a file")
-        if path.exists() and not path.is_file():
+        try:
+            is_new = not path.exists()
+        except OSError as error:  # a name that no file can have
+            raise EnvironmentProblem(f"cannot write {printable(str(path))}: {error.strerror}") from None
+        if not (is_new or path.is_file()):
             raise InputError(f"{path} is not a file")
-        if path.exists() and not force:
+        if not (is_new or force):
             raise InputError(f"{path} exists", hint="add --force to replace it, or choose another name")
         if not os.access(path.parent, os.W_OK):
             raise EnvironmentProblem(f"cannot write {path}: its folder is missing or may not be written")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
+from os.path import isfile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -24,6 +24,7 @@ from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Group
 
@@ -121,7 +122,8 @@ def _split(targets: Sequence[str], layout: str | None, *, from_file: bool) -> tu
 
     words = [name for each in targets[1:] for name in each.split(",")]
     is_named = bool(words) and all(name in SECTIONS for name in words)
-    is_plan = is_named or (not from_file and (targets[0] == "-" or Path(targets[0]).is_file()))
+    is_file = targets[0] == "-" or isfile(targets[0])  # noqa: PTH113 - it accepts names of any length
+    is_plan = is_named or (is_file and not from_file)
     return (targets[:1], targets[1:]) if is_plan and layout is None else (targets, ())
 
 

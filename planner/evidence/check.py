@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
@@ -14,16 +15,16 @@ from planner.cost.chance import spread_of
 from planner.cost.memory_band import memory_distribution
 from planner.errors import InputError, Mistake
 from planner.evidence.compare.score import memory_by_class
-from planner.evidence.inputs import read_runs
+from planner.evidence.inputs import Measured, read_runs
 from planner.evidence.logs.programs import OtherRun
 from planner.specs.document import Document
+from planner.specs.mistakes import Mistakes
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-    from planner.evidence.inputs import Measured
     from planner.plan import Plan
 
 _SCATTER: Final = 3.0
@@ -98,17 +99,22 @@ def check_run(
         EnvironmentProblem: a file cannot be opened.
     """
     asked = frozenset(fail_on or Reason)
+    mistakes, before = Mistakes(), list[Measured]()
     if baseline and baseline.suffix == ".csv":
         hint = "give the log or the folder of a run"
-        raise InputError("a row of a table has no scatter to compare with", where="--baseline", hint=hint)
-    before = read_runs(baseline, plan, tell=tell) if baseline else []
+        mistakes.add("a row of a table has no scatter to compare with", "--baseline", hint)
+    elif baseline:
+        before = mistakes.attempt(partial(read_runs, baseline, plan, tell=tell)) or []
     measured, limit, most, unknown = None, None, None, list[Mistake]()
     try:
         runs = read_runs(run, plan, row=row, tell=tell)
-    except OtherRun as error:
-        if Reason.LAYOUT not in asked:  # nothing else can be compared with such a run
-            raise
-        found = [Finding(reason=Reason.LAYOUT, holds=False, failed=True, text=each.text()) for each in error.mistakes]
+    except InputError as error:
+        if (
+            not isinstance(error, OtherRun) or Reason.LAYOUT not in asked
+        ):  # nothing else can be compared with such a run
+            raise InputError(*mistakes.found, *error.mistakes) from None
+        texts = [f"{each.where}: {each.message}" for each in error.mistakes]
+        found = [Finding(reason=Reason.LAYOUT, holds=False, failed=True, text=each) for each in texts]
     else:
         measured = max(runs, key=lambda each: each.peak_bytes or 0)._replace(seconds=_mean(runs))
         limit = limit_of(before, runs) if before else None
@@ -116,6 +122,7 @@ def check_run(
         found = [*_time(plan, measured, limit, asked), *_memory(measured, most, asked)]
         told = {each.reason for each in found}
         unknown = [_unknown(each) for each in (Reason.SLOWER, Reason.MEMORY) if each not in told]
+    mistakes.raise_if_any()
     if lacking := [each for each in unknown if each.rule in fail_on]:
         raise InputError(*lacking)
     found += [

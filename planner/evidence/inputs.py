@@ -108,7 +108,9 @@ def _of_folder(path: Path, tell: Callable[[str], None]) -> list[_Source]:
         else:
             tell(f"{printable(str(below))}: no {METRICS} and no log, so the folder is left out")
     if not found:
-        hint = "name the folder that `planner launch --output` was given, or a log with --plan PLAN"
+        hint = (
+            "name a folder of `planner launch --output`, or one that holds several; a log is named itself, with --plan"
+        )
         words = f"no run: {PLAN} is missing, and no folder below has one with the record of a run"
         raise InputError(words, where=printable(str(path)), hint=hint)
     return found

@@ -192,7 +192,7 @@ def of_hub(name: str) -> str:
 
 def config_path(name: str) -> Path | None:
     """The Hugging Face config.json at the path `name`, which is a JSON file or a folder that contains one."""
-    if name in model_names():
+    if not name or name in model_names():
         return None
     path = Path(name)
     if path.suffix == ".json" or not (is_there(path) and path.is_dir()):
@@ -237,6 +237,9 @@ def named_tree(kind: Kind, name: str) -> Node:
     known = library.names(kind)
     if name in known:
         return shipped_yaml(library.path_of(kind, name), f"{kind}/{name}.yaml")
+    listing = f"`planner {kind}` lists what is shipped; a path of your own ends in .yaml"
+    if not name:
+        raise InputError(f"the {kind.removesuffix('s')} is empty", hint=listing)
     if kind == "models" and _HUB_ID.fullmatch(name) and not name.endswith(_SUFFIXES) and not is_there(Path(name)):
         close = did_you_mean(name.rpartition("/")[2].lower(), known)
         other = "save the config.json of its page and name the folder; `planner models` lists what is shipped"
@@ -244,7 +247,6 @@ def named_tree(kind: Kind, name: str) -> Node:
         raise InputError(f"{quoted(name)} is no shipped model and no file", hint=hint)
     if "/" in name or name.endswith(_SUFFIXES) or is_there(Path(name)):
         return read_yaml(Path(name), name)
-    listing = f"`planner {kind}` lists what is shipped; a path of your own ends in .yaml"
     raise InputError(
         f"unknown {kind.removesuffix('s')} {quoted(name)}", hint=did_you_mean(name, known, otherwise=listing)
     )

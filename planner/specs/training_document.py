@@ -41,7 +41,8 @@ def check_training(
             "and from a range, 512..2048, the planner chooses; "
             "in TRAINING.yaml it is `global_batch_size: 1024`"
         )
-        mistakes.found.append(tree.mistake("the global batch size is not given", hint))
+        if model and pools and engine:  # else a misspelt name is to be seen first
+            mistakes.found.append(tree.mistake("the global batch size is not given", hint))
         tree = with_default(tree, "global_batch_size", 1)
     devices = [pool.device for pool in pools]
     if devices and engine:

@@ -124,8 +124,9 @@ def test_plans_from_these_files_are_made_for_their_programs(tmp_path):
     words = ["emit", str(tmp_path / "plan.json"), "--to", "accelerate", "--smoke", "-o", str(tmp_path / "run")]
     assert main(words) == 0
     plain = plan_job("llama3-8b", "dgx-h100", engine="fsdp", gpus=8, global_batch=8, seq_len=1024)
-    with pytest.raises(InputError, match="axolotl-accelerate is another program"):
+    with pytest.raises(InputError, match="axolotl-accelerate is another program") as error:
         bundle_of(plain, "axolotl-accelerate", how=How())
+    assert "or plan from the program's own file: `planner plan --from FILE`" in error.value.mistakes[0].hint
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_another_layout_fails_and_says_where(check: Check, plan: Plan, tmp_path:
     assert code == ExitCode.DIFFERS
     assert [each["reason"] for each in found["findings"]] == ["layout"]
     assert "a.log:1:" in found["findings"][0]["text"]
+    assert "\n" not in found["findings"][0]["text"]  # its view is one line
     assert "global batch size is 32" in check.refused(tmp_path / "a.log", "--fail-on", "slower")
 
 
@@ -133,6 +134,19 @@ def test_a_folder_is_of_the_plan_whatever_its_run_costs(check: Check, plan: Plan
     assert code == ExitCode.DIFFERS
     assert {each["reason"] for each in found["findings"]} == {"layout"}
     assert "scatter" in check.refused(run, "--baseline", str(tmp_path / "runs.csv"))
+
+
+def test_a_folder_of_logs_is_refused_beside_what_is_wrong_with_the_run(
+    check: Check, plan: Plan, tmp_path: Path
+) -> None:
+    for name in ("run", "logs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(log_of(plan, steps(plan.step_seconds)))
+    said = check.refused(tmp_path / "run", "--baseline", str(tmp_path / "logs"))
+    assert said.count("no run: plan.json is missing") == said.count("a log is named itself") == 2
+    table = check.refused(tmp_path / "run", "--baseline", "runs.csv")
+    assert "no run: plan.json is missing" in table
+    assert "has no scatter" in table
 
 
 def test_a_row_of_a_table_is_checked_by_its_id(check: Check, plan: Plan, tmp_path: Path) -> None:

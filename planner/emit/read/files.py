@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
-from os.path import isfile
+from os.path import exists, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -58,7 +58,7 @@ class File(NamedTuple):
 
 def opened(path: Path) -> File:
     """The file of a path; `-` is standard input, and the name of a recipe is its command."""
-    if not path.exists() and recipe_of(str(path)):
+    if not exists(path) and recipe_of(str(path)):  # noqa: PTH110 - it accepts names of any length
         return File(path, str(path), f"run_recipe.py --recipe {path}\n")
     shown = "standard input" if str(path) == "-" else printable(str(path), 1000)
     is_name = shown.endswith("_config") and not isfile(path)  # noqa: PTH113 - it accepts names of any length

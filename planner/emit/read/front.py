@@ -10,6 +10,7 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from functools import partial
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,9 +105,10 @@ def read_foreign(
     """
     sized = num_devices // per_host if is_sized and per_host else 0
     sources = [paths] if isinstance(paths, Path) else paths
-    beside = (file for path in sources if path.is_dir() and (file := readable(path / "config.json")))
+    folders = [path for path in sources if isdir(path)]  # noqa: PTH112 - it accepts names of any length
+    beside = (file for path in folders if (file := readable(path / "config.json")))
     model = model or next((str(file.path) for file in beside if '"model_type"' in file.text), None)
-    place = Run([file for path in sources for file in (in_folder(path) if path.is_dir() else [opened(path)])])
+    place = Run([file for path in sources for file in (in_folder(path) if path in folders else [opened(path)])])
     reader, values = place.read(lambda text: _with_variables(text, define, args, sized))
     shown = place.shown
     _check_defined(define, place.files)
