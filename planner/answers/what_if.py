@@ -116,13 +116,14 @@ def _best(plan: Plan, job: Job) -> Plan | None:
 def fastest_seconds(plan: Plan, reporter: Reporter | None = None) -> float | None:
     """The step of the fastest layout for the job of a given layout; None if no layout that fits is faster."""
     from planner.search.search import fastest_layout  # other answers only price
+    from planner.search.space.arrays import AGREEMENT
 
     job = job_of(plan)
     try:
         found = fastest_layout(job, constraints_of(plan), reporter, known=plan.layout)
     except InputError:  # no legal layout
         return None
-    return found[1] if found and found[1] < plan.step_seconds else None
+    return found[1] if found and found[1] < plan.step_seconds * (1 - AGREEMENT) else None
 
 
 # --- 10 % more --------------------------------------------------------------------------------------------------
@@ -169,6 +170,7 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None, *, 
 def _best_with(plan: Plan, job: Job, known: Layout) -> tuple[Layout, float]:
     """The better of a known layout and the best layout of a job, and its step seconds."""
     from planner.search.search import fastest_layout  # other answers only price
+    from planner.search.space.arrays import AGREEMENT
 
     priced = estimate(job, known)
     own = known, priced.step_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -100,7 +101,7 @@ def layers_of_slowest(num_layers: int, num_stages: Number, ends: Sequence[Number
     for fraction in (0.0, *(end - np.floor(end) for end in ends)):
         lost = sum(np.ceil(end - fraction - TIE) for end in ends)
         least = np.minimum(least, np.ceil((num_layers + lost) / num_stages) + fraction)
-    return np.maximum(least, np.maximum.reduce(ends))
+    return np.maximum(least, reduce(np.maximum, ends))
 
 
 def hides_exchanges(job: PoolJob, degrees: DegreeArrays) -> bool:
@@ -136,7 +137,7 @@ def _mean_fastest_main(job: PoolJob, parts: StageParts) -> tuple[Number, Number,
     kinds, least = kinds_main_first(job), _least_layer_seconds(job, parts, hides=hides)
     mean = sum(kind.number / job.model.num_layers * seconds for kind, seconds in zip(kinds, least, strict=True))
     num_main = sum(kind.has_experts == kinds[0].has_experts for kind in kinds)
-    return mean, np.minimum.reduce(least), np.minimum.reduce(least[:num_main])
+    return mean, reduce(np.minimum, least), reduce(np.minimum, least[:num_main])
 
 
 _LOADS_PER_LAYER = 1000
@@ -295,9 +296,9 @@ def most_layers(
             left = left - np.broadcast_to(work, (len(distinct),))[position] / v
         steady = np.maximum(steady_count(num_microbatches(job, degrees), v), 1e-9)
         slowest = np.maximum(left, 0.0) / steady * (1 + 1e-9)
-        each = np.maximum.reduce(list(least.values()))  # a stage saves the difference for each layer of another kind
+        each = reduce(np.maximum, least.values())  # a stage saves the difference for each layer of another kind
         saved = sum(kind.number * (each - least[kind[:2]]) for kind in kinds_main_first(job))
-        fastest = np.minimum.reduce(list(least.values()))
+        fastest = reduce(np.minimum, least.values())
         each, saved, fastest = (np.broadcast_to(x, (len(distinct),))[position] for x in (each, saved, fastest))
         most = np.minimum(most, np.floor(np.minimum(slowest / fastest, (slowest + saved) / each)))
         pattern = pattern_of(job)
