@@ -170,7 +170,6 @@ def sensitivity_of(plan: Plan, tell: Callable[[str], None] = lambda _: None, *, 
 def _best_with(plan: Plan, job: Job, known: Layout) -> tuple[Layout, float]:
     """The better of a known layout and the best layout of a job, and its step seconds."""
     from planner.search.search import fastest_layout  # other answers only price
-    from planner.search.space.arrays import AGREEMENT
 
     priced = estimate(job, known)
     own = known, priced.step_seconds
