@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from project_tools import load_tool
@@ -276,3 +277,21 @@ def test_every_mutant_known_to_be_equivalent_is_of_a_line_that_exists() -> None:
     for claim in claims:
         lines = (ROOT / claim["file"]).read_text(encoding="utf-8").splitlines()
         assert claim["code"] in map(str.strip, lines), claim
+
+
+def test_every_bound_whose_gain_is_stated_can_be_left_out() -> None:
+    """Each name of a gain is known to the tool that measures gains, and each part that the tool replaces exists."""
+    bounds = load_tool("bench_bounds").BOUNDS
+    sources = [path.read_text() for path in Path("planner/search").rglob("*.py")]
+    stated = {name for source in sources for name in re.findall(r"Gain[^(:]*\(`([a-z-]+)`", source)}
+    assert stated
+    assert stated <= set(bounds)
+    missing = [(name, part) for name, parts in bounds.items() for owner, part, _ in parts if not hasattr(owner, part)]
+    assert not missing
+
+
+def test_every_way_to_break_the_proof_is_of_a_line_that_exists() -> None:
+    changes = yaml.safe_load(Path("tools/mutants-proof.yaml").read_text())
+    sources = {each["file"]: Path("planner", each["file"]).read_text() for each in changes}
+    gone = [(each["file"], old) for each in changes for old, _ in each["changes"] if old not in sources[each["file"]]]
+    assert not gone

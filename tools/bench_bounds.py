@@ -17,7 +17,7 @@ from rich.table import Table
 import planner.search.best_first as the_search
 from planner.answers.remedies import remedies
 from planner.search import least_memory
-from planner.search.bounds import least_costs, of_memory, of_pools, of_steps
+from planner.search.bounds import least_costs, of_layers, of_memory, of_pools, of_steps
 from planner.search.bounds.of_layers import most_layers
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds
@@ -88,6 +88,10 @@ def _all_numbers(candidates: Any, _: Any) -> Any:
     return {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}
 
 
+def _no_layers(_: Any, num_stages: Any, __: Any) -> Any:
+    return 0.0 * num_stages
+
+
 # name: for each module that uses the bound, its name there and the replacement
 BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "partition": ((PoolBounds, "partition_bound_seconds", _zeros),),
@@ -96,11 +100,12 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "any-replicas": ((PoolBounds, "sharded_bound_seconds", _zeros),),
     "step": ((of_pools, "lower_bound_seconds", _zeros),),
     "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),
-    "whole-layers": ((of_steps, "_layers_of_slowest", lambda _, num_stages, __: 0.0 * num_stages),),
+    "whole-layers": tuple((each, "layers_of_slowest", _no_layers) for each in (of_layers, of_steps)),
     "tail": ((least_costs, "_least_tail", _zeros),),
     "transfer": ((least_costs, "_least_transfer", _zeros),),
     "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),
-    "first-assignments": ((the_search._Search, "_try_assignments", _nothing),),  # noqa: SLF001
+    "first-assignments": ((the_search._Search, "_try_even", _nothing),),  # noqa: SLF001
+    "splits": ((the_search._Search, "_try_splits", _nothing),),  # noqa: SLF001
     "may-fit": ((the_search, "may_fit", _all),),
     "expects-little": ((the_search, "may_fit", _expects_nothing),),
     "smallest-microbatches": ((of_memory, "of_smallest_microbatches", _each),),

