@@ -22,7 +22,7 @@ from planner.cost.stage import pattern_of
 from planner.search.bounds.even_splits import even_split_seconds
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
-from planner.search.bounds.of_steps import least_seconds_of_any_policy
+from planner.search.bounds.of_steps import least_seconds_of_any_policy, replicas_bound_seconds
 from planner.search.found import Found, assigned_by
 from planner.search.near import Bounded, Near, candidates_of
 from planner.search.objectives import partition_of
@@ -227,7 +227,7 @@ class _Search:
         if not fits.any():
             return
         for block in _blocks(degrees.take(fits)):
-            for part in _blocks(self._space.replicas(self._sharded(block), found.refused)):
+            for part in _blocks(self._replicated(self._space.replicas(self._sharded(block), found.refused))):
                 bounded = self._complete(part)
                 found.num_legal += len(bounded.degrees)
                 if len(bounded.degrees):
@@ -295,7 +295,15 @@ class _Search:
         if len(self._job.pools) > 1:
             self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
         else:
-            self._try_even(self._space.replicas(self._lowest(degrees, seconds)))
+            self._try_even(self._space.replicas(self._lowest(degrees, seconds), every=False))
+        return degrees.take(self._keep(degrees, seconds))
+
+    def _replicated(self, degrees: DegreeArrays) -> DegreeArrays:
+        """The configurations that may still be wanted with their number of replicas, before memory is looked at."""
+        if len(self._job.pools) > 1 or not self._job.engine.can.replicates_shards:
+            return degrees
+        policies = self._space.policies(degrees)
+        seconds = replicas_bound_seconds(self._job.pools[0], degrees, policies, self._cutoff(degrees))
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:

@@ -43,7 +43,12 @@ from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.least_costs import LeastCosts, least_costs
 from planner.search.bounds.of_layers import LayerBounds, most_layers
 from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
-from planner.search.bounds.of_steps import _forced_seconds, least_seconds_of_any_policy, lower_bound_seconds
+from planner.search.bounds.of_steps import (
+    _forced_seconds,
+    least_seconds_of_any_policy,
+    lower_bound_seconds,
+    replicas_bound_seconds,
+)
 from planner.search.found import Found
 from planner.search.given import plan_for_layout
 from planner.search.least_memory import least_peak
@@ -1021,12 +1026,15 @@ def check_bounds(job):
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
         assert np.all(least_seconds_of_any_policy(job, unreplicated, np.inf) <= few)
+        assert np.all(replicas_bound_seconds(job, degrees, policies, np.inf) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
         cutoffs = {best, 1.3 * best, exact[fits].min(initial=np.inf)}
         for cutoff in cutoffs:  # a bound above the cutoff only needs to be
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
             bounds = least_seconds_of_any_policy(job, unreplicated, cutoff)
+            assert np.all((bounds <= few) | (exact > cutoff))
+            bounds = replicas_bound_seconds(job, degrees, policies, cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
             narrow = price_candidates(Space(job), degrees, policies, cutoff_seconds=cutoff)
             for candidate, seconds in zip(narrow, exact, strict=True):

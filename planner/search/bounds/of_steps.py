@@ -11,7 +11,7 @@ from planner.cost.prices import stage_fits, stage_prices
 from planner.cost.schedule import steady_count, step_seconds
 from planner.cost.stage import stage_of
 from planner.layout import offloads_activations
-from planner.search.bounds.least_costs import least_costs
+from planner.search.bounds.least_costs import least_costs, least_transfer
 from planner.search.bounds.of_layers import kinds_main_first, layers_of_slowest, leading_layers, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.degree_rules import least_of_first_stage, searched_ends
@@ -73,6 +73,33 @@ def lower_bound_seconds(
         piped = piped[near]
         chosen = _of(policies, piped)
         bounds[piped] = _bound_by_memory(job, degrees.take(piped), costs.take(near), chosen, cutoff[piped])
+    return bounds
+
+
+def replicas_bound_seconds(
+    job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Lower bound of a step from prices that hold for any replicas, and from the traffic of each number of replicas.
+
+    Configurations that differ only in replicas, and in the place of multi-token prediction, share these prices but for
+    the traffic, so the prices are computed once. They hold for each of the configurations (`lower_bound_seconds`), and
+    so does the traffic (`least_transfer`), which only the longest tail contains. Without a pipeline the bound is 0.
+
+    Gain (`replicas`, once on a busy machine): the search takes 16.6 s instead of 24.6 s for DeepSeek-V3 on 100,000
+    devices.
+
+    Source: derived here; tested to stay below the exact optimum.
+    """
+    bounds, piped = np.zeros(len(degrees)), np.flatnonzero(degrees.pp > 1)
+    if len(piped):
+        left, cutoff = degrees.take(piped), np.broadcast_to(cutoff_seconds, (len(degrees),))[piped]
+        alike, position = left.distinct(*(key for key in left.numbers() if key not in ("hsdp", "mtp_before")))
+        allowed = {policy: np.bincount(position, weights=mask) > 0 for policy, mask in _of(policies, piped).items()}
+        shared = np.zeros(len(alike))
+        np.maximum.at(shared, position, cutoff)
+        costs = least_costs(job, alike, allowed, shared, any_replicas=True)
+        more = least_transfer(job, left, costs.take(position)) - costs.tail[position]
+        bounds[piped] = _least_step(job, alike, costs, 0.0)[position] + np.maximum(more, 0.0)
     return bounds
 
 
