@@ -231,8 +231,6 @@ class _Search:
                 bounded = self._complete(part)
                 found.num_legal += len(bounded.degrees)
                 if len(bounded.degrees):
-                    if len(self._job.pools) == 1:
-                        self._try_even(self._lowest(bounded.degrees, bounded.seconds))
                     near = np.flatnonzero(bounded.seconds * self._room <= self._cutoff(bounded.degrees))
                     self._try_splits(self._first_of_partitions(bounded.degrees.take(near), bounded.seconds[near]))
                     yield bounded
@@ -295,7 +293,8 @@ class _Search:
         if len(self._job.pools) > 1:
             self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
         else:
-            self._try_even(self._space.replicas(self._lowest(degrees, seconds), every=False))
+            lowest = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
+            self._try_even(self._space.replicas(lowest, every=False))
         return degrees.take(self._keep(degrees, seconds))
 
     def _replicated(self, degrees: DegreeArrays) -> DegreeArrays:
@@ -332,10 +331,6 @@ class _Search:
         partitions = np.column_stack(np.broadcast_arrays(*partition_of(degrees.take(order))))
         firsts = np.sort(np.unique(partitions, axis=0, return_index=True)[1])
         return degrees.take(order[firsts[:_BEST_SPLITS]])
-
-    def _lowest(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
-        """The configurations with the lowest bounds, lowest bound first."""
-        return degrees.take(self._order(degrees, bounds)[:_EVEN_SPLITS])
 
     def _try_even(self, degrees: DegreeArrays) -> None:
         """Lower the cutoff with even splits."""

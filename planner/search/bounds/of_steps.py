@@ -61,17 +61,17 @@ def lower_bound_seconds(
     bounds = np.full(len(degrees), np.inf)
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     if len(alone):
-        bounds[alone] = single_stage_seconds(job, degrees.take(alone), _of(policies, alone), any_replicas)
+        bounds[alone] = single_stage_seconds(job, degrees.take(alone), masks_of(policies, alone), any_replicas)
     if len(piped):
         left = degrees.take(piped)
         cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))
-        costs = least_costs(job, left, _of(policies, piped), cutoff[piped], any_replicas)
+        costs = least_costs(job, left, masks_of(policies, piped), cutoff[piped], any_replicas)
         bounds[piped] = _least_step(job, left, costs, 0.0)
         near = bounds[piped] <= cutoff[piped]
         if not near.any():
             return bounds
         piped = piped[near]
-        chosen = _of(policies, piped)
+        chosen = masks_of(policies, piped)
         bounds[piped] = _bound_by_memory(job, degrees.take(piped), costs.take(near), chosen, cutoff[piped])
     return bounds
 
@@ -94,7 +94,7 @@ def replicas_bound_seconds(
     if len(piped):
         left, cutoff = degrees.take(piped), np.broadcast_to(cutoff_seconds, (len(degrees),))[piped]
         alike, position = left.distinct(*(key for key in left.numbers() if key not in ("hsdp", "mtp_before")))
-        allowed = {policy: np.bincount(position, weights=mask) > 0 for policy, mask in _of(policies, piped).items()}
+        allowed = {policy: np.bincount(position, weights=mask) > 0 for policy, mask in masks_of(policies, piped).items()}
         shared = np.zeros(len(alike))
         np.maximum.at(shared, position, cutoff)
         costs = least_costs(job, alike, allowed, shared, any_replicas=True)
@@ -121,12 +121,13 @@ def least_seconds_of_any_policy(job: PoolJob, degrees: DegreeArrays, cutoff_seco
         left = degrees.take(piped)
         cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))[piped]
         left = left.having("recompute", np.full(len(left), NONE))
-        costs = least_costs(job, left, _of(nothing, piped), cutoff, any_replicas=True)
+        costs = least_costs(job, left, masks_of(nothing, piped), cutoff, any_replicas=True)
         bounds[piped] = _least_step(job, left, costs, 0.0)
     return bounds
 
 
-def _of(policies: PolicyMasks, index: Rows) -> PolicyMasks:
+def masks_of(policies: PolicyMasks, index: Rows) -> PolicyMasks:
+    """The masks of some of the configurations."""
     return {policy: mask[index] for policy, mask in policies.items()}
 
 
