@@ -224,8 +224,6 @@ class _Search:
             return
         fits = may_fit(self._job, degrees, list(policies), expects_little=not self._has_incumbent)
         found.drop("memory", int(len(fits) - fits.sum()))
-        if not fits.any():
-            return
         for block in _blocks(degrees.take(fits)):
             for part in _blocks(self._replicated(self._space.replicas(self._sharded(block), found.refused))):
                 bounded = self._complete(part)

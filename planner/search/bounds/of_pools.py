@@ -23,7 +23,7 @@ from planner.cost.schedule import steady_count, step_seconds
 from planner.search.bounds.least_costs import least_costs
 from planner.search.bounds.of_layers import LayerBounds, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
-from planner.search.bounds.of_steps import lower_bound_seconds, masks_of, single_stage_seconds
+from planner.search.bounds.of_steps import LONG, lower_bound_seconds, masks_of, single_stage_seconds
 from planner.search.space.arrays import unrolled
 from planner.search.space.configurations import expert_options
 from planner.search.space.placements import (
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 _ROUNDING: Final = 1 - 1e-12
 """Tolerance for rounding: a bound sums in another order than the prices do, so it is multiplied by this factor."""
 
-_LONG: Final = 1e30  # seconds; longer than anything, and finite
 _MOST_ROWS: Final = 20_000  # configurations whose stages are checked one by one in one block
 
 
@@ -271,4 +270,4 @@ def _most_of_slowest(
     _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
     tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)
     most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
-    return np.asarray(np.where(np.isfinite(most), most, _LONG))
+    return np.asarray(np.where(np.isfinite(most), most, LONG))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import PoolJob
 
-_LONG = 1e30  # seconds; longer than anything, and finite
+LONG = 1e30  # seconds; longer than anything, and finite
 
 
 def lower_bound_seconds(
@@ -94,7 +94,9 @@ def replicas_bound_seconds(
     if len(piped):
         left, cutoff = degrees.take(piped), np.broadcast_to(cutoff_seconds, (len(degrees),))[piped]
         alike, position = left.distinct(*(key for key in left.numbers() if key not in ("hsdp", "mtp_before")))
-        allowed = {policy: np.bincount(position, weights=mask) > 0 for policy, mask in masks_of(policies, piped).items()}
+        allowed = {
+            policy: np.bincount(position, weights=mask) > 0 for policy, mask in masks_of(policies, piped).items()
+        }
         shared = np.zeros(len(alike))
         np.maximum.at(shared, position, cutoff)
         costs = least_costs(job, alike, allowed, shared, any_replicas=True)
@@ -162,7 +164,7 @@ def _bound_by_memory(
     slowest = np.where(possible, _least_slowest(job, degrees, costs, forced), 0.0)
     rest = np.where(possible, bounds, 0.0) - steady * slowest
     most = (cutoff_seconds - rest) / np.maximum(steady, 1e-9)
-    held = _holds_in_time(job, degrees, costs, capacities, np.where(np.isfinite(most), most, _LONG))
+    held = _holds_in_time(job, degrees, costs, capacities, np.where(np.isfinite(most), most, LONG))
     return np.where(held, bounds, np.inf)
 
 
