@@ -98,11 +98,12 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "timing": ((PoolBounds, "timing_bound_seconds", _zeros),),
     "any-policy": ((the_search, "least_seconds_of_any_policy", _zeros),),
     "any-replicas": ((PoolBounds, "sharded_bound_seconds", _zeros),),
+    "replicas": ((the_search, "replicas_bound_seconds", _zeros),),
     "step": ((of_pools, "lower_bound_seconds", _zeros),),
     "memory-phase": ((of_steps, "_bound_by_memory", _before_memory),),
     "whole-layers": tuple((each, "layers_of_slowest", _no_layers) for each in (of_layers, of_steps)),
     "tail": ((least_costs, "_least_tail", _zeros),),
-    "transfer": ((least_costs, "_least_transfer", _zeros),),
+    "transfer": tuple((each, "least_transfer", _zeros) for each in (least_costs, of_steps)),
     "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),
     "first-assignments": ((the_search._Search, "_try_even", _nothing),),  # noqa: SLF001
     "splits": ((the_search._Search, "_try_splits", _nothing),),  # noqa: SLF001

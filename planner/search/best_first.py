@@ -22,7 +22,7 @@ from planner.cost.stage import pattern_of
 from planner.search.bounds.even_splits import even_split_seconds
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
-from planner.search.bounds.of_steps import least_seconds_of_any_policy
+from planner.search.bounds.of_steps import least_seconds_of_any_policy, replicas_bound_seconds
 from planner.search.found import Found, assigned_by
 from planner.search.near import Bounded, Near, candidates_of
 from planner.search.objectives import partition_of
@@ -224,15 +224,11 @@ class _Search:
             return
         fits = may_fit(self._job, degrees, list(policies), expects_little=not self._has_incumbent)
         found.drop("memory", int(len(fits) - fits.sum()))
-        if not fits.any():
-            return
         for block in _blocks(degrees.take(fits)):
-            for part in _blocks(self._space.replicas(self._sharded(block), found.refused)):
+            for part in _blocks(self._replicated(self._space.replicas(self._sharded(block), found.refused))):
                 bounded = self._complete(part)
                 found.num_legal += len(bounded.degrees)
                 if len(bounded.degrees):
-                    if len(self._job.pools) == 1:
-                        self._try_even(self._lowest(bounded.degrees, bounded.seconds))
                     near = np.flatnonzero(bounded.seconds * self._room <= self._cutoff(bounded.degrees))
                     self._try_splits(self._first_of_partitions(bounded.degrees.take(near), bounded.seconds[near]))
                     yield bounded
@@ -295,7 +291,16 @@ class _Search:
         if len(self._job.pools) > 1:
             self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
         else:
-            self._try_even(self._space.replicas(self._lowest(degrees, seconds)))
+            lowest = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
+            self._try_even(self._space.replicas(lowest, every=False))
+        return degrees.take(self._keep(degrees, seconds))
+
+    def _replicated(self, degrees: DegreeArrays) -> DegreeArrays:
+        """The configurations that may still be wanted with their number of replicas, before memory is looked at."""
+        if len(self._job.pools) > 1 or not self._job.engine.can.replicates_shards:
+            return degrees
+        policies = self._space.policies(degrees)
+        seconds = replicas_bound_seconds(self._job.pools[0], degrees, policies, self._cutoff(degrees))
         return degrees.take(self._keep(degrees, seconds))
 
     def _complete(self, degrees: DegreeArrays) -> Bounded:
@@ -324,10 +329,6 @@ class _Search:
         partitions = np.column_stack(np.broadcast_arrays(*partition_of(degrees.take(order))))
         firsts = np.sort(np.unique(partitions, axis=0, return_index=True)[1])
         return degrees.take(order[firsts[:_BEST_SPLITS]])
-
-    def _lowest(self, degrees: DegreeArrays, bounds: FloatArray) -> DegreeArrays:
-        """The configurations with the lowest bounds, lowest bound first."""
-        return degrees.take(self._order(degrees, bounds)[:_EVEN_SPLITS])
 
     def _try_even(self, degrees: DegreeArrays) -> None:
         """Lower the cutoff with even splits."""

@@ -18,7 +18,7 @@ from planner.cost.schedule import EXECUTED
 from planner.errors import SolverTrouble
 from planner.search.bounds.of_memory import least_shares, may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed
-from planner.search.bounds.of_steps import least_seconds_of_any_policy
+from planner.search.bounds.of_steps import least_seconds_of_any_policy, replicas_bound_seconds
 from planner.search.least_memory import least_of
 from planner.search.near import candidates_of
 from planner.search.optimum.candidate import Disagreement
@@ -167,6 +167,7 @@ def _check(found: Found, best: Incumbents, solver: SolverName | None, one: Degre
         bounds["of the step"] = seconds[placements.placement == one.placement]
         if len(job.pools) == 1:
             bounds["of any recompute policy"] = least_seconds_of_any_policy(job.pools[0], alone, cutoff)
+            bounds["of its replicas"] = replicas_bound_seconds(job.pools[0], one, policies, cutoff)
         _check_cutoff(space, best, one, optimum)
         _check_memory(space, one, policies)
     for name, values in bounds.items():

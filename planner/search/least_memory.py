@@ -16,6 +16,7 @@ from planner.cost.stage import by_pool, stage_of
 from planner.search.bounds.of_memory import least_shares, of_smallest_microbatches
 from planner.search.bounds.of_pools import placed
 from planner.search.optimum.pricing import price_candidates
+from planner.search.optimum.pruning import may_hold_all
 from planner.search.space.arrays import TIE
 from planner.search.space.placements import placements_of
 from planner.search.space.refusals import legal_degrees
@@ -109,7 +110,7 @@ def least_of(space: Space, some: DegreeArrays, most_share: float, *, most_placem
         policies = space.policies(some)
     best = LeastPeak(num_bytes=math.inf, limit_bytes=1.0)
     for row, candidate in enumerate(price_candidates(within, some, policies)):
-        if not _holds_all(candidate):
+        if not may_hold_all(candidate):  # most, with a tight memory limit
             continue
         degrees = some.take(row)
         limits = np.array([memory_limit_bytes(pool, degrees) for pool in job.pools])
@@ -123,16 +124,6 @@ def least_of(space: Space, some: DegreeArrays, most_share: float, *, most_placem
             limit = float(limits[pool[np.flatnonzero(shares == share)[0]]])
             best = LeastPeak(num_bytes=share * limit, limit_bytes=limit)
     return best
-
-
-def _holds_all(candidate: Candidate) -> bool:
-    """Whether the stages can hold all layers, if each has as many layers as fit into its memory.
-
-    With a tight memory limit most candidates fail this check.
-    """
-    most = np.full(candidate.num_stages, -1)
-    np.maximum.at(most, candidate.stage, candidate.layers)
-    return bool(most.min() >= 0 and most.sum() >= candidate.num_layers)
 
 
 def least_maximum(candidate: Candidate, values: FloatArray) -> float:

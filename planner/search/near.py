@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from planner.search.objectives import Objective
     from planner.search.optimum.candidate import Candidate
     from planner.search.space.space import Space
-    from planner.specs.recipe import Offload, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +30,14 @@ class Bounded:
     seconds: FloatArray
 
 
-class _Shared(NamedTuple):
-    """The values of `DegreeArrays` that are not arrays: all its configurations share them."""
-
-    schedule: Schedule
-    offload: Offload
-
-
 class Near:
     """Configurations of several schedules, joined end to end, with their lower bounds and their candidates."""
 
     def __init__(self, space: Space, blocks: Sequence[Bounded]) -> None:
         self.space = space
         self._priced: dict[int, tuple[float, Candidate]] = {}  # with the longest step that its columns may have
-        shared = [_Shared(each.degrees.schedule, each.degrees.offload) for each in blocks]
-        self._shared = list(dict.fromkeys(shared))
+        shared = [(each.degrees.schedule, each.degrees.offload) for each in blocks]
+        self._shared = list(dict.fromkeys(shared))  # what all configurations of a block share
         numbers = [self._shared.index(each) for each in shared]
         self._which = np.repeat(np.array(numbers, dtype=np.int64), [len(each.seconds) for each in blocks])
         self._all = DegreeArrays.joined([each.degrees for each in blocks]) if blocks else None  # of all schedules
@@ -67,13 +59,15 @@ class Near:
 
     def one(self, position: int) -> DegreeArrays:
         """One configuration."""
-        return replace(self.degrees(position), **self._shared[int(self._which[position])]._asdict())
+        schedule, offload = self._shared[int(self._which[position])]
+        return replace(self.degrees(position), schedule=schedule, offload=offload)
 
     def alike(self, positions: IntArray) -> Iterator[tuple[IntArray, DegreeArrays]]:
         """The positions in groups with equal schedule and offload, and the configurations of each group."""
         for number in sorted(set(self._which[positions].tolist())):
             here = positions[self._which[positions] == number]
-            yield here, replace(self.degrees(here), **self._shared[number]._asdict())
+            schedule, offload = self._shared[number]
+            yield here, replace(self.degrees(here), schedule=schedule, offload=offload)
 
     def candidates(
         self, positions: IntArray, longest: FloatArray

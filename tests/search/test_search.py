@@ -40,10 +40,15 @@ from planner.layout import Layout, balanced_chunks, format_layout, of_chunks
 from planner.search import recommendation
 from planner.search.bounds import of_memory
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
-from planner.search.bounds.least_costs import LeastCosts, least_costs
+from planner.search.bounds.least_costs import LeastCosts, least_costs, least_transfer
 from planner.search.bounds.of_layers import LayerBounds, most_layers
 from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
-from planner.search.bounds.of_steps import _forced_seconds, least_seconds_of_any_policy, lower_bound_seconds
+from planner.search.bounds.of_steps import (
+    _forced_seconds,
+    least_seconds_of_any_policy,
+    lower_bound_seconds,
+    replicas_bound_seconds,
+)
 from planner.search.found import Found
 from planner.search.given import plan_for_layout
 from planner.search.least_memory import least_peak
@@ -1021,12 +1026,15 @@ def check_bounds(job):
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
         assert np.all(lower_bound_seconds(job, unreplicated, policies, any_replicas=True) <= few)
         assert np.all(least_seconds_of_any_policy(job, unreplicated, np.inf) <= few)
+        assert np.all(replicas_bound_seconds(job, degrees, policies, np.inf) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
         cutoffs = {best, 1.3 * best, exact[fits].min(initial=np.inf)}
         for cutoff in cutoffs:  # a bound above the cutoff only needs to be
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
             bounds = least_seconds_of_any_policy(job, unreplicated, cutoff)
+            assert np.all((bounds <= few) | (exact > cutoff))
+            bounds = replicas_bound_seconds(job, degrees, policies, cutoff)
             assert np.all((bounds <= few) | (exact > cutoff))
             narrow = price_candidates(Space(job), degrees, policies, cutoff_seconds=cutoff)
             for candidate, seconds in zip(narrow, exact, strict=True):
@@ -1051,6 +1059,17 @@ def test_bounds_count_no_collective_that_runs_beside_its_product():
 @pytest.mark.parametrize("gib", [0.006, *long_forms(0.004, 0.02)])
 def test_bounds_stay_below_the_exact_optimum_with_experts(gib):
     check_bounds(small_mixture_job(gib))
+
+
+def test_traffic_that_is_priced_once_is_the_traffic_of_each_configuration():
+    """Configurations that differ in any degree are told apart; one alone has no other to be taken for."""
+    asked = {"model": "mixtral-8x7b", "cluster": "dgx-a100", "engine": "torch", "gpus": 64}
+    job = load_job(**asked, sequence_length=4096, global_batch_size=64)
+    x = next(Space(job, Constraints.parse(["pp=2", "tp=2", "ep=2", "mbs=1"], [])).blocks(with_replicas=True))
+    assert len(set(x.hsdp.tolist())) > 2
+    least = least_costs(job, x, Space(job).policies(x), np.inf, any_replicas=True)
+    alone = [least_transfer(job, x.take([row]), least.take([row]))[0] for row in range(len(x))]
+    assert least_transfer(job, x, least).tolist() == alone
 
 
 @pytest.mark.parametrize("seed", [1, 2, *long_forms(0)])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from planner.cost.compute import PassSeconds
 from planner.cost.prices import stage_prices, step_floor_seconds
-from planner.cost.shapes import spread
+from planner.cost.shapes import distinct_rows, spread
 from planner.cost.traffic import data_parallel_seconds
 from planner.search.bounds.of_layers import (
     INSIDE,
@@ -43,7 +43,11 @@ class LeastCosts:
     send: seconds of each stage's send, [n].
     ends: seconds of the model outside its layers, [n].
     last: the part of `ends` that is on the last stage wherever multi-token prediction may stand, [n].
-    tail: seconds of the longest tail, [n].
+    tail: seconds of the longest tail, [n], of `least_transfer` as well unless the prices hold for any replicas.
+    most: the most layers of a stage, [n].
+    window: the most seconds of communication that a stage can hide, behind one layer of the main kinds and behind all
+    other layers together, two arrays [choices, n].
+    update: seconds of the optimizer on a stage that holds the most layers, [n].
     """
 
     layer: Number
@@ -52,6 +56,9 @@ class LeastCosts:
     ends: Number
     last: Number
     tail: Number
+    most: Number
+    window: Number
+    update: Number
 
     @property
     def main(self) -> Number:
@@ -60,7 +67,7 @@ class LeastCosts:
 
     def take(self, index: Rows) -> LeastCosts:
         """The prices of these configurations."""
-        arrays = ("layer", "send", "ends", "last", "tail")
+        arrays = ("layer", "send", "ends", "last", "tail", "most", "window", "update")
         return replace(self, **{name: getattr(self, name)[..., index] for name in arrays})
 
 
@@ -72,12 +79,12 @@ def least_costs(
     The exposed part of a data-parallel collective grows less than proportionally with the layers, so its price per
     layer in the largest stage is a lower bound, too. The same is true of the price of a layer if k layers of each chunk
     recompute. If a stage can hold two kinds of layers, computing one kind can hide the traffic of the other. The prices
-    of layers then exclude the exposed part, and `_least_transfer` is a lower bound of it, which is added once per step.
+    of layers then exclude the exposed part, and `least_transfer` is a lower bound of it, which is added once per step.
     Layers for multi-token prediction belong to the last stage, which hides traffic behind them and moves their weights.
     """
     main, n, shapes = kinds_main_first(job)[0], len(degrees), layer_shapes(job, degrees)
     most = np.maximum(most_layers(job, degrees, cutoff_seconds, shapes), 1) + job.model.mtp_layers
-    counts_alike = not job.model.mtp_layers or main[:2] == (job.model.moe is not None, False)
+    counts_alike = _counts_alike(job)
     choices = choices_of(degrees, policies)
     stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=choices.policy)
     prices = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
@@ -101,20 +108,20 @@ def least_costs(
         once = prices.optimizer
     shape = (len(choices.policy), n)
     tail = _least_tail(job, degrees, np.broadcast_to(once, shape), most)
-    if not any_replicas and counts_alike:
-        counts = np.array([kind.number for kind in kinds_main_first(job)[1:]])[:, np.newaxis, np.newaxis]
-        window = np.broadcast_to(_in_proportion(hiding) / most, shape), (counts * others).sum(axis=0)
-        update = np.broadcast_to(prices.optimizer, shape).min(axis=0)
-        tail = np.maximum(tail, _least_transfer(job, degrees, update, window, most))
+    counts = np.array([kind.number for kind in kinds_main_first(job)[1:]])[:, np.newaxis, np.newaxis]
     layer = np.concatenate([np.broadcast_to(each, shape)[np.newaxis] / most, others])
-    return LeastCosts(
+    least = LeastCosts(
         layer=np.where(choices.allowed, layer, np.inf),
         num_main=sum(kind.has_experts == main.has_experts for kind in kinds_main_first(job)),
         send=np.broadcast_to(send, (n,)),
         ends=ends,
         last=last if any_replicas else np.where(degrees.mtp_before > 0, last, ends),
         tail=tail,
+        most=most,
+        window=np.stack(np.broadcast_arrays(_in_proportion(hiding) / most, (counts * others).sum(axis=0))),
+        update=np.broadcast_to(prices.optimizer, shape).min(axis=0),
     )
+    return least if any_replicas else replace(least, tail=np.maximum(tail, least_transfer(job, degrees, least)))
 
 
 def _small_prices(
@@ -166,13 +173,11 @@ def _least_tail(
     return np.asarray(floor + layers / most * (tail_seconds.min(axis=0) - floor))
 
 
-def _least_transfer(
-    job: PoolJob,
-    degrees: DegreeArrays,
-    optimizer_seconds: Number,
-    window_seconds: tuple[Number, Number],
-    most: NDArray[np.int64],
-) -> NDArray[np.float64]:
+_TRAFFIC_KEYS: Final = ("tp", "sp", "cp", "pp", "dp", "segment", "etp", "ep", "zero", "hsdp")
+"""The keys that traffic between data-parallel ranks reads in a pipeline."""
+
+
+def least_transfer(job: PoolJob, degrees: DegreeArrays, least: LeastCosts) -> NDArray[np.float64]:
     """Least seconds of the longest tail, from the traffic of the stage with the most layers of the main kinds.
 
     This stage has k layers of the main kinds, from q = ceil(L / S) to the most. Other layers only add to its traffic
@@ -180,9 +185,8 @@ def _least_transfer(
     time to move k layers is concave in k (latencies, and the quickest algorithm for the bytes), and the time that k
     layers hide is proportional to k. So the difference is smallest at one of the two ends of the range of k.
 
-    window_seconds: the most seconds of communication that a stage can hide, as two arrays [policies, n]: behind one
-    layer of the main kinds, and behind all other layers together.
-    optimizer_seconds: seconds of the optimizer on a stage that holds the most layers, [n].
+    least: prices of the same configurations, possibly those that hold for any replicas. The bound is 0 where layers for
+    multi-token prediction are of another kind than the main kinds.
 
     Gain (`transfer`): on 100,000 devices the search takes 5.10 s instead of 10.42 s for DeepSeek-V3, and 0.96 s instead
     of 1.03 s for GPT-3. If both ends of the range of k are used, instead of the most layers alone, DeepSeek-V3 there
@@ -190,17 +194,26 @@ def _least_transfer(
 
     Source: derived here; tested against all ways to partition small models.
     """
-    layers = np.ceil(num_main_layers(job) / degrees.pp)
-    each, others = window_seconds
+    if not _counts_alike(job):
+        return np.zeros(len(degrees))
+    layers, (each, others) = np.ceil(num_main_layers(job) / degrees.pp), least.window
     moved, exposed = [], []
-    for count in (layers, np.maximum(layers, most)):
-        stage = stage_of_kind(kinds_main_first(job)[0], index=INSIDE, num_layers=count, policy=0)
-        moved.append(data_parallel_seconds(job, degrees, stage, PassSeconds()).busy_once)
+    for count in (layers, np.maximum(layers, least.most)):
+        keys = [getattr(degrees, key) for key in _TRAFFIC_KEYS]
+        first, position = distinct_rows([*keys, count.astype(np.int64)])
+        stage = stage_of_kind(kinds_main_first(job)[0], index=INSIDE, num_layers=count[first], policy=0)
+        seconds = data_parallel_seconds(job, degrees.take(first), stage, PassSeconds()).busy_once
+        moved.append(np.broadcast_to(seconds, first.shape)[position])
         hidden = (each * count + others).max(axis=0) if job.engine.overlap.data_parallel else 0.0
         exposed.append(moved[-1] - hidden)
     floor = step_floor_seconds(job)
-    updated = floor + np.minimum(layers / most, 1.0) * (optimizer_seconds - floor)
-    return np.asarray(updated + np.maximum(moved[0] / np.maximum(layers, most), np.minimum(*exposed)))
+    updated = floor + np.minimum(layers / least.most, 1.0) * (least.update - floor)
+    return np.asarray(updated + np.maximum(moved[0] / np.maximum(layers, least.most), np.minimum(*exposed)))
+
+
+def _counts_alike(job: Job) -> bool:
+    """Whether layers for multi-token prediction, if there are any, count as layers of the first main kind."""
+    return not job.model.mtp_layers or kinds_main_first(job)[0][:2] == (job.model.moe is not None, False)
 
 
 def _takes_turns(job: Job) -> bool:

@@ -175,8 +175,8 @@ class LayerBounds:
         pairs = sorted(pairs or expert_options(job))
         self._pairs = np.array([ep * _PLACE + etp for ep, etp in pairs])
         x = distinct.take(order).columns().columns()
-        x = replace(x, mbs=self._sizes[:, np.newaxis])
-        x = replace(x, ep=np.array([ep for ep, _ in pairs]), etp=np.array([etp for _, etp in pairs]))
+        ep, etp = np.array(pairs).T
+        x = replace(x, mbs=self._sizes[:, np.newaxis], ep=ep, etp=etp)
         shape = (len(order), len(self._sizes), len(pairs))
         self._of_layer = [np.broadcast_to(each, shape) for each in _mean_fastest_main(job, stage_parts(job, x))]
         heads = (1 + job.model.mtp_layers) * head_seconds(job, x).total

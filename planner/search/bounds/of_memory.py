@@ -124,16 +124,11 @@ def least_stage_bytes(job: PoolJob, degrees: DegreeArrays, policies: Sequence[in
     main, layers = kinds_main_first(job)[0], np.ceil(num_main_layers(job) / degrees.pp)
     last = degrees.pp - 1
     index = np.stack([np.zeros_like(last), np.maximum(last - 1, 0), last])
-    own = _own_or(degrees, policies)
+    own = policies if np.any(np.equal(degrees.recompute, OWN)) else [degrees.recompute]
     further = mtp_of_last(job)
     shapes = [stage_of_kind(main, index=index, num_layers=layers, policy=code, num_mtp=further) for code in own]
     least = [np.broadcast_to(stage_bytes(job, degrees, shape), index.shape).min(axis=0) for shape in shapes]
     return np.asarray(np.minimum.reduce(least))
-
-
-def _own_or(degrees: DegreeArrays, policies: Sequence[int]) -> Sequence[Number]:
-    """The common policy of each configuration's stages, or `policies` if each stage has its own."""
-    return policies if np.any(np.equal(degrees.recompute, OWN)) else [degrees.recompute]
 
 
 def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ from planner.cost.schedule import steady_count, step_seconds
 from planner.search.bounds.least_costs import least_costs
 from planner.search.bounds.of_layers import LayerBounds, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
-from planner.search.bounds.of_steps import lower_bound_seconds, single_stage_seconds
+from planner.search.bounds.of_steps import LONG, lower_bound_seconds, masks_of, single_stage_seconds
 from planner.search.space.arrays import unrolled
 from planner.search.space.configurations import expert_options
 from planner.search.space.placements import (
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 _ROUNDING: Final = 1 - 1e-12
 """Tolerance for rounding: a bound sums in another order than the prices do, so it is multiplied by this factor."""
 
-_LONG: Final = 1e30  # seconds; longer than anything, and finite
 _MOST_ROWS: Final = 20_000  # configurations whose stages are checked one by one in one block
 
 
@@ -211,20 +210,16 @@ def _pool_costs(
     by_policy = np.full((len(choices_of(degrees, policies).policy), *shape), np.inf)
     for number, pool in enumerate(job.pools):
         if len(alone):
-            step = single_stage_seconds(pool, degrees.take(alone), _of(policies, alone), any_replicas=False)
+            step = single_stage_seconds(pool, degrees.take(alone), masks_of(policies, alone), any_replicas=False)
             # the only stage runs all layers m times, tail included
             layer[alone, number] = step / num_microbatches(job, degrees.take(alone)) / job.model.num_layers
         if len(piped):
-            chosen, cutoff = _of(policies, piped), cutoff_seconds[piped]
+            chosen, cutoff = masks_of(policies, piped), cutoff_seconds[piped]
             prices = least_costs(pool, degrees.take(piped), chosen, cutoff, any_replicas=False)
             layer[piped, number] = prices.layer.min(axis=(0, 1))
             ends[piped, number], tail[piped, number] = prices.ends, prices.tail
             by_policy[:, piped, number] = prices.main
     return _PoolCosts(layer=layer, ends=ends, tail=tail, by_policy=by_policy)
-
-
-def _of(policies: PolicyMasks, rows: Rows) -> PolicyMasks:
-    return {policy: mask[rows] for policy, mask in policies.items()}
 
 
 def _holds_in_time(
@@ -248,7 +243,7 @@ def _holds_in_time(
     if not len(piped):
         return holds
     used, of_found = np.unique(rows[piped], return_inverse=True)
-    left, chosen = degrees.take(used), _of(policies, used)
+    left, chosen = degrees.take(used), masks_of(policies, used)
     of_stages = [capacities_of_stages(pool, left, chosen) for pool in job.pools]
     capacity = np.stack([capacities.layers for capacities in of_stages])
     first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each configuration
@@ -275,4 +270,4 @@ def _most_of_slowest(
     _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
     tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)
     most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
-    return np.asarray(np.where(np.isfinite(most), most, _LONG))
+    return np.asarray(np.where(np.isfinite(most), most, LONG))

@@ -11,7 +11,7 @@ from planner.cost.prices import stage_fits, stage_prices
 from planner.cost.schedule import steady_count, step_seconds
 from planner.cost.stage import stage_of
 from planner.layout import offloads_activations
-from planner.search.bounds.least_costs import least_costs
+from planner.search.bounds.least_costs import least_costs, least_transfer
 from planner.search.bounds.of_layers import kinds_main_first, layers_of_slowest, leading_layers, num_main_layers
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.degree_rules import least_of_first_stage, searched_ends
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.specs.job import PoolJob
 
-_LONG = 1e30  # seconds; longer than anything, and finite
+LONG = 1e30  # seconds; longer than anything, and finite
 
 
 def lower_bound_seconds(
@@ -61,18 +61,47 @@ def lower_bound_seconds(
     bounds = np.full(len(degrees), np.inf)
     alone, piped = np.flatnonzero(degrees.pp == 1), np.flatnonzero(degrees.pp > 1)
     if len(alone):
-        bounds[alone] = single_stage_seconds(job, degrees.take(alone), _of(policies, alone), any_replicas)
+        bounds[alone] = single_stage_seconds(job, degrees.take(alone), masks_of(policies, alone), any_replicas)
     if len(piped):
         left = degrees.take(piped)
         cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))
-        costs = least_costs(job, left, _of(policies, piped), cutoff[piped], any_replicas)
+        costs = least_costs(job, left, masks_of(policies, piped), cutoff[piped], any_replicas)
         bounds[piped] = _least_step(job, left, costs, 0.0)
         near = bounds[piped] <= cutoff[piped]
         if not near.any():
             return bounds
         piped = piped[near]
-        chosen = _of(policies, piped)
+        chosen = masks_of(policies, piped)
         bounds[piped] = _bound_by_memory(job, degrees.take(piped), costs.take(near), chosen, cutoff[piped])
+    return bounds
+
+
+def replicas_bound_seconds(
+    job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks, cutoff_seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Lower bound of a step from prices that hold for any replicas, and from the traffic of each number of replicas.
+
+    Configurations that differ only in replicas, and in the place of multi-token prediction, share these prices but for
+    the traffic, so the prices are computed once. They hold for each of the configurations (`lower_bound_seconds`), and
+    so does the traffic (`least_transfer`), which only the longest tail contains. Without a pipeline the bound is 0.
+
+    Gain (`replicas`, once on a busy machine): the search takes 16.6 s instead of 24.6 s for DeepSeek-V3 on 100,000
+    devices.
+
+    Source: derived here; tested to stay below the exact optimum.
+    """
+    bounds, piped = np.zeros(len(degrees)), np.flatnonzero(degrees.pp > 1)
+    if len(piped):
+        left, cutoff = degrees.take(piped), np.broadcast_to(cutoff_seconds, (len(degrees),))[piped]
+        alike, position = left.distinct(*(key for key in left.numbers() if key not in ("hsdp", "mtp_before")))
+        allowed = {
+            policy: np.bincount(position, weights=mask) > 0 for policy, mask in masks_of(policies, piped).items()
+        }
+        shared = np.zeros(len(alike))
+        np.maximum.at(shared, position, cutoff)
+        costs = least_costs(job, alike, allowed, shared, any_replicas=True)
+        more = least_transfer(job, left, costs.take(position)) - costs.tail[position]
+        bounds[piped] = _least_step(job, alike, costs, 0.0)[position] + np.maximum(more, 0.0)
     return bounds
 
 
@@ -94,12 +123,13 @@ def least_seconds_of_any_policy(job: PoolJob, degrees: DegreeArrays, cutoff_seco
         left = degrees.take(piped)
         cutoff = np.broadcast_to(cutoff_seconds, (len(degrees),))[piped]
         left = left.having("recompute", np.full(len(left), NONE))
-        costs = least_costs(job, left, _of(nothing, piped), cutoff, any_replicas=True)
+        costs = least_costs(job, left, masks_of(nothing, piped), cutoff, any_replicas=True)
         bounds[piped] = _least_step(job, left, costs, 0.0)
     return bounds
 
 
-def _of(policies: PolicyMasks, index: Rows) -> PolicyMasks:
+def masks_of(policies: PolicyMasks, index: Rows) -> PolicyMasks:
+    """The masks of some of the configurations."""
     return {policy: mask[index] for policy, mask in policies.items()}
 
 
@@ -134,7 +164,7 @@ def _bound_by_memory(
     slowest = np.where(possible, _least_slowest(job, degrees, costs, forced), 0.0)
     rest = np.where(possible, bounds, 0.0) - steady * slowest
     most = (cutoff_seconds - rest) / np.maximum(steady, 1e-9)
-    held = _holds_in_time(job, degrees, costs, capacities, np.where(np.isfinite(most), most, _LONG))
+    held = _holds_in_time(job, degrees, costs, capacities, np.where(np.isfinite(most), most, LONG))
     return np.where(held, bounds, np.inf)
 
 

@@ -117,7 +117,7 @@ def _table(candidates: Sequence[Candidate]) -> _Table:
 
 def lower_bounds(candidates: Sequence[Candidate]) -> LowerBounds:
     """Lower bounds of every candidate and every column, in seconds; the module's docstring has the proof."""
-    possible = [index for index, candidate in enumerate(candidates) if _may_hold_all(candidate)]
+    possible = [index for index, candidate in enumerate(candidates) if may_hold_all(candidate)]
     columns = [np.full(candidate.num_columns, np.inf) for candidate in candidates]
     whole, bottleneck, tail = (np.full(len(candidates), np.inf) for _ in range(3))
     if possible:
@@ -133,7 +133,7 @@ def lower_bounds(candidates: Sequence[Candidate]) -> LowerBounds:
     return LowerBounds(candidate=whole, columns=tuple(columns), bottleneck=bottleneck, tail=tail)
 
 
-def _may_hold_all(candidate: Candidate) -> bool:
+def may_hold_all(candidate: Candidate) -> bool:
     """Whether every stage has a column, and the total load lies between the sums of fewest and of most layers.
 
     The condition is necessary, but not sufficient.

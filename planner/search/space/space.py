@@ -53,6 +53,7 @@ _ORDER: Final = (
 """Keys in the order in which configurations get their values."""
 
 _BLOCK: Final = 256  # partitions at a time
+_PLACE: Final = 1 << 12  # more chunks than a stage has
 
 
 class Space:
@@ -130,8 +131,8 @@ class Space:
         else:
             options = {pp: self._interleaves(pp) for pp in sorted(set(x.pp.tolist()))}
             x = self._cross(x, "interleave", sorted(set(chain.from_iterable(options.values()))))
-            keep = [np.isin(x.interleave, values) & (x.pp == pp) for pp, values in options.items()]
-            x = x.take(np.logical_or.reduce(keep)) if keep else x
+            wanted = [pp * _PLACE + v for pp, values in options.items() for v in values]
+            x = x.take(np.isin(x.pp * _PLACE + x.interleave, wanted))
         return self._obeying(x, refused, "interleave", "schedule")
 
     def experts(self, timed: DegreeArrays, refused: Refusals | None = None) -> DegreeArrays:
