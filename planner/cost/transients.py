@@ -11,7 +11,7 @@ from planner.cost.activations import activation_terms, inner_gradient_bytes, kep
 from planner.cost.adapters import frozen_bytes_per_param, largest_layer, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
-from planner.cost.model_states import model_state_bytes, whole_gradients
+from planner.cost.model_states import ends_beside_whole_gradients, model_state_bytes, whole_gradients
 from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import head_params_on_device, layer_params_on_device, vision_params
@@ -97,6 +97,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
         reduced = 0.0 * reduced  # the head's gradient goes into a buffer, which exists from then on
         loss = loss + _buffers_between_passes(job, layout)
     later = _gradients_to_come(job, layout, stage)
+    beside, at_end = ends_beside_whole_gradients(job, layout, stage, stored)
+    layer = layer + beside
     if engine.memory.gathers_head_apart:
         largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends, later=later)
     else:
@@ -106,7 +108,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
         layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
         largest = largest - np.minimum(later, np.minimum(largest, largest - layer - bucket + stored))
-    largest = np.maximum(largest, _gathered_reference(job, layout, stage, loss))
+    largest = np.maximum(np.maximum(largest, at_end), _gathered_reference(job, layout, stage, loss))
     largest = largest + _placeholder_bytes(job, layout, stage)
     if not offloads_optimizer(layout):  # else the update is made on the host
         largest = np.maximum(largest, update_bytes(job, layout, stage) - stored)
@@ -350,15 +352,14 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     The first possible peak is in the feed-forward block, with gradients of the block's inner tensors (two for each
     released tensor), of the layer's output, and of the last matrix. The second possible peak is at the layer's end,
-    with gradients of all weights in the compute precision, after the layer's kept tensors are freed. If gradients are
-    reduced layer by layer, the previous layer's gradients are being reduced in fp32 at the same time. This happens in
-    every microbatch, or only in the last microbatch if gradients are kept whole and there is no pipeline.
+    with gradients of all weights in the compute precision, after the layer's kept tensors are freed. Unless gradients
+    are kept whole, the previous layer's gradients are being reduced in fp32 at the same time.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """
     states, whole = job.state_bytes, whole_gradients(job, layout)
     summed_in_place = whole & (states.weights >= states.grads)
-    reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
+    reduces = ~np.asarray(whole)
 
     def of_layer(experts: bool) -> Number:
         kept, everything = kept_bytes_of_layer(job, layout, stage, experts=experts)

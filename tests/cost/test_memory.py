@@ -335,6 +335,29 @@ def test_one_round_of_interleaved_microbatches_reduces_chunk_by_chunk(microbatch
     assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("model", "text", "sequence", "stage", "counted"),
+    [
+        ("llama3-8b", "pp=2,dp=4", 4096, 0, 14.226e9),
+        ("llama3-8b", "pp=2,dp=4", 4096, 1, 15.890e9),
+        ("llama3-8b", "pp=4,dp=2", 2048, 0, 13.675e9),
+        ("llama3-8b", "pp=4,dp=2", 2048, 3, 14.199e9),
+        ("llama3-8b", "pp=2,interleave=2,dp=4", 2048, 0, 13.883e9),
+        ("llama3-8b", "pp=2,interleave=2,dp=4", 2048, 1, 14.886e9),
+        ("llama3.2-1b", "pp=2,dp=4", 2048, 0, 5.359e9),
+        ("llama3.2-1b", "pp=2,dp=4", 2048, 1, 5.937e9),
+    ],
+)
+def test_embedding_and_head_of_pipelines_beside_whole_gradients(model, text, sequence, stage, counted):
+    """Eight layers, two microbatches a stage: bytes of the trainer's own step (planner.trainer.rehearse.counted)."""
+    sizes = {name: int(value) for name, value in (part.split("=") for part in text.split(","))}
+    job = load_job(model=model, cluster="dgx-h100", gpus=8, sequence_length=sequence,
+                   global_batch_size=2 * sizes["pp"] * sizes["dp"], settings=("model.num_layers=8",))  # fmt: skip
+    layout = parse_layout(f"{text},zero=1,mbs=1,recompute=full", num_layers=8, num_devices=8)
+    lines = memory_of_stages(job, layout)[stage].lines
+    assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.01)
+
+
 def lines_of_one_round(chunks, stage, vocab_size=128256):
     layers = sum(map(int, chunks.split("/")))
     job = load_job(model="llama3-8b", cluster="dgx-h100", gpus=8, sequence_length=2048, global_batch_size=8,
