@@ -172,7 +172,7 @@ def ends_beside_whole_gradients(job: PoolJob, layout: Degrees, stage: Stage, sto
     piped = np.greater(layout.pp, 1)
     logits = piped * holds_head(layout, stage) * job.compute_bytes * num_logits(job, layout)
 
-    body, early = held_params(job, layout, stage).total - ends, reduced_early(job, layout, stage)
+    body, early = _params_of_layers(job, layout, stage), reduced_early(job, layout, stage)
     alone = (layout.schedule == "interleaved") & is_one_round(layout.pp, num_microbatches(job, layout))
     each = np.maximum(stage.num_layers, 1)
     first, last = (1.0 / chunks if of is None else of / each for of in (stage.largest_chunk, stage.last_chunk))

@@ -96,17 +96,17 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     if engine.memory.bucket_buffers:
         reduced = 0.0 * reduced  # the head's gradient goes into a buffer, which exists from then on
         loss = loss + _buffers_between_passes(job, layout)
-    later = _gradients_to_come(job, layout, stage)
     beside, at_end = ends_beside_whole_gradients(job, layout, stage, stored)
     layer = layer + beside
     if engine.memory.gathers_head_apart:
-        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends, later=later)
+        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
         bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
         live = _live_bytes(job, layout, stage)
         layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
+        later = _gradients_to_come(job, layout, stage)
         largest = largest - np.minimum(later, np.minimum(largest, largest - layer - bucket + stored))
     largest = np.maximum(np.maximum(largest, at_end), _gathered_reference(job, layout, stage, loss))
     largest = largest + _placeholder_bytes(job, layout, stage)
@@ -128,15 +128,7 @@ def _gathered_reference(job: PoolJob, layout: Degrees, stage: Stage, loss: Numbe
 
 
 def _peak_with_separate_ends(
-    job: PoolJob,
-    layout: Degrees,
-    stage: Stage,
-    stored: Number,
-    *,
-    loss: Number,
-    layer: Number,
-    ends: Number,
-    later: Number,
+    job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
 ) -> Number:
     """Peak of an FSDP2 step in which embedding and head are separate units: the largest of the sums at several moments.
 
@@ -176,7 +168,7 @@ def _peak_with_separate_ends(
     summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
     kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
-    return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)
+    return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - _gradients_to_come(job, layout, stage))
 
 
 def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

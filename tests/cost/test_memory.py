@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from planner.api import estimate_layout
-from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
+from planner.cost.activations import (
+    activation_terms,
+    inner_gradient_bytes,
+    layer_activation_bytes,
+    stored_activation_bytes,
+)
 from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
@@ -135,6 +140,33 @@ def test_activations_of_latent_attention(make_job):
         heads = 16 * (128 + 64) + 16 * (128 + 128) + 16 * (128 + 64) + 16 * 128  # queries; keys, values; joined; output
         tensors = kept(2 * 2048, 2 * 2048, heads + 3 * 10944, 16, t, True)
         assert float(none) == pytest.approx(512 * (tensors + 2 * (2 * 512 + 64)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors"),
+    [
+        ((), 2),
+        (("training.lora_rank=16", "training.lora_targets=[down]"), 2),
+        (("training.lora_rank=16",), 3),
+        (("training.lora_rank=16", "training.frozen_weights=nf4"), 3),
+    ],
+)
+def test_the_gradient_of_a_product_takes_the_place_of_the_product_if_it_was_kept(make_job, settings, tensors):
+    """Gradients of gate and up; and that of their product, which is not kept for a frozen matrix."""
+    job = make_job("llama3-8b", engine="fsdp", gpus=2, sequence=512, settings=settings)
+    layout = parse_layout("dp=2,zero=3", num_layers=32, num_devices=2)
+    kept = job.engine.memory.quantised_keep_inputs and job.training.frozen_weights == "nf4"
+    assert float(inner_gradient_bytes(job, layout, experts=False)) == 512 * 2 * (tensors - kept) * 14336
+
+
+def test_one_layer_beside_adapters_is_what_transformers_holds():
+    """Two layers with a small vocabulary, so that the peak is in a layer; bytes by `planner verify` (Accelerate)."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", engine="fsdp", gpus=2, sequence_length=4096,
+                   global_batch_size=4,
+                   settings=("model.num_layers=2", "model.vocab_size=2048", "training.lora_rank=16"))  # fmt: skip
+    layout = parse_layout("dp=2,zero=3,mbs=1,recompute=full", num_layers=2, num_devices=2)
+    lines = memory_of_stages(job, layout)[0].lines
+    assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(2.390e9, rel=0.03)
 
 
 def test_of_frozen_matrices_only_inputs_of_adapters_stay(make_job):
