@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from planner.cost.stage import Stage
     from planner.layout import Degrees
-    from planner.numbers import Number
+    from planner.numbers import Flag, Number
     from planner.specs.job import PoolJob
     from planner.specs.model import ModelSpec
 
@@ -180,17 +180,22 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
             num_bytes = np.equal(layout.zero, 3) * frozen_bytes_per_param(job) * product.held(layout)
             dropped = dict.fromkeys(product.modules, 1.0)
             yield ActivationTerm(name="gathered frozen weights", num_bytes=num_bytes, dropped=dropped)
-    if not adapters or not (memory.zero3_keeps_inputs or (memory.quantised_keep_inputs and quantised)):
+    keeps = _keeps_frozen_inputs(job, layout)
+    if not adapters or not np.any(keeps):
         return
     frozen: Number = 0.0
     for product in {each.reads: each for each in layer_of(job.model, experts=experts).products}.values():
         if product.reads.endswith((" input", " inner")):  # the core of attention keeps the others
             (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
             frozen = frozen + rows * batch * width * (1.0 - _is_read_again(job, product.reads, experts=experts))
-    own = memory.quantised_keep_inputs if quantised else False  # quantised products are not DeepSpeed's
-    keeps = own | np.equal(layout.zero, 3) & (memory.zero3_keeps_inputs and not quantised)
-    num_bytes = keeps * job.compute_bytes * frozen
-    yield ActivationTerm(name="inputs of frozen weights", num_bytes=num_bytes)
+    yield ActivationTerm(name="inputs of frozen weights", num_bytes=keeps * job.compute_bytes * frozen)
+
+
+def _keeps_frozen_inputs(job: PoolJob, layout: Degrees) -> Flag:
+    """Whether products with frozen weights keep their inputs; quantised products are not DeepSpeed's."""
+    if job.training.frozen_weights != "16-bit":
+        return job.engine.memory.quantised_keep_inputs
+    return np.equal(layout.zero, 3) & job.engine.memory.zero3_keeps_inputs
 
 
 def _inner_tensors(job: PoolJob, last: float) -> float:
@@ -216,14 +221,19 @@ def _inner_bytes(job: PoolJob, last: float) -> float:
 def inner_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
     """Bytes of the gradient of the activation function's inputs; the layer's kept tensors are alive at the same time.
 
-    Source: derived here; the tensors of the feed-forward block are the widest of a layer.
+    The gradient of the last product's input takes the place of this input, if it was kept; if only a frozen matrix
+    reads the input, the gradient is in addition.
+
+    Source: derived here; the tensors of the feed-forward block are the widest of a layer; `planner verify` counts them.
     """
     elements: Number = 0.0
+    inputs = 2.0 if job.model.activation == "swiglu" else 1.0
     for product in layer_of(job.model, experts=experts).products:
         if product.ends_block:
             (rows, batch), (width, _) = rows_of(job, layout, product), product.sides(layout)
-            elements = elements + product.share * rows * batch * width / num_tiles(job, product)
-    return job.compute_bytes * (2.0 if job.model.activation == "swiglu" else 1.0) * elements
+            kept = np.maximum(_is_read_again(job, product.reads, experts=experts), _keeps_frozen_inputs(job, layout))
+            elements = elements + (inputs + 1.0 - kept) * product.share * rows * batch * width / num_tiles(job, product)
+    return job.compute_bytes * elements
 
 
 def _saved_share(model: ModelSpec) -> float:

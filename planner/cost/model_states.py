@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cost.activations import kept_activation_bytes
 from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, largest_layer, trained_params
+from planner.cost.loss import num_logits
 from planner.cost.microbatch import num_microbatches
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
-from planner.cost.parameters import HeldParams, matrices_in_order
+from planner.cost.parameters import HeldParams, head_params_on_device, matrices_in_order
 from planner.cost.schedule import is_one_round
 from planner.cost.shapes import alone, distinct_rows
-from planner.cost.stage import end_params, expert_shard_divisor, held_params, holds_head, shard_degree, shard_of
+from planner.cost.stage import (
+    end_params,
+    expert_shard_divisor,
+    held_params,
+    holds_embedding,
+    holds_head,
+    shard_degree,
+    shard_of,
+)
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
 
@@ -131,6 +142,53 @@ def reduced_early(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     rest = np.where(holds_head(layout, stage) & (ends >= layer), 0.0, layout.interleave - 1.0)
     whole = (1.0 + rest / np.maximum(stage.num_layers, 1)) / layout.interleave
     return np.where(is_one_round(layout.pp, num_microbatches(job, layout)), 1.0 - whole, 0.0)
+
+
+def ends_beside_whole_gradients(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> tuple[Number, Number]:
+    """Bytes beside each layer's backward pass, and transient bytes when the gradients of the ends are complete.
+
+    A unit's gradient in the compute precision is added to its fp32 sum when the unit's backward pass ends. That of the
+    head ends with the chunk's, so the head's gradient is alive beside every layer, unless the head is a unit of its
+    own. The embedding's gradient appears when the microbatch's activations are freed. A pipeline's loop refers to the
+    last logits. After the last microbatch it reduces unit by unit, while the other units are whole: of the first large
+    unit it holds the sum, its copy for the reduction and the result, and no weights. Interleaved stages reduce the head
+    with their last chunk, and the embedding after all later chunks, whose gathered weights are freed by then. If the
+    microbatches are one round, the earlier chunks have no gradients when the head is reduced.
+
+    stored: bytes of the stage's stored activations at their peak.
+
+    Source: torch, distributed/fsdp/_fully_shard/_fsdp_param_group.py (post_backward), _fsdp_collectives.py
+    (foreach_reduce); distributed/pipelining/stage.py (perform_reduce_grad); counted in the trainer's own step,
+    tests/cost/test_memory.py.
+    """
+    if job.engine.memory.whole_gradients != "piped" or job.training.lora_rank:
+        return 0.0, 0.0
+    weights, grads, ranks = job.state_bytes.weights, job.state_bytes.grads, shard_degree(layout)
+    whole, chunks = whole_gradients(job, layout) * 1.0, layout.interleave
+    head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
+    ends = end_params(job, layout, stage)
+    embedding = holds_embedding(stage) * (ends - head * (not job.model.tied_embeddings))
+    waits = weights * head * (weights < grads and not job.engine.memory.gathers_head_apart)
+    piped = np.greater(layout.pp, 1)
+    logits = piped * holds_head(layout, stage) * job.compute_bytes * num_logits(job, layout)
+
+    body, early = _params_of_layers(job, layout, stage), reduced_early(job, layout, stage)
+    alone = (layout.schedule == "interleaved") & is_one_round(layout.pp, num_microbatches(job, layout))
+    each = np.maximum(stage.num_layers, 1)
+    first, last = (1.0 / chunks if of is None else of / each for of in (stage.largest_chunk, stage.last_chunk))
+    missing = alone * grads * body * (1.0 - early * (1.0 - 1.0 / ranks) - last)
+    gone = body * (weights * (1.0 - first) + grads * (1.0 - 1.0 / ranks) * (1.0 - first - early))
+
+    copied = (grads * (1.0 + 1.0 / ranks) - weights) * np.greater(ranks, 1)
+    layer = largest_layer(job, layout, stage)
+    freed = kept_activation_bytes(job, layout, stage)[0] / chunks
+    moments = (
+        np.where(piped, copied * head + logits - missing - stored, copied * layer + waits - freed / each),
+        piped * (copied * np.maximum(embedding, layer) - gone - stored),
+        waits + weights * embedding + logits * np.equal(chunks, 1) - alone * gone - freed,
+    )
+    beside, at_end = np.maximum(waits + logits - missing, 0.0), np.maximum(reduce(np.maximum, moments), 0.0)
+    return whole * beside, whole * at_end
 
 
 @once

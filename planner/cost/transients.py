@@ -11,7 +11,7 @@ from planner.cost.activations import activation_terms, inner_gradient_bytes, kep
 from planner.cost.adapters import frozen_bytes_per_param, largest_layer, trained_layer_params, trained_params
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
-from planner.cost.model_states import model_state_bytes, whole_gradients
+from planner.cost.model_states import ends_beside_whole_gradients, model_state_bytes, whole_gradients
 from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
 from planner.cost.parameters import head_params_on_device, layer_params_on_device, vision_params
@@ -96,17 +96,19 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     if engine.memory.bucket_buffers:
         reduced = 0.0 * reduced  # the head's gradient goes into a buffer, which exists from then on
         loss = loss + _buffers_between_passes(job, layout)
-    later = _gradients_to_come(job, layout, stage)
+    beside, at_end = ends_beside_whole_gradients(job, layout, stage, stored)
+    layer = layer + beside
     if engine.memory.gathers_head_apart:
-        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends, later=later)
+        largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
         bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
         live = _live_bytes(job, layout, stage)
         layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
+        later = _gradients_to_come(job, layout, stage)
         largest = largest - np.minimum(later, np.minimum(largest, largest - layer - bucket + stored))
-    largest = np.maximum(largest, _gathered_reference(job, layout, stage, loss))
+    largest = np.maximum(np.maximum(largest, at_end), _gathered_reference(job, layout, stage, loss))
     largest = largest + _placeholder_bytes(job, layout, stage)
     if not offloads_optimizer(layout):  # else the update is made on the host
         largest = np.maximum(largest, update_bytes(job, layout, stage) - stored)
@@ -126,15 +128,7 @@ def _gathered_reference(job: PoolJob, layout: Degrees, stage: Stage, loss: Numbe
 
 
 def _peak_with_separate_ends(
-    job: PoolJob,
-    layout: Degrees,
-    stage: Stage,
-    stored: Number,
-    *,
-    loss: Number,
-    layer: Number,
-    ends: Number,
-    later: Number,
+    job: PoolJob, layout: Degrees, stage: Stage, stored: Number, *, loss: Number, layer: Number, ends: Number
 ) -> Number:
     """Peak of an FSDP2 step in which embedding and head are separate units: the largest of the sums at several moments.
 
@@ -174,7 +168,7 @@ def _peak_with_separate_ends(
     summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
     kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
-    return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - later)
+    return np.maximum(np.maximum(at_end, 0.0), reduce(np.maximum, moments) - _gradients_to_come(job, layout, stage))
 
 
 def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -350,15 +344,14 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     The first possible peak is in the feed-forward block, with gradients of the block's inner tensors (two for each
     released tensor), of the layer's output, and of the last matrix. The second possible peak is at the layer's end,
-    with gradients of all weights in the compute precision, after the layer's kept tensors are freed. If gradients are
-    reduced layer by layer, the previous layer's gradients are being reduced in fp32 at the same time. This happens in
-    every microbatch, or only in the last microbatch if gradients are kept whole and there is no pipeline.
+    with gradients of all weights in the compute precision, after the layer's kept tensors are freed. Unless gradients
+    are kept whole, the previous layer's gradients are being reduced in fp32 at the same time.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """
     states, whole = job.state_bytes, whole_gradients(job, layout)
     summed_in_place = whole & (states.weights >= states.grads)
-    reduces = ~np.asarray(whole) | np.equal(layout.pp, 1)
+    reduces = ~np.asarray(whole)
 
     def of_layer(experts: bool) -> Number:
         kept, everything = kept_bytes_of_layer(job, layout, stage, experts=experts)

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from planner.api import estimate_layout
-from planner.cost.activations import activation_terms, layer_activation_bytes, stored_activation_bytes
+from planner.cost.activations import (
+    activation_terms,
+    inner_gradient_bytes,
+    layer_activation_bytes,
+    stored_activation_bytes,
+)
 from planner.cost.estimate import estimate, memory_of_stages
 from planner.cost.ledger import LineName
 from planner.cost.loss import logits_bytes
@@ -135,6 +140,33 @@ def test_activations_of_latent_attention(make_job):
         heads = 16 * (128 + 64) + 16 * (128 + 128) + 16 * (128 + 64) + 16 * 128  # queries; keys, values; joined; output
         tensors = kept(2 * 2048, 2 * 2048, heads + 3 * 10944, 16, t, True)
         assert float(none) == pytest.approx(512 * (tensors + 2 * (2 * 512 + 64)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors"),
+    [
+        ((), 2),
+        (("training.lora_rank=16", "training.lora_targets=[down]"), 2),
+        (("training.lora_rank=16",), 3),
+        (("training.lora_rank=16", "training.frozen_weights=nf4"), 3),
+    ],
+)
+def test_the_gradient_of_a_product_takes_the_place_of_the_product_if_it_was_kept(make_job, settings, tensors):
+    """Gradients of gate and up; and that of their product, which is not kept for a frozen matrix."""
+    job = make_job("llama3-8b", engine="fsdp", gpus=2, sequence=512, settings=settings)
+    layout = parse_layout("dp=2,zero=3", num_layers=32, num_devices=2)
+    kept = job.engine.memory.quantised_keep_inputs and job.training.frozen_weights == "nf4"
+    assert float(inner_gradient_bytes(job, layout, experts=False)) == 512 * 2 * (tensors - kept) * 14336
+
+
+def test_one_layer_beside_adapters_is_what_transformers_holds():
+    """Two layers with a small vocabulary, so that the peak is in a layer; bytes by `planner verify` (Accelerate)."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", engine="fsdp", gpus=2, sequence_length=4096,
+                   global_batch_size=4,
+                   settings=("model.num_layers=2", "model.vocab_size=2048", "training.lora_rank=16"))  # fmt: skip
+    layout = parse_layout("dp=2,zero=3,mbs=1,recompute=full", num_layers=2, num_devices=2)
+    lines = memory_of_stages(job, layout)[0].lines
+    assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(2.390e9, rel=0.03)
 
 
 def test_of_frozen_matrices_only_inputs_of_adapters_stay(make_job):
@@ -333,6 +365,29 @@ def test_one_round_of_interleaved_microbatches_reduces_chunk_by_chunk(microbatch
     layout = parse_layout("pp=2,interleave=2,dp=4,zero=1,mbs=1,recompute=full", num_layers=8, num_devices=8)
     lines = memory_of_stages(job, layout)[stage].lines
     assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "sequence", "stage", "counted"),
+    [
+        ("llama3-8b", "pp=2,dp=4", 4096, 0, 14.226e9),
+        ("llama3-8b", "pp=2,dp=4", 4096, 1, 15.890e9),
+        ("llama3-8b", "pp=4,dp=2", 2048, 0, 13.675e9),
+        ("llama3-8b", "pp=4,dp=2", 2048, 3, 14.199e9),
+        ("llama3-8b", "pp=2,interleave=2,dp=4", 2048, 0, 13.883e9),
+        ("llama3-8b", "pp=2,interleave=2,dp=4", 2048, 1, 14.886e9),
+        ("llama3.2-1b", "pp=2,dp=4", 2048, 0, 5.359e9),
+        ("llama3.2-1b", "pp=2,dp=4", 2048, 1, 5.937e9),
+    ],
+)
+def test_embedding_and_head_of_pipelines_beside_whole_gradients(model, text, sequence, stage, counted):
+    """Eight layers, two microbatches a stage: bytes of the trainer's own step (planner.trainer.rehearse.counted)."""
+    sizes = {name: int(value) for name, value in (part.split("=") for part in text.split(","))}
+    job = load_job(model=model, cluster="dgx-h100", gpus=8, sequence_length=sequence,
+                   global_batch_size=2 * sizes["pp"] * sizes["dp"], settings=("model.num_layers=8",))  # fmt: skip
+    layout = parse_layout(f"{text},zero=1,mbs=1,recompute=full", num_layers=8, num_devices=8)
+    lines = memory_of_stages(job, layout)[stage].lines
+    assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.01)
 
 
 def lines_of_one_round(chunks, stage, vocab_size=128256):
