@@ -19,6 +19,7 @@ in no key.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -182,8 +183,9 @@ def own_keys(job: Job, layout: Layout) -> tuple[int, ...]:
     stages = [layout.layers_per_stage[stage :: layout.pp] for stage in range(layout.pp)]
     loops = any(policy.startswith(("full:", "every:")) for policy in layout.recompute)
     risk = 1 - min(stage.chance_of_fitting for stage in memory_of_stages(job, layout))
+    hosts, part = -(-layout.world_size // pool.devices_per_host), max(1, pool.hosts // 16)
     return (
-        -(-layout.world_size // pool.devices_per_host),
+        min(pool.hosts, math.ceil(hosts / part) * part),
         sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep)),
         int(loops or len(set(layout.recompute)) > 1),
         layout.interleave,

@@ -29,7 +29,7 @@ _NOTICEABLE = 0.001  # a ledger line is given as a reason if it differs by more 
 _LESS_MEMORY = 0.05  # saved memory is given as a reason above this share of the plan's memory
 
 _WORDS: Final[dict[str, str | tuple[str, ...]]] = {
-    "machines": "{:,} host{s}",
+    "machines": "up to {:,} host{s}",
     "axes": "{:,} ax{es}",
     "by_hand": ("one switch for recompute", "recompute layer by layer"),
     "chunks": "{:,} chunk{s} a stage",

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 AXES: Final = ("tp", "pp", "cp", "ep")
 """Degrees that divide the model or a sequence; data parallelism is left out, because every job has it."""
+PARTS: Final = 16
+"""Hosts count in this many parts of the cluster: a plan gives up to `--within` of its step for one part, not for less."""
 RISKS: Final = (0.01, 0.05)
 """Upper limits of the classes of risk: the chance that a layout does not fit."""
 
@@ -24,9 +26,11 @@ def keys_of(job: Job, layout: Layout, *, with_risk: bool = True) -> Keys:
 
     with_risk: whether to compute the memory of the layout; otherwise the risk is 0.
     """
+    part = max(1, job.cluster.hosts // PARTS)
+    hosts = sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout))
     inner = [[layout.layers_per_stage[chunk] for chunk in layout.chunks_of_stage(r)] for r in range(1, layout.pp - 1)]
     return Keys(
-        machines=sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout)),
+        machines=min(-(-hosts // part) * part, job.cluster.hosts),
         axes=sum(getattr(layout, axis) > 1 for axis in AXES),
         by_hand=int(len(set(layout.recompute)) > 1 or is_of_some_layers(policy_code(layout.recompute[0]))),
         chunks=layout.interleave,

@@ -6,7 +6,7 @@ minimum is in the window it has
     the fastest layout of the kind, and its variants: every combination of
     recompute    as the fastest, or one policy on all stages
     layers       as the fastest, or even; or even but for the first and the last stage, which share what is left
-    interleave   as the fastest, 1, 2, 4 or 8
+    interleave   as the fastest, 1, 2, 4 or 8, or any number that divides the layers into equal chunks
     ZeRO stage   as the fastest, or any other
 
 Each variant has the price that the two methods saw. A variant that no rule allows, that does not fit, or that is
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
-from planner.layout import even_stages
+from planner.layout import divisors, even_stages
 from planner.plan_parts import Recommendation
 from planner.search.decision import best_layout, fastest_of
 from planner.search.found import Assigned
@@ -115,7 +115,8 @@ def _configurations(space: Space, one: DegreeArrays) -> Iterator[DegreeArrays]:
     """A configuration with every ZeRO stage and number of chunks of its variants, in blocks of one schedule."""
     chunks = {one.schedule: {one.interleave}}
     if one.pp > 1 and one.schedule in ("1f1b", "interleaved"):
-        every = {*CHUNKS, one.interleave}
+        each, rest = divmod(space.job.model.num_layers, int(one.pp))
+        every = {*CHUNKS, one.interleave, *divisors(each if not rest else 1)}
         chunks = {"1f1b": every & {1}, "interleaved": every - {1}}
     engine = space.job.engine
     zero = sorted({*engine.can.zero_stages, *engine.pipeline.zero_stages, one.zero})

@@ -297,7 +297,8 @@ def closed_list(layouts, longest, fastest):
             left = layers - inner * (pp - 2)
             even = max(each.split) - min(each.split) < 2 and list(each.split) == sorted(each.split, reverse=True)
             equal = pp > 2 and set(each.split[1:-1]) == {inner} and abs(each.split[0] - each.split[-1]) < 2 <= left
-            is_listed = chunks in (1, 2, 4, 8, v) and (each.split == base.split or even or equal)
+            is_listed = chunks in (1, 2, 4, 8, v) or layers % (pp * chunks) == 0
+            is_listed &= each.split == base.split or even or equal
             if is_listed and (each.chosen == base.chosen or len(set(each.chosen)) == 1):
                 found[each.layout] = each
     return found
