@@ -16,7 +16,7 @@ last key, so a layout that is slower than another and better in no key never com
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
@@ -63,12 +63,8 @@ class Window:
 def recommended(found: Found, window: Window) -> tuple[Assigned, Recommendation]:
     """The first layout of the closed list by the ranking; of equal keys and step times the first by `fastest_of`."""
     listed = shortlist(found, window)
-    layouts = [found.layout_of(each) for each in listed]
-    cheap = [astuple(keys_of(found.space.job, layout, with_risk=False))[:4] for layout in layouts]
-    # the memory of a layout takes a millisecond, so only layouts that tie in the keys before the risk are rated in full
-    first = [(each, layout) for each, layout, own in zip(listed, layouts, cheap, strict=True) if own == min(cheap)]
-    keys = [keys_of(found.space.job, layout) for _, layout in first]
-    tied = [each for (each, _), own in zip(first, keys, strict=True) if own == min(keys)]
+    keys = [keys_of(found.space.job, found.layout_of(each)) for each in listed]
+    tied = [each for each, own in zip(listed, keys, strict=True) if own == min(keys)]
     chosen = fastest_of(tied, [(each.seconds, each.seconds) for each in tied])
     return chosen, Recommendation(within=float(window.within), num_listed=len(listed), keys=min(keys))
 
