@@ -111,8 +111,8 @@ def _configurations(space: Space, one: DegreeArrays) -> Iterator[DegreeArrays]:
     """A configuration with every ZeRO stage and number of chunks of its variants, in blocks of one schedule."""
     chunks = {one.schedule: {one.interleave}}
     if one.pp > 1 and one.schedule in ("1f1b", "interleaved"):
-        each, rest = divmod(space.job.model.num_layers, int(one.pp))
-        every = {*CHUNKS, one.interleave, *divisors(each if not rest else 1)}
+        per_stage, rest = divmod(space.job.model.num_layers, int(one.pp))
+        every = {*CHUNKS, one.interleave, *divisors(1 if rest else per_stage)}
         chunks = {"1f1b": every & {1}, "interleaved": every - {1}}
     engine = space.job.engine
     zero = sorted({*engine.can.zero_stages, *engine.pipeline.zero_stages, one.zero})
