@@ -75,7 +75,8 @@ class SearchOptions:
 class Keys:
     """What makes a layout easy to run; smaller values are better, and a key decides only if all earlier keys are equal.
 
-    machines: hosts in use.
+    machines: hosts in use, rounded up to a sixteenth of the cluster's hosts.
+    unseen: 1 if published runs of the plan's kind have other axes only (`search.with_runs`), else 0.
     axes: how many of tp, pp, cp and ep are above 1.
     by_hand: 0 if recompute is one switch (none, full, or one set of modules for all stages); 1 if it takes a loop over
         layers, because stages differ or only some layers of a stage are recomputed.
@@ -85,6 +86,7 @@ class Keys:
     """
 
     machines: int
+    unseen: int
     axes: int
     by_hand: int
     chunks: int

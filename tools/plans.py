@@ -19,6 +19,7 @@ in no key.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from planner.cost.band import axes_of, features_of
 from planner.cost.estimate import estimate, memory_of_stages
 from planner.errors import InputError
 from planner.evidence.rows.jobs import Unsupported, job_of
@@ -182,8 +184,12 @@ def own_keys(job: Job, layout: Layout) -> tuple[int, ...]:
     stages = [layout.layers_per_stage[stage :: layout.pp] for stage in range(layout.pp)]
     loops = any(policy.startswith(("full:", "every:")) for policy in layout.recompute)
     risk = 1 - min(stage.chance_of_fitting for stage in memory_of_stages(job, layout))
+    hosts, part = -(-layout.world_size // pool.devices_per_host), max(1, pool.hosts // 16)
+    kind = job.engine.name, job.model.moe is not None, features_of(job, layout)
+    runs = [each.axes for each in job.evidence if (each.engine, each.experts, each.features) == kind]
     return (
-        -(-layout.world_size // pool.devices_per_host),
+        min(pool.hosts, math.ceil(hosts / part) * part),
+        int(bool(runs) and axes_of(layout) not in runs),
         sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep)),
         int(loops or len(set(layout.recompute)) > 1),
         layout.interleave,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
@@ -17,6 +18,7 @@ from planner.show.columns import Columns
 from planner.show.screen import clean, indented, section, stack
 from planner.show.words import line_label
 from planner.specs.document import Document
+from planner.specs.yaml import shipped_yaml
 from planner.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 
+_SAID: Final = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
 _SUMS: Final = ("all-reduce", "reduce-scatter", "all-gather")
 """Operations that are an all-reduce or half of an all-reduce."""
 
@@ -250,18 +253,11 @@ def _synchronous(found: Asynchronous | None) -> Group | None:
     """Explain why gradients are reduced before every update, and the effect of replicas that do not wait."""
     if found is None:
         return None
-    why = (
-        "All replicas add their gradients before they update, so that every replica computes with the same weights "
-        "and a step is the step of one large batch, whatever the number of devices."
-    )
     saved = f"at most {format_seconds(found.saved_seconds)}, {found.saved_share:.1%} of the step: the exposed dp comm"
-    late = (
-        f"{found.num_workers} replicas that do not wait apply gradients {found.staleness_updates} updates late on "
-        "average; the proof of Hogwild (Recht et al., 2011) asks for sparse gradients, and these are dense"
-    )
+    late = _SAID["late"].format(workers=found.num_workers, updates=found.staleness_updates)
     rows: list[tuple[str, RenderableType]] = [("would save", saved), ("would cost", late)]
     if found.server_seconds is not None:
         server = f"{format_seconds(found.server_seconds)} for each push and pull, with as many servers as replicas"
         rows.append(("would send", server))
-    title = "Why synchronous all-reduce"
-    return section(title, Text(why), Text("Updates without waiting (Hogwild)"), indented(Columns(rows, wrap=(1,))))
+    without = indented(Columns(rows, wrap=(1,)))
+    return section("Why synchronous all-reduce", Text(_SAID["why"]), Text("Updates without waiting (Hogwild)"), without)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SKETCH_STAGES: Final = 4
 _SKETCH_MICROBATCHES: Final = 8
-_TEXTBOOK: Final = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain["textbook"]
+_SAID: Final = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
 
 
 class ScheduleRow(Document):
@@ -113,7 +113,7 @@ def _row(plan: Plan, schedule: Schedule, found: ScheduleOutcome | str) -> Schedu
         "schedule": schedule,
         "engine_has_it": schedule in plan.engine.pipeline.schedules,
         "missing": found if isinstance(found, str) else None,
-        "textbook": _TEXTBOOK[schedule],
+        "textbook": _SAID["textbook"][schedule],
     }
     figures = {name: getattr(found, name, None) for name in ScheduleRow.model_fields if name not in said}
     return ScheduleRow.model_validate(said | figures | {"fits": bool(figures["fits"])})
@@ -149,15 +149,12 @@ def schedules_section(found: Schedules) -> Group:
     header = ("", "bubble", "if equal", "textbook", f"step, {time.unit}", f"act., {size.unit}", "stale")
     table = Columns(rows, right=(1, 2, 4, 5, 6), optional=(2, 3), header=header)
     note = f"p = {found.stages} stages, m = {found.microbatches} microbatches"
-    words = (
-        "bubble: wait of the slowest stage over its work; if equal: the bubble if every stage took the mean time; "
-        "textbook: the bubble of equal stages and passes; stale: updates between computing a gradient and applying it. "
-        "Utilization is 1 / (1 + bubble), which is m / (m + p - 1) of equal stages under GPipe and 1F1B."
-    )
     return Group(
-        section("Schedules", table, _remarks(found.rows), Text(words, style="dim"), note=note),
+        section("Schedules", table, _remarks(found.rows), Text(_SAID["columns"], style="dim"), note=note),
         Text(""),
-        section("Examples", *map(_Drawing, found.sketches), Text(_LEGEND, style="dim"), note=_sizes(found.sketches)),
+        section(
+            "Examples", *map(_Drawing, found.sketches), Text(_SAID["legend"], style="dim"), note=_sizes(found.sketches)
+        ),
     )
 
 
@@ -165,12 +162,6 @@ def _sizes(sketches: Sequence[SketchedSchedule]) -> str:
     """Return the size of the drawn pipelines, which are smaller than the plan's."""
     each = max(sketches, key=lambda sketch: sketch.stages)
     return f"at most {each.stages} stages, {each.microbatches} microbatches; not the plan's own numbers"
-
-
-_LEGEND = (
-    "Equal stages, passes of equal length. 1 2 3: forward passes. A B C: their backward passes, of two places each. A "
-    "split backward pass has one place for the inputs (A B C), and one for the weights later (a b c)."
-)
 
 
 def _cells(each: ScheduleRow, time: Scale, size: Scale) -> list[RenderableType]:

@@ -118,13 +118,6 @@ class Sweep:
         """The point with the fewest devices that takes at most `longest_sequence_seconds` per sequence, or None."""
         return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
 
-    def meets_deadline(self, point: Point) -> bool | None:
-        """Whether a point meets the deadline with the required confidence; if its chance is unknown, by its forecast.
-
-        The result is None without a deadline.
-        """
-        return self.run(point).meets_deadline
-
     def run(self, point: Point) -> WholeRun:
         """The token budget, or `REFERENCE_TOKENS`, with the layout of a point."""
         job, in_use = self.job, devices_in_use(self.job.cluster, point.layout)

@@ -195,18 +195,14 @@ def _resources(job: Job) -> Iterator[tuple[str, str, str, str]]:
 
     On a mixed cluster each pool has its own resources, and the link between pools is one more.
     """
-    if job.cluster.between is None:
-        (pool,) = job.pools
-        yield from _of_device(pool, "", "device.")
-        yield from _of_links(pool, "", "")
-        yield from _hosts(pool, "hosts", "nodes")
-        return
+    between = job.cluster.between
     for pool in job.pools:
-        name = pool.cluster.name
-        yield from _of_device(pool, f"{name} ", f"{name}.device.")
-        yield from _of_links(pool, f"{name} ", f"{name}.")
-        yield from _hosts(pool, f"{name} hosts", f"{name}.hosts")
-    yield from _of_link(job.cluster.between.model_dump(), "between pools", "between.")
+        name, path = (f"{pool.cluster.name} ", f"{pool.cluster.name}.") if between else ("", "")
+        yield from _of_device(pool, name, f"{path}device.")
+        yield from _of_links(pool, name, path)
+        yield from _hosts(pool, f"{name}hosts", f"{path}hosts" if between else "nodes")
+    if between is not None:
+        yield from _of_link(between.model_dump(), "between pools", "between.")
 
 
 def _of_device(job: PoolJob, name: str, path: str) -> Iterator[tuple[str, str, str, str]]:

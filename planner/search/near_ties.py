@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout, shortened_list
 from planner.plan import Minimum, RunnerUp
 from planner.search.objectives import THROUGHPUT
 from planner.search.ranking import keys_of
+from planner.specs.yaml import shipped_yaml
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -28,14 +30,7 @@ because the forecasts of one job's layouts share most of their error.
 _NOTICEABLE = 0.001  # a ledger line is given as a reason if it differs by more than this share of the step
 _LESS_MEMORY = 0.05  # saved memory is given as a reason above this share of the plan's memory
 
-_WORDS: Final[dict[str, str | tuple[str, ...]]] = {
-    "machines": "{:,} host{s}",
-    "axes": "{:,} ax{es}",
-    "by_hand": ("one switch for recompute", "recompute layer by layer"),
-    "chunks": "{:,} chunk{s} a stage",
-    "risk": ("a chance of at most 1% of not fitting", "a chance of at most 5%", "more than 5%"),
-    "uneven": ("even stages", "uneven ones"),
-}
+_WORDS: Final[Any] = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
 """The values of each key of the ranking in words: a text, or one for each value."""
 
 
@@ -54,7 +49,7 @@ def _of_key(key: str, value: int) -> str:
     words = _WORDS[key]
     if isinstance(words, str):
         return words.format(value, s="s" * (value != 1), es="is" if value == 1 else "es")
-    return words[value]
+    return str(words[value])
 
 
 def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:

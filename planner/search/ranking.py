@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from planner.cost.band import axes_of, features_of
 from planner.cost.estimate import memory_of_stages
 from planner.cost.run import devices_in_use
 from planner.plan_parts import Keys
@@ -11,28 +12,38 @@ from planner.specs.recompute import is_of_some_layers, policy_code
 
 if TYPE_CHECKING:
     from planner.layout import Layout
+    from planner.specs.calibration import Evidence
     from planner.specs.job import Job
 
 AXES: Final = ("tp", "pp", "cp", "ep")
 """Degrees that divide the model or a sequence; data parallelism is left out, because every job has it."""
+PARTS: Final = 16
+"""Hosts count in parts of a cluster, at most so many: a plan gives no share of its step for less than one part."""
 RISKS: Final = (0.01, 0.05)
 """Upper limits of the classes of risk: the chance that a layout does not fit."""
 
 
-def keys_of(job: Job, layout: Layout, *, with_risk: bool = True) -> Keys:
-    """The keys of a layout, most important key first; `Keys` explains them.
-
-    with_risk: whether to compute the memory of the layout; otherwise the risk is 0.
-    """
+def keys_of(job: Job, layout: Layout) -> Keys:
+    """The keys of a layout, most important key first; `Keys` explains them."""
+    part = max(1, job.cluster.hosts // PARTS)
+    hosts = sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout))
+    seen = {run.axes for run in runs_like(job, layout)}
     inner = [[layout.layers_per_stage[chunk] for chunk in layout.chunks_of_stage(r)] for r in range(1, layout.pp - 1)]
     return Keys(
-        machines=sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout)),
+        machines=min(-(-hosts // part) * part, job.cluster.hosts),
+        unseen=int(bool(seen) and axes_of(layout) not in seen),
         axes=sum(getattr(layout, axis) > 1 for axis in AXES),
         by_hand=int(len(set(layout.recompute)) > 1 or is_of_some_layers(policy_code(layout.recompute[0]))),
         chunks=layout.interleave,
-        risk=_risk_of(job, layout) if with_risk else 0,
+        risk=_risk_of(job, layout),
         uneven=int(len({size for chunks in inner for size in chunks}) > 1),
     )
+
+
+def runs_like(job: Job, layout: Layout) -> list[Evidence]:
+    """The published runs of the layout's kind: of its engine, on models with experts, or without, as this one."""
+    kind = (job.engine.name, job.model.moe is not None, features_of(job, layout))
+    return [each for each in job.evidence if (each.engine, each.experts, each.features) == kind]
 
 
 def _risk_of(job: Job, layout: Layout) -> int:

@@ -6,7 +6,7 @@ minimum is in the window it has
     the fastest layout of the kind, and its variants: every combination of
     recompute    as the fastest, or one policy on all stages
     layers       as the fastest, or even; or even but for the first and the last stage, which share what is left
-    interleave   as the fastest, 1, 2, 4 or 8
+    interleave   as the fastest, 1, 2, 4 or 8, or any number that divides the layers into equal chunks
     ZeRO stage   as the fastest, or any other
 
 Each variant has the price that the two methods saw. A variant that no rule allows, that does not fit, or that is
@@ -16,14 +16,14 @@ last key, so a layout that is slower than another and better in no key never com
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from planner.cost.schedule import EXECUTED
-from planner.layout import even_stages
+from planner.layout import divisors, even_stages
 from planner.plan_parts import Recommendation
 from planner.search.decision import best_layout, fastest_of
 from planner.search.found import Assigned
@@ -63,12 +63,8 @@ class Window:
 def recommended(found: Found, window: Window) -> tuple[Assigned, Recommendation]:
     """The first layout of the closed list by the ranking; of equal keys and step times the first by `fastest_of`."""
     listed = shortlist(found, window)
-    layouts = [found.layout_of(each) for each in listed]
-    cheap = [astuple(keys_of(found.space.job, layout, with_risk=False))[:4] for layout in layouts]
-    # the memory of a layout takes a millisecond, so only layouts that tie in the keys before the risk are rated in full
-    first = [(each, layout) for each, layout, own in zip(listed, layouts, cheap, strict=True) if own == min(cheap)]
-    keys = [keys_of(found.space.job, layout) for _, layout in first]
-    tied = [each for (each, _), own in zip(first, keys, strict=True) if own == min(keys)]
+    keys = [keys_of(found.space.job, found.layout_of(each)) for each in listed]
+    tied = [each for each, own in zip(listed, keys, strict=True) if own == min(keys)]
     chosen = fastest_of(tied, [(each.seconds, each.seconds) for each in tied])
     return chosen, Recommendation(within=float(window.within), num_listed=len(listed), keys=min(keys))
 
@@ -115,7 +111,8 @@ def _configurations(space: Space, one: DegreeArrays) -> Iterator[DegreeArrays]:
     """A configuration with every ZeRO stage and number of chunks of its variants, in blocks of one schedule."""
     chunks = {one.schedule: {one.interleave}}
     if one.pp > 1 and one.schedule in ("1f1b", "interleaved"):
-        every = {*CHUNKS, one.interleave}
+        per_stage, rest = divmod(space.job.model.num_layers, int(one.pp))
+        every = {*CHUNKS, one.interleave, *divisors(1 if rest else per_stage)}
         chunks = {"1f1b": every & {1}, "interleaved": every - {1}}
     engine = space.job.engine
     zero = sorted({*engine.can.zero_stages, *engine.pipeline.zero_stages, one.zero})

@@ -121,7 +121,7 @@ def search(
     losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
     evident = None
     with contextlib.suppress(KeyboardInterrupt), limit.ends():  # the plan is proved; only this search ends early
-        evident = with_runs(space, objective, layout, priced.step_seconds) if top and complete else None
+        evident = with_runs(space, objective, layout, priced.step_seconds, within) if top and complete else None
     return plan_of(
         job,
         layout,
@@ -130,7 +130,7 @@ def search(
         with_runs=evident,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, decision, winner, objective, (num_checked, num_drawn), told),
-        idle_reason=_idle_reason(job, found, layout.world_size, objective),
+        idle_reason=_idle_reason(found, window, layout, optimum),
         options={"objective": objective.name, "within": float(within), **constraints.to_dict()},
     )
 
@@ -176,22 +176,23 @@ def _where_likeliest(space: Space) -> Job | None:
     return within_share(loose.job, least_peak(loose).share * (1 + AGREEMENT))
 
 
-def _idle_reason(job: Job, found: Found, num_used: int, objective: Objective) -> str:
+def _idle_reason(found: Found, window: Window, layout: Layout, optimum: Layout) -> str:
     """Why the plan leaves devices idle; empty if it uses all devices."""
-    if num_used == job.cluster.num_devices:
+    num_used, objective, most = layout.world_size, window.objective, f"{found.most_devices:,}"
+    if num_used == found.space.job.cluster.num_devices:
         return ""
     if num_used == found.most_devices:
         return f"no layout that the rules allow uses more than {num_used:,}"
-    if objective.name == "cost":
-        return "with them a token costs more"
-    if objective.name == "gpus":
-        in_time = math.isfinite(objective.longest_step_seconds)
-        return "fewer devices meet the deadline" if in_time else "fewer devices are enough"
-    if objective.name == "throughput" and math.isfinite(objective.most_device_seconds):
-        return f"no layout on up to {found.most_devices:,} fits, is faster and keeps to the budget"
-    if objective.name == "memory":
-        return "layouts on more devices need more memory, or are slower at the same"
-    return f"no layout on up to {found.most_devices:,} fits and is faster"
+    if num_used < optimum.world_size:
+        return f"the minimum uses {optimum.world_size:,}, and is at most {100 * window.within:.3g}% better"
+    in_time, budget = math.isfinite(objective.longest_step_seconds), math.isfinite(objective.most_device_seconds)
+    reasons = {
+        "cost": "with them a token costs more",
+        "gpus": "fewer devices meet the deadline" if in_time else "fewer devices are enough",
+        "memory": "layouts on more devices need more memory, or are slower at the same",
+    }
+    faster = "fits, is faster and keeps to the budget" if budget else "fits and is faster"
+    return reasons.get(objective.name, f"no layout on up to {most} {faster}")
 
 
 def fastest_layout(

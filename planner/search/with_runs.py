@@ -1,18 +1,20 @@
-"""The fastest layout on axes that published runs have, beside a plan on axes that no published run of its kind has."""
+"""The best layout on axes that published runs have, beside a plan on axes that no published run of its kind has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.band import axes_of, band, features_of
+from planner.cost.band import axes_of, band
 from planner.errors import InputError
 from planner.plan import WithRuns
 from planner.search.best_first import best_first
-from planner.search.decision import best_layout
+from planner.search.decision import best_layout, rank_of
 from planner.search.objectives import BestKinds
+from planner.search.ranking import runs_like
+from planner.search.recommendation import Window, recommended
 from planner.search.reporter import Reporter
 from planner.search.space.constraints import Condition
 
@@ -25,27 +27,22 @@ if TYPE_CHECKING:
 _AXES = ("tp", "pp", "cp", "ep", "fsdp")
 
 
-def with_runs(space: Space, objective: Objective, plan: Layout, step_seconds: float) -> WithRuns | None:
-    """The best layout on axes of published runs that the plan's band does not tell from the plan.
+def with_runs(space: Space, objective: Objective, plan: Layout, step_seconds: float, within: float) -> WithRuns | None:
+    """The easiest to run of the layouts on axes of published runs whose minimum the plan's band contains.
 
-    Runs of the plan's kind are runs of its engine on models with experts, or without, as the plan's. The answer is None
-    if some of them have the plan's axes, if there are none, or if such a layout takes longer than the band of the plan
-    allows: then the plan is the faster one for all that is known.
+    The answer is None if some runs of the plan's kind (`ranking.runs_like`) have the plan's axes, if there are none, or
+    if such a layout takes longer than the plan's band allows: then the plan is the faster one for all that is known.
+    within: share by which the layout may exceed the minimum on such axes.
     """
     job, constraints = space.job, space.constraints
-    spread, has_experts = band(job, plan), job.model.moe is not None
+    spread, like = band(job, plan), runs_like(job, plan)
     if spread is None or spread.low == spread.high:
         return None
-    like = [
-        each
-        for each in job.evidence
-        if (each.engine, each.experts, each.features) == (job.engine.name, has_experts, features_of(job, plan))
-    ]
     if not like or axes_of(plan) in {each.axes for each in like}:
         return None
     others = _OtherAxes(key="axes", sign="!=", value="/".join(sorted({each.axes for each in like})))
-    best = BestKinds(objective, 1)
-    best.add(plan, objective.devices_of(job, plan), step_seconds * spread.high)
+    best, longest = BestKinds(objective, 1, within=within), step_seconds * spread.high
+    best.add(plan, objective.devices_of(job, plan), longest)
     elsewhere = space.under(replace(constraints, forbidden=(*constraints.forbidden, (others,))))
     try:
         found = best_first(elsewhere, best, Reporter(), has_incumbent=True)
@@ -53,26 +50,25 @@ def with_runs(space: Space, objective: Objective, plan: Layout, step_seconds: fl
         return None
     if not found.layouts:
         return None
-    fastest = best_layout(found, objective)
-    layout = found.layout_of(fastest)
+    least = best_layout(found, objective)
+    within = max(0.0, min(within, longest / least.seconds - 1))  # what is named is inside the band, too
+    window = Window(objective=objective, minimum=rank_of(found, objective, least), within=within)
+    chosen, _ = recommended(found, window)
+    layout = found.layout_of(chosen)
     own = [each for each in like if each.axes == axes_of(layout)]
     return WithRuns(
         layout=layout,
-        step_seconds=fastest.seconds,
+        step_seconds=chosen.seconds,
         axes=axes_of(layout),
         num_runs=sum(len(each.ratios) for each in own),
         families=tuple(sorted({each.family or each.source for each in own})),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _OtherAxes(Condition):
     """The condition that a layout divides the work along other axes than those in `value`, as `axes_of` writes them."""
 
-    @property
-    def is_numeric(self) -> bool:
-        """The condition compares numbers, although its value is a list of words."""
-        return True
+    is_numeric = True  # it compares numbers, although its value is a list of words
 
     def holds(self, degrees: Degrees) -> Flag:
         """Whether each layout has other axes."""

@@ -13,11 +13,11 @@ from planner.specs.calibration import FACTORS
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Group
 
-    from planner.evidence.fit import Forecasts, Learnt
+    from planner.evidence.fit import Learnt
 
 _NOTE: Final = "forecast by the shipped calibration, by the new one, and by one that has not seen the run"
 _MOST_RUNS: Final = 20
@@ -51,14 +51,9 @@ def _one_run(names: Sequence[str]) -> Text:
 
 def _errors(learnt: Sequence[Learnt]) -> Group:
     runs = [forecast for each in learnt for forecast in each.forecasts]
-    seconds: tuple[tuple[str, Callable[[Forecasts], float]], ...] = (
-        ("before", lambda run: run.before),
-        ("after", lambda run: run.after),
-        ("after, each run left out", lambda run: run.left_out),
-    )
     rows = []
-    for name, forecast in seconds:
-        errors = [abs(run.measured / forecast(run) - 1) for run in runs]
+    for name, forecast in (("before", "before"), ("after", "after"), ("after, each run left out", "left_out")):
+        errors = [abs(run.measured / getattr(run, forecast) - 1) for run in runs]
         rows.append((name, f"{100 * median(errors):.1f} %", f"{100 * max(errors):.1f} %"))
     note = "of |measured / forecast - 1|"
     return section("Errors of the step time", Columns(rows, right=(1, 2), header=("", "median", "largest")), note=note)

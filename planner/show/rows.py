@@ -15,6 +15,7 @@ from planner.cost.transfers import unmeasured_dispatch
 from planner.emit.plannable import not_run
 from planner.layout import LENGTH
 from planner.search.near_ties import more_or_less, slower_by
+from planner.search.space.space import USUAL_SCHEDULES
 from planner.show.columns import Columns, assignments
 from planner.show.goodput import effective_words
 from planner.show.screen import clean, indented
@@ -117,6 +118,20 @@ def host_words(memory: Sequence[StageMemory]) -> Words:
 def _idle(plan: Plan) -> Words:
     why = f": {plan.idle_reason}" if plan.idle_reason else ""
     return f"{plan.idle_devices:,} of {plan.cluster.num_devices:,} devices{why}" if plan.idle_devices else ""
+
+
+def _not_searched(plan: Plan) -> Words:
+    """Name the values of a given layout that no search tries unless they are pinned (docs/how-it-decides.md)."""
+    layout, can = plan.layout, plan.engine.can
+    divides = plan.training.sequence_length // layout.cp % layout.tp == 0
+    listed = [policy for policy in dict.fromkeys(layout.recompute) if policy not in can.recompute]
+    found = [
+        *[f"schedule={layout.schedule}"] * (layout.schedule not in USUAL_SCHEDULES),
+        *["sp=0"] * (layout.tp > 1 > layout.sp and divides and 1 in can.sp),
+        *[f"offload={layout.offload}"] * (layout.offload != "none" and not plan.options.allow_offload),
+        *(f"recompute={policy}" for policy in listed if not policy.startswith("full:")),
+    ]
+    return f"`planner plan` tries {' and '.join(found)} only if it is pinned" * bool(found and not plan.certificate)
 
 
 def _keys(kind: str, form: Callable[[Assumed], str]) -> Callable[[Plan], Words]:
@@ -293,6 +308,7 @@ ANSWER: Final[Rows] = {
     "trains": _trains,
     "on the host": lambda plan: host_words(plan.memory),
     "not run": not_run,
+    "not searched": _not_searched,
     "idle": _idle,
     "misspelt": _misspelt,
     "assumed": _counted,

@@ -47,15 +47,9 @@ def _figures(planned: float, counted: float) -> tuple[str, str]:
 
 def verification_to_dict(found: Verification) -> dict[str, Any]:
     """Return the output of `planner verify --json` as plain data."""
-    return {
-        "rank": found.rank,
-        "stage": found.stage,
-        "planned_bytes": found.planned_bytes,
-        "counted_bytes": found.counted_bytes,
-        "ratio": found.ratio,
-        "agrees": found.agrees,
-        "lines": [
-            {"name": name, "planned_bytes": planned, "counted_bytes": counted}
-            for name, (planned, counted) in found.lines.items()
-        ],
-    }
+    whole = ("rank", "stage", "planned_bytes", "counted_bytes", "ratio", "agrees")
+    lines = [
+        {"name": name, "planned_bytes": planned, "counted_bytes": counted}
+        for name, (planned, counted) in found.lines.items()
+    ]
+    return {name: getattr(found, name) for name in whole} | {"lines": lines}

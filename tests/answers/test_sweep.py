@@ -218,7 +218,7 @@ def test_the_fewest_devices_keep_to_the_deadline_with_the_confidence():
     deadline = 1.1 * middle.step_seconds * 1e12 / (96 * 4096)
     asked = replace(job, training=job.training.model_copy(update={"tokens": 1e12, "deadline": deadline}))
     sure, unsure = (sweep(asked, pinned, range(1, 5), confidence=each) for each in (0.95, 0.05))
-    fewest = [next(point for point in found.front if found.meets_deadline(point)) for found in (sure, unsure)]
+    fewest = [next(point for point in found.front if found.run(point).meets_deadline) for found in (sure, unsure)]
     for found, point in zip((sure, unsure), fewest, strict=True):
         alone = search_in_time(asked, pinned, "gpus", confidence=found.confidence)
         assert point.num_devices == alone.layout.world_size

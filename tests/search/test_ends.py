@@ -122,7 +122,7 @@ VARIED = ("interleave", "schedule", "layers_per_stage", "recompute")
 def keys_of(layout):
     """The keys of a layout on one host without classes of risk, computed independently of the search."""
     inner = {size for chunk, size in enumerate(layout.layers_per_stage) if 0 < chunk % layout.pp < layout.pp - 1}
-    return (1, int(layout.pp > 1), 0, layout.interleave, 0, int(len(inner) > 1))
+    return (1, 0, int(layout.pp > 1), 0, layout.interleave, 0, int(len(inner) > 1))
 
 
 def check_with_ends(job, within=0.02, **options):

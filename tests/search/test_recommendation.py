@@ -195,15 +195,31 @@ def test_keys_by_hand(name, machines, axes, by_hand, chunks, uneven):
     asked = load_job(model="llama3-8b", cluster="dgx-h100", gpus=8, engine="megatron", global_batch_size=32)
     layout = parse_layout(LAYOUTS[name], num_layers=32, num_devices=8)
     found = replace(keys_of(asked, layout), risk=0)
-    expected = Keys(machines=machines, axes=axes, by_hand=by_hand, chunks=chunks, risk=0, uneven=uneven)
+    expected = Keys(machines=machines, unseen=0, axes=axes, by_hand=by_hand, chunks=chunks, risk=0, uneven=uneven)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("cluster_hosts", "used", "counted"),
+    [(4, 3, 3), (16, 15, 15), (31, 29, 29), (32, 29, 30), (256, 252, 256), (256, 240, 240), (37, 37, 37), (37, 35, 36)],
+)
+def test_hosts_count_in_sixteenths_of_the_cluster(cluster_hosts, used, counted):
+    """A saving of less than a sixteenth of the hosts is no reason for a slower plan."""
+    asked = load_job(model="llama3-8b", cluster="dgx-h100", nodes=cluster_hosts, engine="megatron", global_batch_size=8)
+    layout = parse_layout(f"dp={8 * used},zero=1", num_layers=32, num_devices=8 * used)
+    assert keys_of(asked, layout).machines == counted
 
 
 @pytest.mark.parametrize(
     ("mine", "theirs", "words"),
     [
         ({"risk": 0}, {"risk": 1}, "a chance of at most 1% of not fitting in place of a chance of at most 5%"),
-        ({"machines": 3, "axes": 4}, {"machines": 4}, "3 hosts in place of 4 hosts"),
+        (
+            {"unseen": 0, "axes": 4},
+            {"unseen": 1, "axes": 3},
+            "axes that published runs have in place of axes that none",
+        ),
+        ({"machines": 3, "axes": 4}, {"machines": 4}, "up to 3 hosts in place of up to 4 hosts"),
         ({"by_hand": 0}, {"by_hand": 1}, "one switch for recompute in place of recompute layer by layer"),
         ({"chunks": 1}, {"chunks": 2}, "1 chunk a stage in place of 2 chunks a stage"),
         ({"uneven": 0}, {"uneven": 1}, "even stages in place of uneven ones"),
@@ -213,6 +229,6 @@ def test_keys_by_hand(name, machines, axes, by_hand, chunks, uneven):
     ],
 )
 def test_the_first_key_that_is_less_says_what_is_better(mine, theirs, words):
-    some = {"machines": 1, "axes": 2, "by_hand": 0, "chunks": 1, "risk": 0, "uneven": 0}
+    some = {"machines": 1, "unseen": 0, "axes": 2, "by_hand": 0, "chunks": 1, "risk": 0, "uneven": 0}
     assert simpler_in(Keys(**some | mine), Keys(**some | theirs)).startswith(words)
     assert bool(words) == bool(simpler_in(Keys(**some | mine), Keys(**some | theirs)))

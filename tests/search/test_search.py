@@ -285,7 +285,21 @@ def keys_of(job, common, split, chosen, risk):
     even = len(set(inner)) < 2 and all(count % v == 0 for count in inner)
     axes = sum(degree > 1 for axis, degree in degrees.items() if axis != "dp")
     by_hand = len(set(chosen)) > 1 or ":" in chosen[0]
-    return (math.ceil(world / job.cluster.devices_per_host), axes, int(by_hand), v, int(risk), int(not even))
+    named = [axis for axis in ("tp", "pp", "cp", "ep") if degrees[axis] > 1]
+    named += ["fsdp"] * (common["zero"] >= 2 and degrees["dp"] * degrees["cp"] > 1)
+    features = ("offload",) * (common.get("offload", "none") != "none")
+    runs = [each for each in job.evidence if (each.engine, each.experts) == (job.engine.name, bool(job.model.moe))]
+    seen = {each.axes for each in runs if each.features == features}
+    unseen = bool(seen) and ("+".join(named) or "dp") not in seen
+    return (
+        math.ceil(world / job.cluster.devices_per_host),
+        int(unseen),
+        axes,
+        int(by_hand),
+        v,
+        int(risk),
+        int(not even),
+    )
 
 
 def closed_list(layouts, longest, fastest):
@@ -302,7 +316,8 @@ def closed_list(layouts, longest, fastest):
             left = layers - inner * (pp - 2)
             even = max(each.split) - min(each.split) < 2 and list(each.split) == sorted(each.split, reverse=True)
             equal = pp > 2 and set(each.split[1:-1]) == {inner} and abs(each.split[0] - each.split[-1]) < 2 <= left
-            is_listed = chunks in (1, 2, 4, 8, v) and (each.split == base.split or even or equal)
+            is_listed = chunks in (1, 2, 4, 8, v) or layers % (pp * chunks) == 0
+            is_listed &= each.split == base.split or even or equal
             if is_listed and (each.chosen == base.chosen or len(set(each.chosen)) == 1):
                 found[each.layout] = each
     return found

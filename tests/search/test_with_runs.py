@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from enumeration import long_forms
 
 from planner.api import plan_job
 from planner.cost.band import axes_of
@@ -82,6 +83,16 @@ def test_the_best_layout_with_runs_is_named_with_them():
     assert f"with axes {axes}, by {found.families[0]}" in said
 
 
+def test_axes_with_runs_come_before_all_other_keys_but_the_hosts():
+    """Wherever the fastest layout with these axes is in the window, by a pinned search, the plan has them."""
+    within = 0.06
+    for axes in ("ep", "tp+ep"):
+        asked = with_axes(job(), axes)
+        plan = search(asked, FREE, within=within, top=0)
+        is_near = best_with(asked, axes) <= plan.minimum.step_seconds * (1 + within)
+        assert (axes_of(plan.layout) == axes) == is_near
+
+
 def test_of_several_axes_the_fastest_layout_counts():
     others = [each for each in ("ep", "pp+ep", "tp+ep") if each != axes_of(plain().layout)]
     asked = with_axes(job(), *others)
@@ -94,11 +105,11 @@ def test_a_layout_beyond_the_band_is_not_named():
     asked = with_axes(job(), "tp+cp")
     plan = search(asked, FREE, within=0.02)
     slow = best_with(asked, "tp+cp")
-    found = with_runs(Space(asked, FREE), plan_objective(), plan.layout, plan.step_seconds)
+    found = with_runs(Space(asked, FREE), plan_objective(), plan.layout, plan.step_seconds, 0.0)
     assert (found is None) == (slow > plan.high_step_seconds)
     beyond = plan.step_seconds * slow / plan.high_step_seconds / 1.01
-    assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond) is None
-    assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond * 1.02) is not None
+    assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond, 0.0) is None
+    assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond * 1.02, 0.0) is not None
 
 
 def plan_objective():
@@ -107,11 +118,37 @@ def plan_objective():
     return THROUGHPUT
 
 
-def test_the_first_runners_up_are_of_as_many_kinds_and_one_line_says_what_they_settle():
-    plan = plan_job("llama3-70b", "dgx-h100", nodes=16, seq_len=8192, global_batch=512, engine="megatron")
+def kind(layout):
+    return layout.tp, layout.pp, layout.cp, layout.ep
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "nodes", "length", "batch", "engine"),
+    [
+        ("llama3-70b", "dgx-h100", 16, 8192, 512, "megatron"),
+        ("deepseek-v2-lite", "dgx-h100", 2, 4096, 256, "megatron"),
+        *long_forms(
+            ("llama3-8b", "dgx-a100", 2, 4096, 128, "torch"),
+            ("llama3-8b", "rtx4090-box", 1, 4096, 64, "torchtitan"),
+            ("qwen3-30b-a3b", "dgx-h100", 8, 4096, 512, "megatron"),
+            ("mixtral-8x7b", "p4d", 16, 4096, 512, "megatron"),
+            ("llama3-70b", "hgx-mi300x", 8, 8192, 256, "megatron"),
+        ),
+    ],
+)
+def test_the_first_three_runners_up_are_of_three_kinds_and_one_line_says_what_they_settle(
+    model, cluster, nodes, length, batch, engine
+):
+    """Where there are three other kinds at all: a search for a hundred runners-up finds them."""
+    asked = {"nodes": nodes, "seq_len": length, "global_batch": batch, "engine": engine}
+    plan, every = plan_job(model, cluster, **asked), plan_job(model, cluster, **asked, top=100)
+    assert plan.layout == every.layout
+    others = {kind(each.layout) for each in every.runners_up} - {kind(plan.layout)}
     layouts = [plan.layout, *(each.layout for each in plan.runners_up)]
-    assert len({(x.tp, x.pp, x.cp, x.ep) for x in layouts}) == len(layouts) == 4
-    said = " ".join(to_text(summary(plan, ()), Screen()).split())
-    for axis in ("tp", "pp", "cp"):
-        values = np.unique([getattr(each, axis) for each in layouts]).tolist()
-        assert f"{axis} {', '.join(map(str, values[:-1]))} or {values[-1]}" in said.partition("they settle")[2]
+    assert len({kind(each) for each in layouts}) == len(layouts) == 1 + min(3, len(others))
+    said = " ".join(to_text(summary(plan, ()), Screen()).split()).partition("they settle ")[2]
+    named = dict.fromkeys(("tp", "pp", "cp", "ep"), "")
+    for axis in named:
+        first, *rest = np.unique([getattr(each, axis) for each in layouts]).tolist()
+        named[axis] = f"{axis} {', '.join(map(str, [first, *rest[:-1]]))} or {rest[-1]}" if rest else ""
+    assert said.startswith(", ".join(filter(None, named.values())))

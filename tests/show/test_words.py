@@ -151,7 +151,7 @@ def test_what_others_proved_is_not_said_of_the_figures_shown(make_plan) -> None:
 def test_a_plan_that_is_easier_to_run_is_not_called_optimal(objective: str, make_plan) -> None:
     """The window is stated, and `minimum` can be passed to the command line again."""
     least = Layout(pp=2, recompute=("none",) * 2, layers_per_stage=(5, 3))
-    keys = Keys(machines=1, axes=2, by_hand=0, chunks=1, risk=0, uneven=0)
+    keys = Keys(machines=1, unseen=0, axes=2, by_hand=0, chunks=1, risk=0, uneven=0)
     minimum = Minimum(layout=least, step_seconds=4.0, peak_bytes=1e9, keys=keys, above=0.01, reason="fewer axes")
     told = Recommendation(within=0.02, num_listed=3, keys=keys)
     plan = make_plan()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
     from planner.specs.recipe import Offload, Schedule
 
-_USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
+USUAL_SCHEDULES: Final = ("1f1b", "interleaved")
 """Schedules that are considered without a pin.
 
 GPipe is left out because it takes as long as 1F1B and needs more memory. (With fewer microbatches than stages some
@@ -107,7 +107,7 @@ class Space:
         """
         pinned, engine = self.constraints.value_of("schedule"), self.job.engine
         pairs = engine.overlap.paired_passes and not self.constraints.lists and len(self.job.pools) == 1
-        usual = (*_USUAL_SCHEDULES, *(("dualpipev",) if pairs else ()))
+        usual = (*USUAL_SCHEDULES, *(("dualpipev",) if pairs else ()))
         return tuple(s for s in engine.pipeline.schedules if (s == pinned if pinned else s in usual))
 
     @property
