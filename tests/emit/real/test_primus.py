@@ -28,6 +28,8 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 TARGET = PROGRAMS["primus"]
+OWN = json.loads((Path(__file__).parents[1] / "primus_defaults.json").read_text(encoding="utf-8"))
+"""What the quick tests take for the values of Primus' files."""
 AXES = {"megatron": {"tp", "pp", "dp", "cp", "ep", "etp"}, "megatron-fsdp": {"tp", "dp", "cp", "ep", "etp"}}
 """Engine -> what its plans divide, all of it in some plan."""
 
@@ -53,6 +55,8 @@ def test_every_experiment_is_accepted_and_every_value_is_the_plans(tmp_path):
         found = answer.get("before", {})
         faults = [answer["refused"][:300]] if "refused" in answer else differences(found, plan)
         wrong += [f"{plan.model.name}, {plan.layout}: {each}" for each in (*faults, *answer["unknown"])]
+        files = answer["files"]
+        wrong += [f"Primus' files say {key}: {files[key]}" for key in OWN.keys() & files if files[key] != OWN[key]]
         divided[plan.engine.name] |= {axis for axis in AXES["megatron"] if getattr(plan.layout, axis) > 1}
         config = answer.get("config", {})
         degrees = (config.get("tensor_model_parallel_size"), config.get("pipeline_model_parallel_size"))
