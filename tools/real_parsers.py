@@ -3,9 +3,10 @@
 `python tools/real_parsers.py [NAME ...]` builds `.real-parsers/NAME` if it is missing, and runs the tests of that
 program in `tests/emit/real`; `executed` runs the emitted files themselves, in `tests/executed`. An environment sees the
 packages of the present interpreter, so that torch and the planner are not installed again. Some sources are in no
-package, and environment variables name their paths: MEGATRON_LM, MEGATRON_BRIDGE and TORCHTITAN name checkouts of
-Megatron-LM, Megatron-Bridge and torchtitan's newest source, and TRAINJOB_CRD names the file
-trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If a variable is not set, its tests are skipped with a message.
+package, and environment variables name their paths: MEGATRON_LM, MEGATRON_BRIDGE, PRIMUS and TORCHTITAN name checkouts
+of Megatron-LM, Megatron-Bridge, Primus (with its submodule Megatron-LM) and torchtitan's newest source, and
+TRAINJOB_CRD names the file trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer. If a variable is not set, its tests
+are skipped with a message.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ PARSERS: dict[str, Parser] = {
     "executed-megatron": Parser(
         packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_executed.py",), folder="executed", only="megatron"
     ),
+    "primus": Parser(packages=("triton==3.9.0", "einops==0.8.2"), tests=("test_primus.py",)),
     "kubeflow": Parser(packages=("kubeflow_trainer_api==2.3.0",), tests=(_HUGGING_FACE,), only="kubeflow or schema"),
     "skypilot": Parser(packages=("skypilot==0.14.1",), tests=(_HUGGING_FACE,), only="skypilot", options=()),
 }

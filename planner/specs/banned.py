@@ -71,14 +71,13 @@ def bans_of(engine: EngineSpec) -> dict[str, Ban]:
 
 
 def runs_of(engine: EngineSpec) -> dict[str, dict[str, dict[str, str]]]:
-    """Program -> axis -> what tests did with it (executed, constructed, parsed) or its ban; versions, and the run."""
+    """Program -> axis -> what tests did with it (executed, constructed) or its ban; versions, and the run."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for program in engine.emits:
         wanted = (program, engine.name)
         rows = (row for key, row in _PROGRAMS.items() if (row.get("program", key), row["engine"]) == wanted)
         row: Any = next(rows, {"tried": ""})  # other engines run the program with other options
-        kinds = ("parsed", "constructed")
-        axes = {axis: {"state": kind, "tried": row["tried"]} for kind in kinds for axis in row.get(kind, ())}
+        axes = {axis: {"state": "constructed", "tried": row["tried"]} for axis in row.get("constructed", ())}
         for axis, run in row.get("executed", {}).items():
             axes[axis] = {"state": "executed", "tried": row["tried"], "run": run}
         bans = (each for each in BANS if each.program == program)

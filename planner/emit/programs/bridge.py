@@ -17,7 +17,7 @@ from planner.emit.programs.megatron import shown
 from planner.emit.programs.megatron_family import DECISIVE, FAMILY, IGNORED, REFUSALS, connections
 from planner.emit.settings import not_carried
 from planner.emit.starters.torchrun import torchrun_start
-from planner.emit.target import Refusal, Setting, Target
+from planner.emit.target import Refusal, Setting, Target, matches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,14 +37,11 @@ RENAMED: Final[dict[str, str]] = _NAMES["renamed"]
 OVERLAP: Final = "comm_overlap.tp_comm_overlap"
 """Section `comm_overlap` of a recipe, if present, replaces the model's value. Source: training/comm_overlap.py."""
 INVERTED: Final[dict[str, str]] = _NAMES["inverted"]
-_LEFT_OUT: Final = ("group_query_attention", "rope_type", "max_position_embeddings")
-"""Keys without an override: the number of groups implies the first key, the latent model's class the second, and the
-length of the sequences the third."""
+_LEFT_OUT: Final = listed(_NAMES["left_out"])
 _NAN_CHECK: Final = "no_check_for_nan_in_loss_and_grad"
 _PRECISIONS: Final[dict[str, dict[str, Value]]] = _NAMES["precisions"]
 """Precision -> keys of the model. An override cannot change a part of a `mixed_precision` that a recipe only names."""
 _DTYPES: Final = {"model": ("params_dtype", "pipeline_dtype", "autocast_dtype"), "optimizer": ("params_dtype",)}
-_OF_PRECISION: Final = ("bf16", "fp16", "fp8_format", "fp4_format", "fp8_param_gather", "grad_reduce_in_bf16")
 _SECTION_OF: Final = {key: section for section, keys in SECTIONS.items() for key in keys}
 
 
@@ -71,7 +68,7 @@ def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
         gathers = bool(values.get("fp8_param_gather"))
         found |= {"model.fp8_param": gathers, "ddp.fp8_param_gather": gathers}
     for key, value in values.items():
-        if key in _LEFT_OUT or key in _OF_PRECISION or key == "accumulate_allreduce_grads_in_fp32":
+        if key in _LEFT_OUT:
             continue
         if key in INVERTED:
             found[INVERTED[key]] = not value
@@ -138,14 +135,8 @@ def _is_on(value: Value) -> bool:
 
 
 def _precision_keys(name: str) -> dict[str, Value]:
-    found: dict[str, Value] = {"fp16": True} if name.startswith("fp16") else {"bf16": True}
-    if "fp8" in name or "mxfp8" in name:
-        found["fp8_format"] = "hybrid"
-    if "nvfp4" in name:
-        found["fp4_format"] = "e2m1"
-    if name.startswith("fp16_mixed"):
-        found["grad_reduce_in_bf16"] = True  # MixedPrecisionConfig, fp16_mixed
-    return found
+    rows = _NAMES["precision_names"].items()
+    return {key: value for pattern, keys in rows if matches(name, [pattern]) for key, value in keys.items()}
 
 
 def _modules_of(plan: Plan) -> list[str] | None:

@@ -74,12 +74,8 @@ def nested(values: Values, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def training_keys(values: Values) -> dict[str, Any]:
-    """Only the keys, with their values, that belong to TrainingArguments."""
-    return nested({key: value for key, value in values.items() if not key.startswith(_FILES)})
-
-
 _FILES: Final = ("accelerate.", "deepspeed.", "config.")
+"""Prefixes of keys that do not belong to TrainingArguments."""
 PLAIN: Final = "launch.plain"
 """Key that a reader adds if a launcher starts plain data parallelism, unless a key of the program shards."""
 
@@ -470,7 +466,7 @@ REFUSALS: Final = (
 
 def render(values: Values, plan: Plan, how: How, further: Mapping[str, Any]) -> dict[str, str]:
     """Files with the model, the training settings and the program that runs the training, name -> text."""
-    training = training_keys(values) | dict(further)
+    training = nested({key: value for key, value in values.items() if not key.startswith(_FILES)}) | dict(further)
     stated = training.pop("weights", None)
     data = ["mock"] if how.smoke else list(how.arguments.data or (DATA,))
     tokenizer = "none" if how.smoke else str(how.arguments.tokenizer or TOKENIZER)

@@ -329,11 +329,8 @@ LAYOUT: Final = (
     ),
     *absent_unless(
         lambda plan: offloads_activations(plan.layout),
-        Setting(
-            says=("layout.offload",),
-            write=lambda plan: {"cpu_offloading_num_layers": plan.model.num_layers - 1},  # of all layers but the last
-            read=_read_offload,
-        ),
+        # activations of all layers but the last
+        pair("layout.offload", lambda plan: {"cpu_offloading_num_layers": plan.model.num_layers - 1}, _read_offload),
     ),
     known("cpu_offloading", "use_flash_attn", "fp8_recipe", "no_check_for_nan_in_loss_and_grad"),
     follows("layout.dp", "layout.pools", "layout.segment"),  # derived from the ranks and their hosts

@@ -196,7 +196,7 @@ def _write_pipeline(plan: Plan) -> Values:
     if layout.pp > 1:
         found |= {
             "parallelism.pipeline_parallel_schedule": SCHEDULES[layout.schedule],
-            "parallelism.module_fqns_per_model_part": _parts(plan),
+            _PARTS: _parts(plan),
         }
     return found
 
@@ -222,7 +222,7 @@ def _read_pipeline(given: Given) -> Mapping[str, Any]:
     key = "parallelism.pipeline_parallel_schedule"
     schedule = back.get(given.text(key, "1F1B").lower())
     ends = tuple(given.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last"))
-    listed, of_chunk = given.get("parallelism.module_fqns_per_model_part"), given.whole(f"{_CHUNK_LAYERS}")
+    listed, of_chunk = given.get(_PARTS), given.whole("parallelism.pipeline_parallel_layers_per_stage")
     if stages == 1:
         return {"layout.pp": 1, "layout.schedule": "1f1b", "layout.interleave": 1}
     if schedule is None:
@@ -245,7 +245,6 @@ def _read_pipeline(given: Given) -> Mapping[str, Any]:
 
 
 _PARTS: Final = "parallelism.module_fqns_per_model_part"
-_CHUNK_LAYERS: Final = "parallelism.pipeline_parallel_layers_per_stage"
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:

@@ -42,10 +42,9 @@ def arguments_module(checkout: str) -> Any:
 
 def understood(arguments: Any, world: int, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
     """Every argument after parsing and validation; also check that they can build the model's configuration."""
-    from megatron.training.argument_utils import (  # type: ignore[import-not-found]
-        core_transformer_config_from_args,
-    )
+    from megatron.training import argument_utils  # type: ignore[import-not-found]
 
+    of_release = argument_utils if hasattr(argument_utils, "core_transformer_config_from_args") else arguments
     os.environ.update({"RANK": "0", "WORLD_SIZE": str(world), "LOCAL_RANK": "0", **environment})
     sys.argv = ["pretrain_gpt.py", *words, *WITHOUT_A_GPU]
     told = io.StringIO()
@@ -55,7 +54,7 @@ def understood(arguments: Any, world: int, environment: dict[str, str], words: l
             before = {name: plain(value) for name, value in vars(parsed).items()}
             letters = parsed.pipeline_model_parallel_layout
             arguments.validate_args(parsed, {})
-            config = core_transformer_config_from_args(parsed)
+            config = of_release.core_transformer_config_from_args(parsed)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it has to say is the answer
         return {"refused": f"{type(error).__name__}: {error} {told.getvalue()[-500:]}"}
     after = {name: plain(value) for name, value in vars(parsed).items()}

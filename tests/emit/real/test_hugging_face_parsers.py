@@ -44,11 +44,23 @@ def test_accelerate_reads_the_plan(case, tmp_path, monkeypatch):
     arguments, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
     for key, value in prepare_multi_gpu_env(arguments).items():
         monkeypatch.setenv(key, value)
+    assert arguments.num_machines == num_hosts(plan)
+    plain = training.memory_recipe == "pure-bf16" or training.precision == "fp32"
+    assert arguments.mixed_precision == ("no" if plain else training.precision)
+    assert arguments.num_processes == layout.world_size
+    if is_cut_at_load(layout):  # Accelerate has nothing to shard
+        assert not arguments.use_fsdp
+        from transformers.distributed import DistributedConfig
+
+        own = yaml.safe_load((tmp_path / "training.yaml").read_text())
+        sizes = DistributedConfig(**own["distributed_config"])
+        assert (sizes.tp_size, sizes.ep_size, sizes.fsdp_size) == (layout.tp, layout.ep, layout.dp // layout.hsdp)
+        assert (sizes.dp_replicate_size, own["reshard_after_forward"]) == (layout.hsdp, layout.zero == 3)
+        return
     degrees = ParallelismConfig()
     assert (degrees.tp_size, degrees.cp_size, degrees.sp_size) == (layout.tp, layout.cp, 1)
     assert (degrees.dp_replicate_size, degrees.dp_shard_size) == (layout.hsdp, layout.dp // layout.hsdp)
-    assert degrees.total_size == layout.world_size == arguments.num_processes
-    assert arguments.num_machines == num_hosts(plan)
+    assert degrees.total_size == layout.world_size
     sharded = FullyShardedDataParallelPlugin()
     assert sharded.fsdp_version == 2
     assert sharded.reshard_after_forward == (layout.zero == 3)
@@ -56,8 +68,11 @@ def test_accelerate_reads_the_plan(case, tmp_path, monkeypatch):
     assert bool(getattr(sharded.cpu_offload, "pin_memory", False)) == (layout.offload == "optimizer")
     assert str(sharded.state_dict_type).endswith("SHARDED_STATE_DICT")
     assert sharded.transformer_cls_names_to_wrap == [layer_name(tmp_path)]
-    plain = training.memory_recipe == "pure-bf16" or training.precision == "fp32"
-    assert arguments.mixed_precision == ("no" if plain else training.precision)
+
+
+def is_cut_at_load(layout):
+    """Whether transformers cuts the model itself, while it loads it."""
+    return layout.tp > 1 or layout.ep > 1
 
 
 def config_of(folder):
@@ -107,6 +122,7 @@ def test_the_trainer_reads_the_training(case, tmp_path):
         *("dtype", "attn_implementation", "weights", "data", "tokenizer", "max_length", "packing", "use_peft"),
         *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "mlp_tiles"),
         *("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "recompute"),
+        *("distributed_config", "reshard_after_forward", "offload_activations"),
     }
     assert settings.keys() - {"pipeline"} <= own | of_train_py
     assert ("pipeline" in settings) == (layout.pp > 1)
@@ -125,7 +141,8 @@ def test_the_trainer_reads_the_training(case, tmp_path):
         training.precision == "bf16" and training.memory_recipe != "pure-bf16",
         training.precision == "fp16",
     )
-    assert read.gradient_checkpointing == (plan.engine.name == "deepspeed" and layout.recompute[0] == "full")
+    by_trainer = plan.engine.name == "deepspeed" or is_cut_at_load(layout)
+    assert read.gradient_checkpointing == (by_trainer and layout.recompute[0] == "full")
     assert read.use_liger_kernel == (training.loss in ("fused", "fused-linear"))
     names = {"adamw": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit"}
     assert str(read.optim.value) == names[training.optimizer]

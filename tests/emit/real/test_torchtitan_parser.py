@@ -136,8 +136,6 @@ AXES = {
     "uneven stages": ("tiny-llama", "pp=2,dp=2,zero=1,layers_per_stage=3/1", 4),
     "ep": ("qwen3-30b-a3b", "dp=4,ep=4,zero=3", 4),
 }
-NOT_BUILT = {"torchtitan": {"cp"}}
-"""The newest source has context parallelism only under its default backend, whose weights torch 2.13 does not shard."""
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -145,8 +143,7 @@ def test_ranks_that_torchtitan_builds_hold_the_ledgers_parameters(to, tmp_path):
     """Construction alone: no CPU runs fully_shard's step here, so these axes do not count as executed."""
     path = source_of(to)
     plans, folders = {}, {}
-    axes = {name: row for name, row in AXES.items() if name not in NOT_BUILT.get(to, ())}
-    for name, (model, text, world) in axes.items():
+    for name, (model, text, world) in AXES.items():
         settings = ("training.steps=4", f"model.num_layers={2 if name == 'ep' else 4}")
         job = load_job(
             model=model, cluster="dgx-h100", engine="torchtitan", gpus=world, global_batch_size=8, sequence_length=128,
@@ -158,13 +155,13 @@ def test_ranks_that_torchtitan_builds_hold_the_ledgers_parameters(to, tmp_path):
         write_bundle(plans[name], folders[name], to, how=how, force_unfit=True)
     done = subprocess.run(
         [PYTHON, HERE / "torchtitan_ranks.py"],
-        input=json.dumps([[str(folders[name]), axes[name][2]] for name in axes]),
+        input=json.dumps([[str(folders[name]), AXES[name][2]] for name in AXES]),
         capture_output=True, text=True, check=False, timeout=500,
         env=environment(os.pathsep.join(filter(None, (path, str(HERE.parents[2]))))),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     wrong, answers = [], json.loads(done.stdout.strip().splitlines()[-1])
-    ranks = [(name, rank) for name, (*_, world) in axes.items() for rank in range(world)]
+    ranks = [(name, rank) for name, (*_, world) in AXES.items() for rank in range(world)]
     for (name, rank), seen in zip(ranks, answers, strict=True):
         layout = plans[name].layout
         stage = plans[name].memory[layout.coordinates(rank)["pp"]]

@@ -8,16 +8,34 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
 import torch  # noqa: TID251 - of the other interpreter
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251 - as above
+from torch.distributed.tensor import DTensor, Replicate  # noqa: TID251 - as above
 
 from planner.trainer.rehearse_torchtitan import FlexAttention, _config, _fake_world, torchtitan  # for a CPU
 
 ATTENTION = FlexAttention.forward
 """The program's own, whose arguments name what it shards: no step needs the stand-in of a rehearsal."""
+
+FSDP, CONTEXT = (import_module(f"torchtitan.distributed.{name}") for name in ("fsdp", "context_parallel"))
+SHARD = FSDP.fully_shard
+
+
+def _shard(module, *, mesh, dp_mesh_dims=None, **options):
+    """torch's fully_shard, which in 2.13 wants parameters on the whole mesh; later releases put plain ones there."""
+    for part in [each for whole in (module if isinstance(module, list) else [module]) for each in whole.modules()]:
+        for name, weight in list(part.named_parameters(recurse=False)) if dp_mesh_dims else []:
+            if not isinstance(weight, DTensor):
+                whole = DTensor.from_local(weight.data, mesh, [Replicate()] * mesh.ndim, run_check=False)
+                part.register_parameter(name, torch.nn.Parameter(whole))
+    return SHARD(module, mesh=mesh, dp_mesh_dims=dp_mesh_dims, **options)
+
+
+STAND_IN = mock.patch.object(FSDP, "fully_shard", _shard)
 
 
 def held(folder: Path, num_ranks: int, rank: int) -> dict:
@@ -25,7 +43,9 @@ def held(folder: Path, num_ranks: int, rank: int) -> dict:
     sys.modules.pop("planned", None)
     config, mode = _config(folder), FakeTensorMode(allow_non_fake_inputs=True)
     sys.path.remove(str(folder))
-    with _fake_world(num_ranks, rank, mode), mock.patch.object(FlexAttention, "forward", ATTENTION):
+    if config.parallelism.context_parallel_degree > 1 and hasattr(CONTEXT, "validate_cp_backend"):
+        config.parallelism.spmd_backend = "spmd_types"  # the newest form's default, without which it refuses cp
+    with _fake_world(num_ranks, rank, mode), mock.patch.object(FlexAttention, "forward", ATTENTION), STAND_IN:
         trainer = torchtitan.trainer.Trainer(config)
         parameters = [each for part in trainer.model_parts for each in part.parameters()]
         local = [getattr(each, "_local_tensor", each) for each in parameters]
