@@ -46,6 +46,7 @@ def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> Non
     assert rows_of[1] == sum(each["count"] for each in draws)
     assert later >= rows_of[2] > later * 0.9  # a folder may have no more files
     assert all(third >= rows_of[number] > third * 0.9 for number in (3, 4))
+    assert rows_of[5] == sum(each["count"] for each in fifth)
     assert sum(found.values()) == sum(rows_of.values())
 
 
