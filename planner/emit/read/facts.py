@@ -113,7 +113,9 @@ def not_set(key: str, text: str) -> Mistake:
     return Mistake(message=f"{printable(key, 80)} is {printable(text, 60)}, which the file does not set", hint=hint)
 
 
-_LAYOUT: Final = re.compile("parallel|degree|pipeline|stage|checkpoint_activ|recompute|offload|shard")
+_LAYOUT: Final = re.compile(
+    "parallel|degree|pipeline|stage|checkpoint_activ|activations_checkpoint|recompute|offload|shard"
+)
 """Parts of names that programs give to degrees, stages of ZeRO or of a pipeline, recomputation and offload."""
 _PLAIN: Final = {"1", "0", "false", "none", "null"}
 

@@ -6,6 +6,7 @@ parsed, and never run.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -168,13 +169,15 @@ class Run:
         return found
 
     def _named(self, name: str, key: str, file: File) -> File:
-        """The file that a value names: one that the user gave, or one that lies beside the naming file or here."""
+        """The file that a value names: one that the user gave, or beside the naming file, or here, or shipped."""
         wanted = Path(name)
         if alike := [each for each in self._given if each.path.name == wanted.name and each is not file]:
             return min(alike, key=lambda each: each.path.parent.name != wanted.parent.name)
         for path in (file.path.parent / name, wanted):
             if name.endswith(_NAMED_KINDS) and isfile(path):  # noqa: PTH113 - it accepts names of any length
                 return opened(path)
+        if shipped := next((each for each in _NAMES["shipped"] if f"/{name}".endswith(f"/{each}")), ""):
+            return File(wanted, name, json.dumps({**_NAMES["shipped"][shipped], "shipped": shipped}))
         if UNSET.search(name):
             raise InputError(replace(not_set(key, name), where=file.where(key)))
         message = f"{key.rpartition('.')[2]} names {printable(name, 200)}, which is neither beside the file nor here"
@@ -199,13 +202,14 @@ class Run:
         return replace(mistake, message=f"{key}{mistake.message}", where=next(places, self.shown))
 
 
-_REFUSED: Final = names_beside(__file__)["refused"]
-"""Programs whose files are recognised and not read."""
+_NAMES: Final = names_beside(__file__)
 
 
 def _check_read(file: File) -> None:
     """Refuse, by its name, a program whose files are not read."""
-    if row := next((each for each in _REFUSED if has_all((f"^{line}" for line in each["lines"]), file.text)), None):
+    if row := next(
+        (each for each in _NAMES["refused"] if has_all((f"^{line}" for line in each["lines"]), file.text)), None
+    ):
         message = f"{file.shown} is a file of {row['program']}, which is not read"
         said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
         raise InputError(message, hint=row.get("instead", said))

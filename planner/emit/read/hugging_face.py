@@ -60,7 +60,9 @@ def _has_deepspeed(values: Values) -> bool:
 
 
 def _assumed(values: Values) -> dict[str, str]:
-    """The rule for plain data parallelism, which no file names; it is priced as ZeRO-0 of DeepSpeed."""
+    """The rule for plain data parallelism, which no file names and ZeRO-0 of DeepSpeed prices; or of a shipped file."""
+    if shipped := next((values[key] for key in values if key.endswith(".shipped")), None):
+        return {"zero": f"{shipped} is not here; as the program that ships it has it"}
     is_plain = values.get(PLAIN) and _engine(values) == "deepspeed" and not _has_deepspeed(values)
     return dict.fromkeys(("engine", "zero"), "nothing shards: plain data parallelism (DDP)") if is_plain else {}
 
@@ -118,14 +120,14 @@ _TRAINER_WORDS: Final = (
 def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
     if str(found.get("fsdp", "")).endswith(".json"):
         found["fsdp_config"] = found.pop("fsdp")
-    if found.get("use_peft") in (None, False) and "lora_r" in found:
-        del found["lora_r"]
-    if "model_name_or_path" in found:
-        found[MODEL] = found.pop("model_name_or_path")
+    if str(found.get("use_peft")).lower() == "false":
+        found.pop("lora_r", None)
+    if name := found.pop("model_name_or_path", None) or found.pop("model_name", None):
+        found[MODEL] = name
     if "num_processes" in found:
         found[RANKS] = found.pop("num_processes")
-        found.pop("num_machines", None)
-        found.pop(HOSTS, None)
+        if found.pop("num_machines", None):  # else each host of a launcher around it has these processes
+            found.pop(HOSTS, None)
     if preset := _NAMES["trl_presets"].get(str(found.get("accelerate_config"))):
         found = {**preset, **{key: value for key, value in found.items() if key != "accelerate_config"}}
     if "use_liger" in found:  # TRL's name until 0.16

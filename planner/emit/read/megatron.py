@@ -76,9 +76,12 @@ def engine_of(values: Values) -> str:
     return "megatron-fsdp" if sharded else "megatron"
 
 
+_OF_LLM: Final = r"\bpretrain_\w+\.py .*\s+--num_layers\b"
+"""Matches the options of Megatron-LLM, which have `_` in place of `-`."""
+
 READER: Final = Reader(
     name="a command line of Megatron-LM",
-    signs=(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b",),
+    signs=(rf"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b|{_OF_LLM}",),
     values=_values,
     engine=engine_of,
     target=megatron.TARGET,
