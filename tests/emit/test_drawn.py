@@ -434,9 +434,14 @@ def test_fine_tuning_of_verl_has_the_values_of_its_own_files(own, layout, number
     assert plan.verdict != "unknown"
 
 
-def test_microbatches_of_tokens_leave_no_verdict_on_fine_tuning_of_verl(written) -> None:
-    """The newer program has them unless it is told otherwise: 8,192 tokens are eight sequences."""
-    path = written(f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B")
+def test_microbatches_of_tokens_have_a_verdict_if_whole_sequences_fill_them(written) -> None:
+    """The newer program has them unless it is told otherwise: 8,192 tokens are eight sequences of 1,024."""
+    text = f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B"
+    plan = estimate_file(written(text), "dgx-h100")
+    assert (plan.layout.mbs, plan.verdict) == (8, "fits")
+    plan = estimate_file(written(f"{text} data.max_token_len_per_gpu=99999999"), "dgx-h100")
+    assert (plan.layout.mbs, plan.verdict) == (32, "fits")  # all sequences of a rank
+    path = written(f"{text} data.max_token_len_per_gpu=9000")
     plan = estimate_file(path, "dgx-h100")
     assert (plan.layout.mbs, plan.verdict) == (8, "unknown")
     assert [(each.key, each.settled_by) for each in plan.assumed if each.settled_by] == [
@@ -497,6 +502,7 @@ def test_a_model_of_torchtitan_with_an_encoder_of_images_is_refused(written) -> 
 
 GRPO = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B \\\n"
 ON_HOST = "optim.override_optimizer_config.optimizer_cpu_offload=True"
+PER_GPU = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 OF_BATCH = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
 )
@@ -506,7 +512,8 @@ OF_BATCH = (
     ("own", "offload", "doubts"),
     [
         ("ppo_micro_batch_size_per_gpu=1", "none", []),
-        ("use_dynamic_bsz=True", "none", ["actor_rollout_ref.actor.use_dynamic_bsz"]),
+        ("use_dynamic_bsz=True", "none", []),
+        (f"use_dynamic_bsz=True {PER_GPU}=1500", "none", ["actor_rollout_ref.actor.use_dynamic_bsz"]),
         (ON_HOST, "optimizer", []),
         (
             f"{ON_HOST} actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=0.5",
@@ -527,7 +534,7 @@ def test_states_on_the_host_and_microbatches_of_tokens_of_verl(own, offload, dou
 @pytest.mark.filterwarnings("ignore:.*")  # what the file leaves open and what is not carried over
 def test_a_plan_chooses_the_microbatch_that_verl_packs_by_tokens(written) -> None:
     """The doubt is about the layout alone, which a plan replaces and `--layout` settles."""
-    path = written(f"{GRPO}{OF_BATCH} actor_rollout_ref.actor.use_dynamic_bsz=True")
+    path = written(f"{GRPO}{OF_BATCH} actor_rollout_ref.actor.use_dynamic_bsz=True {PER_GPU}=1500")
     assert estimate_file(path, "dgx-h100").verdict == "unknown"
     assert estimate_file(path, "dgx-h100", layout="mbs=1").verdict == "fits"
     assert plan_file(path, "dgx-h100").verdict == "fits"
@@ -689,3 +696,16 @@ def test_a_reward_model_of_verl_leaves_the_verdict_open_and_gradients_are_back_f
         if each.kind == "open"
     ]
     assert key == "reward_model.own.path"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("a.sh", f"{VERL_SFT}sft_trainer model.path=Qwen/Qwen2.5-7B data.max_length=2x", "data.max_length"),
+        ("a.yaml", "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ncutoff_len: 2x\n", "cutoff_len"),
+        ("a.yaml", "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 1\nsequence_len: 2x\n", "sequence_len"),
+    ],
+)
+def test_a_mistake_names_the_key_of_the_file(name, text, key, written) -> None:
+    with pytest.raises(InputError, match=f"{key}: '2x' is no whole number"):
+        read_foreign(written(text, name), num_devices=8)

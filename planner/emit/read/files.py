@@ -27,7 +27,7 @@ from planner.specs.text import did_you_mean, printable
 from planner.specs.yaml import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from planner.emit.read import Reader
     from planner.emit.target import Value, Values
@@ -125,6 +125,7 @@ class Run:
     def __init__(self, given: Sequence[File]) -> None:
         self._given = given
         self.files: list[File] = []
+        self._renamed: dict[str, str] = {}
 
     def read(self, with_variables: Callable[[str], str]) -> tuple[Reader, dict[str, Value]]:
         """The reader of the run, and the values of all its files; a command line comes first, and the first wins."""
@@ -135,6 +136,7 @@ class Run:
                 continue  # another file names it
             reader = _reader_of(file)
             first = first or reader
+            self._renamed |= reader.renamed
             if reader.target is not first.target:
                 message = f"{file.shown} is {reader.name}, and {self.files[0].shown} is {first.name}"
                 raise InputError(message, hint="several --from describe one run")
@@ -197,9 +199,13 @@ class Run:
             raise InputError(*map(self._placed, error.mistakes)) from None
 
     def _placed(self, mistake: Mistake) -> Mistake:
-        places = (place for each in self.files if (place := each.where(mistake.where)) != each.shown)
+        own = (each for each, key in self._renamed.items() if key == mistake.where and any(self._places(each)))
+        mistake = replace(mistake, where=next(own, mistake.where))
         key = f"{mistake.where}: " if mistake.where else ""
-        return replace(mistake, message=f"{key}{mistake.message}", where=next(places, self.shown))
+        return replace(mistake, message=f"{key}{mistake.message}", where=next(self._places(mistake.where), self.shown))
+
+    def _places(self, key: str) -> Iterator[str]:
+        return (place for each in self.files if (place := each.where(key)) != each.shown)
 
 
 _NAMES: Final = names_beside(__file__)

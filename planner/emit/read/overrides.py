@@ -53,9 +53,7 @@ def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
     """
     own = dict(overrides)
     recipe, model = own.pop("recipe", None), own.pop("model", None)
-    for key in ("mode", "dataset", "dry_run"):
-        own.pop(key, None)
-    said = translated(bridge.family_keys(own), {"renamed": _NAMES["short"]})
+    said = translated(bridge.family_keys(own), _NAMES["short"])
     found = {**_NAMES["defaults"], **bridge.family_keys({"mixed_precision": mixed}), **said}
     name = str(model or recipe or "")
     stem = re.sub(r"_(pretrain|sft|peft|lora|dora).*$", "", name).replace("_", "-")
