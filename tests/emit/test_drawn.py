@@ -441,6 +441,8 @@ def test_microbatches_of_tokens_have_a_verdict_if_whole_sequences_fill_them(writ
     assert (plan.layout.mbs, plan.verdict) == (8, "fits")
     plan = estimate_file(written(f"{text} data.max_token_len_per_gpu=99999999"), "dgx-h100")
     assert (plan.layout.mbs, plan.verdict) == (32, "fits")  # all sequences of a rank
+    plan = estimate_file(written(f"{text} engine.ulysses_sequence_parallel_size=2"), "dgx-h100")
+    assert (plan.layout.mbs, plan.layout.cp, plan.verdict) == (16, 2, "fits")  # two ranks share 16,384 tokens
     path = written(f"{text} data.max_token_len_per_gpu=9000")
     plan = estimate_file(path, "dgx-h100")
     assert (plan.layout.mbs, plan.verdict) == (8, "unknown")

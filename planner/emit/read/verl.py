@@ -85,7 +85,8 @@ def _read_sharding(given: Given) -> Mapping[str, Any]:
 def _read_batch(given: Given) -> Mapping[str, Any]:
     """Batch sizes; the global batch is prompts x answers per prompt. Source: verl, workers/fsdp_workers.py.
 
-    Microbatches of a number of tokens are the largest of whole sequences that divide the batch of a rank evenly.
+    Microbatches of a number of tokens are the largest of whole sequences that divide the batch of a rank evenly; ranks
+    that share sequences share the number, too. Source: workers/actor/dp_actor.py (max_token_len).
     """
     mini, answers = given.whole(f"{_ACTOR}.ppo_mini_batch_size"), given.whole("actor_rollout_ref.rollout.n", 1) or 1
     prompt, answer = given.whole("data.max_prompt_length", 512), given.whole("data.max_response_length", 512)
@@ -95,6 +96,7 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
     if given.flag(key := _TUNED_BY_TOKENS if _TUNED_BY_TOKENS in given else f"{_ACTOR}.use_dynamic_bsz"):
         most, own = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384), mini * answers // _replicas(given)
+        most *= _read_degrees(given)["layout.cp"]
         sizes = range(min(most // max(prompt + answer, 1), max(own, 1)), 0, -1)
         micro = next((size for size in sizes if own % size == 0), 1)
         if micro not in (own, most / (prompt + answer)):  # else the largest microbatch has this many whole sequences
