@@ -170,7 +170,7 @@ def test_a_list_of_layers_that_the_module_ignores_is_refused(save: Save, name: s
     config = PUBLISHED[name]["config"] | {"sliding_window": 64, "max_position_embeddings": 4096}
     kinds = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
     assert load_model(str(save(config))).global_every == 0
-    assert "gives every layer the window" in refusal(save(config | {"layer_types": kinds}))
+    assert "this type gives every layer the window" in refusal(save(config | {"layer_types": kinds}))
 
 
 @pytest.mark.parametrize("written", [3, "full_attention", {}, True])

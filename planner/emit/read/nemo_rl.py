@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import adapters_of
-from planner.emit.names import names_beside, only_read
+from planner.emit.names import names_beside, only_read, translated
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
+from planner.emit.read import METHOD, Reader
 from planner.emit.read.options import document_of
 from planner.errors import InputError
 
@@ -49,9 +49,8 @@ def _complete(found: Values) -> Values:
         said = None if key.startswith(off) else found.get(key)
         if said is not None and not fnmatchcase(str(said).lower(), known):
             raise InputError(f"{str(said)[:40]!r} has no price here", where=key)
-    named = {key: each for each, key in {HOSTS: "cluster.num_nodes", RANKS: "cluster.gpus_per_node"}.items()}
-    named |= {"policy.model_name": MODEL}
-    return {METHOD: None, **{named.get(key, key): each for key, each in found.items() if not key.startswith(off)}}
+    own = {key: each for key, each in found.items() if not key.startswith(off)}
+    return {METHOD: None, **translated(own, _NAMES["launch"])}
 
 
 def _objective(given: Given) -> dict[str, Any]:

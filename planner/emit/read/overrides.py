@@ -89,11 +89,10 @@ def _swift_values(text: str) -> Values:
     own = {key: value for key, value in own.items() if value != "none" or key == "recompute_granularity"}
     found = translated({**swift.DEFAULTS, **own}, _NAMES["ms_swift"])
     found |= sizes_of(text)
-    model = found.pop("model", None)
     if re.search(r"\bmegatron\s+rlhf\b", text):
         found.setdefault("rlhf_type", "dpo")
         found.setdefault("use_vllm", found["rlhf_type"] == "grpo")  # Megatron-Core generates nothing
-    return found | ({MODEL: model} if model else {})
+    return found
 
 
 SWIFT: Final = Reader(

@@ -66,10 +66,9 @@ def _experiment(text: str) -> tuple[str, str, dict[str, Any]]:
 
 def _titan_values(text: str) -> Values:
     name, _, own = _experiment(text)
-    sections = dict(own)
     if name.endswith("fp8"):
-        sections["model"] = {"converters": ["quantize.linear.float8"], **own.get("model", {})}
-    return {**torchtitan.READER.values(json.dumps(sections)), MODEL: name}
+        own = {**own, "model": {"converters": ["quantize.linear.float8"], **own.get("model", {})}}
+    return {**torchtitan.READER.values(json.dumps(own)), MODEL: name}
 
 
 def _of_bridge(text: str) -> Values:

@@ -61,10 +61,9 @@ def _read_degrees(given: Given) -> dict[str, Any]:
     mistakes.raise_if_any()
     if not is_megatron:
         found["layout.cp"] = ulysses
-    if given.model is None or given.model.moe is None:
-        found["layout.etp"] = 1
-    elif start + _NAMES["degrees"]["layout.etp"] not in given:
-        found["layout.etp"] = found["layout.tp"]
+    is_dense = given.model is None or given.model.moe is None
+    if is_dense or start + _NAMES["degrees"]["layout.etp"] not in given:
+        found["layout.etp"] = 1 if is_dense else found["layout.tp"]
     return {field: number for field, number in found.items() if number > 1 or field != "layout.interleave"}
 
 

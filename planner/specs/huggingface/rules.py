@@ -90,8 +90,7 @@ def local_window(config: Config, every: int = 0, of: str = "sliding_window", *, 
             hint = "every n-th layer is full_attention"
             config.unsupported("layer_types", "`layer_types` is no regular pattern", hint)
         if alike and width and period:
-            words = "the module of this type gives every layer the window, whatever `layer_types` says"
-            config.unsupported("layer_types", words, "leave out `layer_types`, or `sliding_window`")
+            config.unsupported("layer_types", "this type gives every layer the window", "leave out `layer_types`")
     if width and period != 1 and width < config.ours("max_sequence_length"):
         config.put("sliding_window", width, of)
         config.put("global_every", period, "layer_types" if names else "sliding_window_pattern")
