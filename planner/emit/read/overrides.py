@@ -53,7 +53,7 @@ def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
     """
     own = dict(overrides)
     recipe, model = own.pop("recipe", None), own.pop("model", None)
-    said = translated(bridge.family_keys(own), _NAMES["short"])
+    said = translated(bridge.family_keys(translated(own, _NAMES["launcher"])), _NAMES["short"])
     found = {**_NAMES["defaults"], **bridge.family_keys({"mixed_precision": mixed}), **said}
     name = str(model or recipe or "")
     stem = re.sub(r"_(pretrain|sft|peft|lora|dora).*$", "", name).replace("_", "-")
