@@ -32,7 +32,8 @@ DRAWN = Path(__file__).parent.parent / "tests" / "emit" / "drawn"
 def git(clones: Path, repository: str, *words: str) -> str:
     """The output of a command of git in a clone."""
     place = clones / repository.replace("/", "+")
-    found = next(each for each in (place / ".git", place / "repo") if each.exists())
+    places = (place / ".git", place / "repo" / ".git", place / "repo")
+    found = next(each for each in places if each.exists())
     words = ("git", "--git-dir", str(found), *words)
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
@@ -43,11 +44,7 @@ def drawn(clones: Path) -> list[tuple[str, str, str]]:
     found: dict[int, list[tuple[str, str, str]]] = {number: [] for number in _DRAWS}
     for each in listed["draws"]:
         repository, commit = each["repository"], each["commit"]
-        paths = [
-            path
-            for path in git(clones, repository, "ls-tree", "-r", "--name-only", commit).splitlines()
-            if re.fullmatch(each["paths"], path) and not ("without" in each and re.search(each["without"], path))
-        ]
+        paths = _matching(clones, each)
         later = max(each["count"] // 3, 1)
         for number, seed, count in (
             (1, listed["seed"], each["count"]),
@@ -58,10 +55,20 @@ def drawn(clones: Path) -> list[tuple[str, str, str]]:
             paths.sort(key=lambda path: _rank(seed, repository, path))
             found[number] += [(repository, commit, path) for path in paths[:count]]
             paths = paths[count:]
+    for each in listed["fifth"]:
+        repository, commit = each["repository"], each["commit"]
+        paths = sorted(_matching(clones, each), key=lambda path: _rank(listed["fifth_seed"], repository, path))
+        found[5] += [(repository, commit, path) for path in paths[: each["count"]]]
     return [each for number in _DRAWS for each in found[number]]
 
 
-_DRAWS: Final = (1, 2, 3, 4)
+def _matching(clones: Path, folder: dict[str, Any]) -> list[str]:
+    listed = git(clones, folder["repository"], "ls-tree", "-r", "--name-only", folder["commit"]).splitlines()
+    without = folder.get("without", "$^")
+    return [path for path in listed if re.fullmatch(folder["paths"], path) and not re.search(without, path)]
+
+
+_DRAWS: Final = (1, 2, 3, 4, 5)
 _MANY: Final = 4
 """Folders with more files than this have one more in the third and the fourth draw."""
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.settings import field_of, fixed
-from planner.emit.target import Doubt, Refusal, matches
+from planner.emit.settings import field_of, fixed, not_carried
+from planner.emit.target import Doubt, Refusal, Target, matches
 from planner.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from planner.emit.target import How, Setting, Value, Values
+    from planner.emit.target import Given, How, Setting, Value, Values
     from planner.plan import Plan
 
 
@@ -24,6 +25,18 @@ def names_beside(module: str) -> Any:
     """The YAML document beside a module; module: the module's file."""
     text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")
     return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader
+
+
+def only_read(name: str, program: str, rows: Mapping[str, Any], read: Callable[[Given], Mapping[str, Any]]) -> Target:
+    """A program whose files are read and never written; rows: its document."""
+    return Target(
+        name=name,
+        program=program,
+        settings=(replace(not_carried(*listed(rows["says"])), read=read),),
+        command=lambda values, plan, how, place: "",  # noqa: ARG005 - nothing is emitted
+        ignores=listed(rows["ignores"]),
+        decides=decisive(rows.get("decides", ())),
+    )
 
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader takes a tenth of the time

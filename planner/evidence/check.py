@@ -109,9 +109,8 @@ def check_run(
     try:
         runs = read_runs(run, plan, row=row, tell=tell)
     except InputError as error:
-        if (
-            not isinstance(error, OtherRun) or Reason.LAYOUT not in asked
-        ):  # nothing else can be compared with such a run
+        # nothing but the layout can be compared with another run
+        if not isinstance(error, OtherRun) or Reason.LAYOUT not in asked:
             raise InputError(*mistakes.found, *error.mistakes) from None
         texts = [f"{each.where}: {each.message}" for each in error.mistakes]
         found = [Finding(reason=Reason.LAYOUT, holds=False, failed=True, text=each) for each in texts]

@@ -622,7 +622,9 @@ OF_EACH_FORMAT = {
 }
 
 
-@pytest.mark.parametrize("key", ["head_parallel_size", "expert_offload", "shard_stage"])
+@pytest.mark.parametrize(
+    "key", ["head_parallel_size", "data_parallel_size", "expert_offload", "save_offload", "shard_stage", "eval_stage"]
+)
 @pytest.mark.parametrize("name", OF_EACH_FORMAT)
 def test_an_invented_key_of_a_layout_stops_every_format(written, name: str, key: str) -> None:
     written('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n', "job.toml")

@@ -61,6 +61,10 @@ def test_a_run_of_primus_has_the_hosts_of_its_script(tmp_path: Path) -> None:
         script.write_text(f"primus-cli slurm {slurm} -- train pretrain --config {tmp_path}/run/{FILE}\n")
         found = read_foreign(script, per_host=8, num_devices=8)
         assert (found.num_hosts, [each.key for each in found.assumed]) == (4, ["zero"])
+    script.write_text(f"primus-cli slurm srun -N $NODES -- train pretrain --config {tmp_path}/run/{FILE}\n")
+    with pytest.raises(InputError, match=r"the number of hosts is \$NODES, which the file does not set"):
+        read_foreign(script, per_host=8, num_devices=8)
+    assert read_foreign(script, per_host=8, num_devices=8, define=["NODES=4"]).num_hosts == 4
     script.write_text("primus-cli direct -- train pretrain --config $EXP\n")
     with pytest.raises(InputError, match=r"config is \$EXP, which the file does not set") as error:
         read_foreign(script, per_host=8, num_devices=8)

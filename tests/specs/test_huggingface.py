@@ -164,6 +164,15 @@ def test_an_irregular_pattern_is_refused(save: Save) -> None:
     assert "no regular pattern" in refusal(save(PUBLISHED["mistral-7b"]["config"] | {"layer_types": kinds}))
 
 
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "phi3-mini"])
+def test_a_list_of_layers_that_the_module_ignores_is_refused(save: Save, name: str) -> None:
+    """Transformers 5.23, modeling_mixtral.py: with a window, every layer has it."""
+    config = PUBLISHED[name]["config"] | {"sliding_window": 64, "max_position_embeddings": 4096}
+    kinds = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
+    assert load_model(str(save(config))).global_every == 0
+    assert "this type gives every layer the window" in refusal(save(config | {"layer_types": kinds}))
+
+
 @pytest.mark.parametrize("written", [3, "full_attention", {}, True])
 def test_what_should_be_a_list_is_refused(save: Save, written: Any) -> None:
     assert "must be a list" in refusal(save(PUBLISHED["mistral-7b"]["config"] | {"layer_types": written}))

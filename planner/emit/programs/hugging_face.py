@@ -159,7 +159,7 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     micro = given.whole("per_device_train_batch_size") or beside
     steps = given.whole("gradient_accumulation_steps") or given.whole("deepspeed.gradient_accumulation_steps")
     whole = given.whole("deepspeed.train_batch_size")
-    if length := given.whole("max_length") or given.whole("max_seq_length") or given.whole("model_max_length"):
+    if length := next(filter(None, map(given.whole, listed(NAMES["lengths"]))), 0):
         found["training.sequence_length"] = length
     if micro:
         found["layout.mbs"] = micro
@@ -411,11 +411,11 @@ def _write_adapters(plan: Plan) -> Values:
 
 
 def _read_adapters(given: Given) -> Mapping[str, Any]:
-    rank = given.whole("lora_r")
+    rank = given.whole("lora_r", 16 if given.flag("use_peft") else 0)  # TRL's default, trl/trainer/model_config.py
     if not rank or not given.flag("use_peft", default=True):
         return {}
     found: dict[str, Any] = {"training.lora_dropout": given.number("lora_dropout")}
-    named = given.get("lora_target_modules", "all-linear")
+    named = given.get("lora_target_modules", ("q_proj", "v_proj"))  # PEFT's for most types, utils/constants.py
     names = (named,) if isinstance(named, str) else tuple(named)
     if isinstance(named, str) and named not in ("all-linear", "all"):
         names = tuple(named.replace(",", " ").split())

@@ -103,12 +103,13 @@ def _write_recompute(plan: Plan) -> Values:
 def _read_recompute(given: Given) -> Mapping[str, Any]:
     """The recompute policy of the options. Source: Megatron-LM, transformer_config.py; transformer_block.py."""
     kind = given.text("recompute_granularity", "none").lower()
-    if given.flag("checkpoint_activations"):  # the option's name until 2022
+    old = given.text("activations_checkpoint_method")  # the options' names in 2022, and until then
+    if given.flag("checkpoint_activations") or old:
         kind = "full"
     if kind in ("none", "") and given.flag("recompute_activations"):
         kind = "selective"
-    modules, method = given.get("recompute_modules"), given.text("recompute_method", "uniform")
-    number = given.whole("recompute_num_layers", 1)
+    modules, method = given.get("recompute_modules"), given.text("recompute_method", old or "uniform")
+    number = given.whole("recompute_num_layers", given.whole("activations_checkpoint_num_layers", 1))
     if kind == "selective":
         names = modules if isinstance(modules, tuple | list) else str(modules or "core_attn").strip("[]").split(",")
         policy = "+".join(each.strip(" '\"") for part in names for each in str(part).split(",") if each.strip(" '\""))

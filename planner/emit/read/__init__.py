@@ -46,6 +46,7 @@ class Reader:
     answer: the default number of tokens of a generated answer; 0 if the program has none.
     complete: function that adds the values that the program takes by default, when all files of the run are read.
     lacks: degrees of a layout that the program's own files have no key for; no plan from them has these degrees.
+    renamed: key of the file -> key of the program's table, for mistakes.
     writes: the program whose own files `planner emit` writes for plans from such files; empty for the usual one.
     """
 
@@ -61,6 +62,7 @@ class Reader:
     complete: Callable[[Values], Values] = lambda values: values
     lacks: tuple[str, ...] = ()
     writes: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def recognises(self, text: str) -> bool:
         """Whether a file with this text is of this kind."""

@@ -113,7 +113,9 @@ def not_set(key: str, text: str) -> Mistake:
     return Mistake(message=f"{printable(key, 80)} is {printable(text, 60)}, which the file does not set", hint=hint)
 
 
-_LAYOUT: Final = re.compile("parallel|degree|pipeline|stage|checkpoint_activ|recompute|offload|shard")
+_LAYOUT: Final = re.compile(
+    "parallel|degree|pipeline|stage|checkpoint_activ|activations_checkpoint|recompute|offload|shard"
+)
 """Parts of names that programs give to degrees, stages of ZeRO or of a pipeline, recomputation and offload."""
 _PLAIN: Final = {"1", "0", "false", "none", "null"}
 
@@ -143,6 +145,16 @@ _NEAR: Final = 0.85
 _DIGITS: Final = re.compile(r"[0-9]+")
 
 
+_DEGREE: Final = re.compile("(parallel_size|offload|stage)$")
+
+
+def _vouching(key: str, value: Value, patterns: Sequence[str]) -> Sequence[str]:
+    """The patterns of harmless keys that count: of a degree with such a name, `eval.*` tells more than `eval_*`."""
+    if not _DEGREE.search(key) or str(value).lower() in _PLAIN:
+        return patterns
+    return [each for each in patterns if (last := each.rpartition(".")[2]) == "*" or "*" not in last]
+
+
 def left_over(
     given: Given, target: Target, ignored: Sequence[str] = ()
 ) -> tuple[dict[str, Doubt], tuple[str, ...], tuple[str, ...]]:
@@ -159,7 +171,7 @@ def left_over(
             continue
         named = next((doubt for pattern, doubt in target.decides.items() if matches(key, [pattern])), None)
         doubt = given.doubts.get(key) or (None if str(value).lower() in _PLAIN else named)
-        if matches(key, ignored) or (doubt is None and matches(key, target.ignores)):
+        if matches(key, ignored) or (doubt is None and matches(key, _vouching(key, value, target.ignores))):
             harmless.append(key)
         elif doubt is not None:
             doubts[key] = doubt

@@ -6,6 +6,7 @@ parsed, and never run.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -26,7 +27,7 @@ from planner.specs.text import did_you_mean, printable
 from planner.specs.yaml import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from planner.emit.read import Reader
     from planner.emit.target import Value, Values
@@ -124,6 +125,7 @@ class Run:
     def __init__(self, given: Sequence[File]) -> None:
         self._given = given
         self.files: list[File] = []
+        self._renamed: dict[str, str] = {}
 
     def read(self, with_variables: Callable[[str], str]) -> tuple[Reader, dict[str, Value]]:
         """The reader of the run, and the values of all its files; a command line comes first, and the first wins."""
@@ -134,6 +136,7 @@ class Run:
                 continue  # another file names it
             reader = _reader_of(file)
             first = first or reader
+            self._renamed |= reader.renamed
             if reader.target is not first.target:
                 message = f"{file.shown} is {reader.name}, and {self.files[0].shown} is {first.name}"
                 raise InputError(message, hint="several --from describe one run")
@@ -168,13 +171,15 @@ class Run:
         return found
 
     def _named(self, name: str, key: str, file: File) -> File:
-        """The file that a value names: one that the user gave, or one that lies beside the naming file or here."""
+        """The file that a value names: one that the user gave, or beside the naming file, or here, or shipped."""
         wanted = Path(name)
         if alike := [each for each in self._given if each.path.name == wanted.name and each is not file]:
             return min(alike, key=lambda each: each.path.parent.name != wanted.parent.name)
         for path in (file.path.parent / name, wanted):
             if name.endswith(_NAMED_KINDS) and isfile(path):  # noqa: PTH113 - it accepts names of any length
                 return opened(path)
+        if shipped := next((each for each in _NAMES["shipped"] if f"/{name}".endswith(f"/{each}")), ""):
+            return File(wanted, name, json.dumps({**_NAMES["shipped"][shipped], "shipped": shipped}))
         if UNSET.search(name):
             raise InputError(replace(not_set(key, name), where=file.where(key)))
         message = f"{key.rpartition('.')[2]} names {printable(name, 200)}, which is neither beside the file nor here"
@@ -194,18 +199,23 @@ class Run:
             raise InputError(*map(self._placed, error.mistakes)) from None
 
     def _placed(self, mistake: Mistake) -> Mistake:
-        places = (place for each in self.files if (place := each.where(mistake.where)) != each.shown)
+        own = (each for each, key in self._renamed.items() if key == mistake.where and any(self._places(each)))
+        mistake = replace(mistake, where=next(own, mistake.where))
         key = f"{mistake.where}: " if mistake.where else ""
-        return replace(mistake, message=f"{key}{mistake.message}", where=next(places, self.shown))
+        return replace(mistake, message=f"{key}{mistake.message}", where=next(self._places(mistake.where), self.shown))
+
+    def _places(self, key: str) -> Iterator[str]:
+        return (place for each in self.files if (place := each.where(key)) != each.shown)
 
 
-_REFUSED: Final = names_beside(__file__)["refused"]
-"""Programs whose files are recognised and not read."""
+_NAMES: Final = names_beside(__file__)
 
 
 def _check_read(file: File) -> None:
     """Refuse, by its name, a program whose files are not read."""
-    if row := next((each for each in _REFUSED if has_all((f"^{line}" for line in each["lines"]), file.text)), None):
+    if row := next(
+        (each for each in _NAMES["refused"] if has_all((f"^{line}" for line in each["lines"]), file.text)), None
+    ):
         message = f"{file.shown} is a file of {row['program']}, which is not read"
         said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
         raise InputError(message, hint=row.get("instead", said))

@@ -19,7 +19,7 @@ from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS
 from planner.emit.read.conditions import UNSET
 from planner.emit.read.facts import facts_of
 from planner.emit.read.files import File, Run, in_folder, opened, readable
-from planner.emit.read.methods import GENERATION, check_method, method_of, settled, with_method
+from planner.emit.read.methods import check_method, method_of, settled, with_method
 from planner.emit.read.slurm import variables_of
 from planner.emit.target import matches
 from planner.errors import InputError
@@ -139,7 +139,7 @@ def read_foreign(
     filled = {"engine": profile.name, **dict.fromkeys(_DEGREES, "1"), **layout}
     rules = {key: rule for key, rule in reader.assumed(values).items() if key != "ep" or spec.moe}
     assumed += [_filled(key, filled[key], rule) for key, rule in rules.items() if key in filled]
-    doubts = ({objective.doubtful: GENERATION} if objective.doubtful else {}) | dict(facts.doubts)
+    doubts = {**objective.doubts, **facts.doubts}
     assumed += [_open(key, every.get(key), why) for key, why in doubts.items() if why.field not in given]
     assumed += _left_out(
         ignore, {key: values[key] for key in facts.not_carried} | ({METHOD: method} if method else {}) | {MODEL: name}
@@ -177,7 +177,8 @@ def _check_defined(define: Sequence[str], files: Sequence[File]) -> None:
     names = [name for each in define if not (name := each.partition("=")[0]).isdigit()]
     text = "\n".join(each.text for each in files)
     for name in names:
-        if re.search(rf"^(?:export )?{re.escape(name)}=(?!.*\b{re.escape(name)}\b)", text, re.MULTILINE):
+        unknown = rf".*\b{re.escape(name)}\b|\"?(?:\$\((?!\()|`)"  # the variable itself, or a command's output
+        if re.search(rf"^(?:export )?{re.escape(name)}=(?!{unknown})", text, re.MULTILINE):
             words = f"the file itself sets {printable(name, 80)}, after the definition"
             raise InputError(words, where="--define", hint="change the file, or --set or --layout the value")
     if unread := [name for name in names if not re.search(rf"\$\{{?{re.escape(name)}\b", text)]:
@@ -200,7 +201,7 @@ def _with_variables(text: str, define: Sequence[str], args: str | None, hosts: i
         if name.isdigit():
             placed[int(name)] = value
         else:
-            lines.append(f"export {name}={shlex.quote(value)}; ")
+            lines.append(f"export readonly {name}={shlex.quote(value)}; ")
     if placed or args is not None:
         every = range(1, max(placed, default=0) + 1)
         words = (shlex.quote(placed[place]) if place in placed else f'"${{{place}}}"' for place in every)
@@ -270,8 +271,7 @@ def shipped_model(name: str) -> str | None:
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
     plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
     plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
-    plain = re.sub(r"^(gemma)-(\d)", r"\1\2", plain)
-    plain = re.sub(r"^(llama)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
+    plain = re.sub(r"^(gemma|llama|olmo)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
     wanted = {each.replace(".", "-") for each in (last, plain, plain.replace("llama-", "llama"))}
     return next((known for known in model_names() if known.replace(".", "-") in wanted), None)
 

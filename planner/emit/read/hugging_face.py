@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.names import listed, names_beside, translated
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
-from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
+from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.conditions import UNSET
 from planner.emit.read.methods import NAMES
-from planner.emit.read.options import mapping_of, option_words, options_of
+from planner.emit.read.options import document_of, mapping_of, option_words, options_of
 from planner.emit.read.overrides import sizes_of
 from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
-from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,10 +33,6 @@ _SWIFT, _AXOLOTL, _FACTORY, _FACTORY_V1 = (
 )
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
-
-
-def _document(text: str) -> dict[str, Any]:
-    return mapping_of(parse_yaml(text, THE_FILE).plain)
 
 
 def _without_auto(values: Values) -> dict[str, Value]:
@@ -60,7 +55,9 @@ def _has_deepspeed(values: Values) -> bool:
 
 
 def _assumed(values: Values) -> dict[str, str]:
-    """The rule for plain data parallelism, which no file names; it is priced as ZeRO-0 of DeepSpeed."""
+    """The rule for plain data parallelism, which no file names and ZeRO-0 of DeepSpeed prices; or of a shipped file."""
+    if shipped := next((values[key] for key in values if key.endswith(".shipped")), None):
+        return {"zero": f"{shipped} is not here; as the program that ships it has it"}
     is_plain = values.get(PLAIN) and _engine(values) == "deepspeed" and not _has_deepspeed(values)
     return dict.fromkeys(("engine", "zero"), "nothing shards: plain data parallelism (DDP)") if is_plain else {}
 
@@ -69,7 +66,7 @@ def _assumed(values: Values) -> dict[str, str]:
 
 
 def _accelerate_values(text: str) -> Values:
-    found = flat(_document(text), "accelerate.")
+    found = flat(document_of(text), "accelerate.")
     kind = found.get("accelerate.distributed_type")
     if kind == "NO" or str(kind).startswith("MULTI_"):
         found[PLAIN] = True
@@ -88,14 +85,14 @@ def _part(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _deepspeed_values(text: str) -> Values:
-    found = _document(text)
+    found = document_of(text)
     _part(found, "zero_optimization")
     return _without_auto(flat(found, "deepspeed."))
 
 
 def _fsdp_values(text: str) -> Values:
     """A file of Trainer's `--fsdp_config`, or of ms-swift's `--fsdp`, which has the former as a part."""
-    found = _document(text)
+    found = document_of(text)
     own = found.pop("fsdp", None)
     found = found.get("fsdp_config", found)
     return {"fsdp": own, **flat({key.removeprefix("fsdp_"): found[key] for key in found}, _FSDP)}
@@ -118,19 +115,13 @@ _TRAINER_WORDS: Final = (
 def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
     if str(found.get("fsdp", "")).endswith(".json"):
         found["fsdp_config"] = found.pop("fsdp")
-    if found.get("use_peft") in (None, False) and "lora_r" in found:
-        del found["lora_r"]
-    if "model_name_or_path" in found:
-        found[MODEL] = found.pop("model_name_or_path")
-    if "num_processes" in found:
-        found[RANKS] = found.pop("num_processes")
-        found.pop("num_machines", None)
+    if str(found.get("use_peft")).lower() == "false":
+        found.pop("lora_r", None)
+    if found.pop("num_machines", None):  # else each host of a launcher around Accelerate has its processes
         found.pop(HOSTS, None)
     if preset := _NAMES["trl_presets"].get(str(found.get("accelerate_config"))):
         found = {**preset, **{key: value for key, value in found.items() if key != "accelerate_config"}}
-    if "use_liger" in found:  # TRL's name until 0.16
-        found.setdefault("use_liger_kernel", found.pop("use_liger"))
-    return _without_auto(found)
+    return _without_auto(translated(found, _NAMES["trainer"]))
 
 
 _OF_TRL: Final = {"max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "assistant_only_loss"}
@@ -183,7 +174,7 @@ _OVERRIDE: Final = re.compile(r"([a-z_]\w*)=(.*)", re.DOTALL)
 
 
 def _trainer_file(text: str) -> Values:
-    return _of_trainer(flat(_document(text)))
+    return _of_trainer(flat(document_of(text)))
 
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
@@ -243,7 +234,7 @@ _OF_ADAPTERS: Final = ("lora_", "peft_", "load_in_")
 
 def _filled_in(text: str, *parts: str) -> Values:
     """Keys and values of a file, without keys that are left empty; `parts` are mappings, if the file has them."""
-    data = _document(text)
+    data = document_of(text)
     for part in parts:
         _part(data, part)
     return {key: value for key, value in flat(data).items() if value is not None}
@@ -327,12 +318,14 @@ READERS: Final = (
         *("an Axolotl file", _axolotl_values, "base_model", "micro_batch_size|sequence_len"),
         lacks=("pp",),  # utils/schemas/config.py
         writes="axolotl",
+        renamed=_AXOLOTL["renamed"],
     ),
     _file(
         *("a LLaMA-Factory file", _factory_values, "model_name_or_path", "cutoff_len|finetuning_type|stage|template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
         lacks=("tp", "pp", "cp", "ep"),  # src/llamafactory/hparams of 00577a85; ep is of its runs over Megatron
         writes="llama-factory",
+        renamed=_FACTORY["renamed"],
     ),
     _file("a LLaMA-Factory file of v1", _factory_v1_values, "model", "model_class", _OF_V1),
     _file("an Accelerate file", _accelerate_values, "distributed_type"),

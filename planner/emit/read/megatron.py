@@ -23,20 +23,16 @@ DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 
 
 def _values(text: str) -> Values:
-    found: dict[str, Value] = options_of(option_words(text))
+    found = translated(options_of(option_words(text)), _NAMES["old"])
     kind = found.get("tokenizer_type") or ("GPT2BPETokenizer" if found.get("merge_file") else None)
     if found.get("vocab_size") is None and kind in _VOCABULARIES:
         found["vocab_size"] = _VOCABULARIES[str(kind)]
     elif found.get("vocab_size") is not None and kind == "NullTokenizer":
         found["vocab_size"] = int(str(found["vocab_size"])) + 1
-    if "model_parallel_size" in found:  # its name until 2021
-        found.setdefault("tensor_model_parallel_size", found.pop("model_parallel_size"))
     if found.get("deepspeed"):
         found = _of_deepspeed(found)
-    for key in ("load", "pretrained_checkpoint"):
-        if UNSET.search(str(found.get(key))):
-            found[key] = UNKNOWN_WEIGHTS
-    return {**DEFAULTS, **found}
+    loaded = [key for key in ("load", "pretrained_checkpoint") if UNSET.search(str(found.get(key)))]
+    return {**DEFAULTS, **found, **dict.fromkeys(loaded, UNKNOWN_WEIGHTS)}
 
 
 def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
@@ -76,9 +72,12 @@ def engine_of(values: Values) -> str:
     return "megatron-fsdp" if sharded else "megatron"
 
 
+_OF_LLM: Final = r"\bpretrain_\w+\.py .*\s+--num_layers\b"
+"""Matches the options of Megatron-LLM, which have `_` in place of `-`."""
+
 READER: Final = Reader(
     name="a command line of Megatron-LM",
-    signs=(r"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b",),
+    signs=(rf"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b|{_OF_LLM}",),
     values=_values,
     engine=engine_of,
     target=megatron.TARGET,

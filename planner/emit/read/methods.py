@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 _NAMES: Final = names_beside(__file__)
 _SAYS: Final = rf"stage|rl|rlhf_type|{METHOD}"
 _ON: Final = r"(?!(0(\.0*)?|false|none|null|no|off|\(\))$).*"
-REFUSED: Final = tuple((row.get("key", _SAYS), row.get("value", _ON), row["needs"]) for row in _NAMES["refused"])
-"""Pattern of a key, pattern of its value in lower case, and what would have to be priced."""
 
 _FURTHER_MODELS: Final = re.compile("ppo|online_dpo|nash_md|xpo")
 """Methods whose steps also train a critic, or ask a judge."""
-GENERATION: Final = Doubt("what generates answers on the same devices has no price")
+_GENERATION: Final = Doubt("what generates answers on the same devices has no price")
+_OWN_CODE: Final = Doubt("the code that runs this decides what it keeps beside the model", "training.objective")
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
-_SCRIPT: Final = re.compile(rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)", re.MULTILINE)
+_SCRIPT: Final = re.compile(
+    rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)",
+    re.MULTILINE,
+)
+"""Matches a command or a script of TRL, or a script of other people."""
 _SIGNS: Final = [(key, name) for name, keys in _NAMES["signs"].items() for key in listed(keys)]
 """Key that only files of some methods have -> one of these methods."""
 _PROMPTS: Final = ("max_prompt_length", "max_prompt_len")
@@ -45,7 +48,8 @@ def with_method(text: str, values: Values) -> Values:
         return values
     script = _SCRIPT.search(text)
     sign = next((f"{name}, by {key}" for key, name in _SIGNS if values.get(key)), None)
-    found = f"{script[1] or script[2]}, by the script's name" if script else sign
+    own = "" if script and (script[1] or script[2]) else " own"
+    found = f"{next(filter(None, script.groups()))}, by the script's{own} name" if script else sign
     return {**values, METHOD: found} if found else values
 
 
@@ -57,24 +61,25 @@ def check_method(values: Values, ignored: Sequence[str]) -> None:
     """
     mistakes = [
         Mistake(
-            message=f"{printable(str(value), 40)} has no price here; it needs {needs}",
+            message=f"{printable(str(value), 40)} has no price here; it needs {row['needs']}",
             where=key,
             hint=f"--ignore {key} prices the training without it",
         )
         for key, value in values.items()
-        for keys, wanted, needs in REFUSED
-        if re.fullmatch(keys, key) and re.fullmatch(wanted, _name(value)) and not matches(key, ignored)
+        for row in _NAMES["refused"]
+        if re.fullmatch(row.get("key", _SAYS), key) and re.fullmatch(row.get("value", _ON), _name(value))
+        if not matches(key, ignored) and not any(re.fullmatch(row.get("unless", "$^"), each) for each in values)
     ]
     if mistakes:
         raise InputError(*mistakes)
 
 
 class Method(NamedTuple):
-    """A method with a price: fields of the training document, keys that say them, and the key of an unknown rest."""
+    """A method with a price: fields of the training document, keys that say them, and what is unknown."""
 
     fields: dict[str, Any]
     read: set[str]
-    doubtful: str
+    doubts: dict[str, Doubt]
 
 
 def method_of(values: Values, ignored: Sequence[str]) -> Method:
@@ -84,7 +89,7 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
     priced = _NAMES["priced"].items()
     rows = [(*each, row) for each in said for pattern, row in priced if re.fullmatch(pattern, each[1])]
     if not rows:
-        return Method({}, set(), "")
+        return Method({}, set(), {})
     key, name, row = rows[0]
     fields, read = dict(row), {key}
     for variant in _NAMES["variants"]:
@@ -98,9 +103,11 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
     read |= {each for each in ("ref_model", "ref.model_name_or_path") if values.get(each, "") == values.get(MODEL)}
     rollout = _rollout(values) if fields["objective"] == "grpo" else {}
     if rollout is None or _FURTHER_MODELS.match(name):
-        return Method(fields, read, key)
+        return Method(fields, read, {key: _GENERATION})
     of_engine = listed(_NAMES["of_rollout"])
-    return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in of_engine}, "")
+    is_trls = key != METHOD or fields["objective"] == "grpo" or str(values[key]).endswith("the script's name")
+    doubts = {} if is_trls else {key: _OWN_CODE}
+    return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in of_engine}, doubts)
 
 
 def settled(

@@ -10,13 +10,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import adapters_of
-from planner.emit.names import listed, names_beside
+from planner.emit.names import names_beside, only_read, translated
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, THE_FILE, Reader
-from planner.emit.read.options import mapping_of
-from planner.emit.target import Setting, Target
+from planner.emit.read import METHOD, Reader
+from planner.emit.read.options import document_of
 from planner.errors import InputError
-from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +27,7 @@ _DTENSOR: Final = "policy.dtensor_cfg."
 
 
 def _values(text: str) -> Values:
-    return flat(mapping_of(parse_yaml(text, THE_FILE).plain))
+    return flat(document_of(text))
 
 
 def _is_megatron(values: Values) -> bool:
@@ -51,9 +49,8 @@ def _complete(found: Values) -> Values:
         said = None if key.startswith(off) else found.get(key)
         if said is not None and not fnmatchcase(str(said).lower(), known):
             raise InputError(f"{str(said)[:40]!r} has no price here", where=key)
-    named = {key: each for each, key in {HOSTS: "cluster.num_nodes", RANKS: "cluster.gpus_per_node"}.items()}
-    named |= {"policy.model_name": MODEL}
-    return {METHOD: None, **{named.get(key, key): each for key, each in found.items() if not key.startswith(off)}}
+    own = {key: each for key, each in found.items() if not key.startswith(off)}
+    return {METHOD: None, **translated(own, _NAMES["launch"])}
 
 
 def _objective(given: Given) -> dict[str, Any]:
@@ -108,15 +105,7 @@ READER: Final = Reader(
     signs=(_SIGN,),
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
-    target=Target(
-        name="nemo-rl",
-        program="NeMo RL, the training of the policy",
-        settings=(
-            Setting(says=tuple(_NAMES["says"]), write=lambda plan: {}, read=_read),  # noqa: ARG005 - read only
-        ),
-        command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
-        ignores=listed(_NAMES["ignores"]),
-    ),
+    target=only_read("nemo-rl", "NeMo RL, the training of the policy", _NAMES, _read),
     files={"defaults": _values},
     complete=_complete,
 )

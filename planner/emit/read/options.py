@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.read import HOSTS, RANKS, THE_FILE
 from planner.emit.read.shell import commands_of
 from planner.errors import InputError
+from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -92,6 +93,11 @@ def overrides_of(words: Sequence[str]) -> dict[str, Value]:
         if match := _OVERRIDE.fullmatch(word):
             found[match[1]] = match[2].strip("'\"")
     return {key: None if value in ("null", "None") else value for key, value in found.items()}
+
+
+def document_of(text: str) -> dict[str, Any]:
+    """The keys and values of a text in YAML or JSON."""
+    return mapping_of(parse_yaml(text, THE_FILE).plain)
 
 
 def mapping_of(found: Any, where: str = THE_FILE) -> dict[str, Any]:

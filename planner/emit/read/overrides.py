@@ -53,9 +53,7 @@ def bridge_values(overrides: Values, mixed: str = "bf16_mixed") -> Values:
     """
     own = dict(overrides)
     recipe, model = own.pop("recipe", None), own.pop("model", None)
-    for key in ("mode", "dataset", "dry_run"):
-        own.pop(key, None)
-    said = translated(bridge.family_keys(own), {"renamed": _NAMES["short"]})
+    said = translated(bridge.family_keys(translated(own, _NAMES["launcher"])), _NAMES["short"])
     found = {**_NAMES["defaults"], **bridge.family_keys({"mixed_precision": mixed}), **said}
     name = str(model or recipe or "")
     stem = re.sub(r"_(pretrain|sft|peft|lora|dora).*$", "", name).replace("_", "-")
@@ -91,11 +89,10 @@ def _swift_values(text: str) -> Values:
     own = {key: value for key, value in own.items() if value != "none" or key == "recompute_granularity"}
     found = translated({**swift.DEFAULTS, **own}, _NAMES["ms_swift"])
     found |= sizes_of(text)
-    model = found.pop("model", None)
     if re.search(r"\bmegatron\s+rlhf\b", text):
         found.setdefault("rlhf_type", "dpo")
         found.setdefault("use_vllm", found["rlhf_type"] == "grpo")  # Megatron-Core generates nothing
-    return found | ({MODEL: model} if model else {})
+    return found
 
 
 SWIFT: Final = Reader(

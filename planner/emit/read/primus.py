@@ -16,14 +16,12 @@ from planner.emit.names import decisive, listed, names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.programs.bridge import LORA
 from planner.emit.programs.hugging_face import flat
-from planner.emit.read import HOSTS, MODEL, THE_FILE, Reader, torchtitan
+from planner.emit.read import HOSTS, MODEL, Reader, torchtitan
 from planner.emit.read.megatron import DEFAULTS, engine_of
-from planner.emit.read.options import mapping_of, options_of
+from planner.emit.read.options import document_of, options_of
 from planner.emit.read.overrides import BRIDGE, bridge_values, sizes_of
 from planner.emit.read.shell import commands_of
-from planner.emit.read.slurm import variables_of
 from planner.errors import InputError
-from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
     from planner.emit.target import Values
@@ -35,16 +33,15 @@ _OF_MEGATRON: Final = re.compile(r"^\s+framework:\s*['\"]?(?!megatron\b)(\w+)", 
 
 
 def _document(text: str) -> dict[str, Any]:
-    return mapping_of(parse_yaml(_VARIABLE.sub(lambda match: match[1], text), THE_FILE).plain)
+    return document_of(_VARIABLE.sub(lambda match: match[1], text))
 
 
 def _primus_values(text: str) -> Values:
     """Megatron-Core's options, with those that Primus' own files set before the experiment's."""
     if other := _OF_MEGATRON.search(text):
         hint = "the framework's own file or command can be read"
-        raise InputError(
-            f"only megatron is read of Primus' frameworks, and not {other[1]}", where="framework", hint=hint
-        )
+        words = f"only megatron is read of Primus' frameworks, and not {other[1]}"
+        raise InputError(words, where="framework", hint=hint)
     name, config, own = _experiment(text)
     said = {key: value for key, value in flat(own).items() if value is not None}
     said = {key: each for key, each in said.items() if said.get("lora.enabled") or not key.startswith("lora.")}
@@ -69,10 +66,9 @@ def _experiment(text: str) -> tuple[str, str, dict[str, Any]]:
 
 def _titan_values(text: str) -> Values:
     name, _, own = _experiment(text)
-    sections = dict(own)
     if name.endswith("fp8"):
-        sections["model"] = {"converters": ["quantize.linear.float8"], **own.get("model", {})}
-    return {**torchtitan.READER.values(json.dumps(sections)), MODEL: name}
+        own = {**own, "model": {"converters": ["quantize.linear.float8"], **own.get("model", {})}}
+    return {**torchtitan.READER.values(json.dumps(own)), MODEL: name}
 
 
 def _of_bridge(text: str) -> Values:
@@ -106,13 +102,14 @@ def _of_command(text: str) -> Values:
     start = words.index("--") if "slurm" in words and "--" in words else 0  # what stands before is Slurm's
     own = translated(options_of([each for each in words[start:] if not each.startswith("${@")]), _NAMES)
     own["config"] = str(own.get("config")).removeprefix("$PWD/")
-    hosts = variables_of(f"#SBATCH {' '.join(words[:start])}").get("SLURM_NNODES")
+    hosts = _HOSTS.search(" ".join(words[:start]))
     sizes = sizes_of("\n".join([text, *filter(_SIZE.match, words)]), "GPUS_PER_NODE")
-    return {**own, **sizes, **({HOSTS: hosts} if hosts else {})}
+    return {**own, **sizes, **({HOSTS: hosts[1]} if hosts else {})}
 
 
 _COMMAND: Final = re.compile(r"\bprimus-cli\b|\bprimus/cli/main\.py\b")
 _SIZE: Final = re.compile(r"(NNODES|GPUS_PER_NODE)=")
+_HOSTS: Final = re.compile(r"\s(?:-N\s*|--nodes[\s=])(\S+)")
 
 PRIMUS_COMMAND: Final = replace(
     PRIMUS,

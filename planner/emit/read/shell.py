@@ -2,9 +2,9 @@
 
 Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
 is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
-unchanged: `$(hostname)`, and variables that are not set. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and
-`shift` outside loops drops the first, or none if there are fewer. The words of `eval` are read once more, as a
-shell reads them.
+unchanged: `$(hostname)`, and variables that are not set. A `readonly` variable keeps its value. `set -- ...` sets the
+arguments `$1`, `$@` and `$#`, and `shift` outside loops drops the first, or none if there are fewer. The words of
+`eval` are read once more, as a shell reads them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:
 _FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\w:-]*\s*\(\s*\))\s*(?=\{)")
 _BEFORE_ASSIGNMENTS: Final = {"export", "local", "declare", "readonly", "-a", "-x", "then", "do", "else", "{"}
 _END: Final = "\n;&|()"
+_REDIRECTION: Final = re.compile(r"[0-9&]?>>?(&[0-9-]|[ \t]*(?![&(>])[^\s;&|()]+|(?=[ \t]*>?\())")
+"""Matches `> FILE` and `2>&1`, and of `> >(COMMAND)` the part before the command."""
 _COMMENT: Final = re.compile(r"^([ \t]*#.*?)\\+$", re.MULTILINE)
 """Matches a line that is a comment; a backslash at its end does not continue it."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -66,6 +68,7 @@ class _Script:
     arguments: dict[str, list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     assigned: set[str] = field(default_factory=set)
+    fixed: set[str] = field(default_factory=set)
     branches: Branches = field(default_factory=Branches)
     place: int = 0
     budget: int = _MOST_CHARACTERS
@@ -101,6 +104,7 @@ class _Script:
             elif set(words) <= _BEFORE_ASSIGNMENTS and (match := _ASSIGNMENT.match(self.text, self.place)):
                 self._assign(match, is_export=not {"export", "-x"}.isdisjoint(words))
                 self.branches.is_skipped = False
+                self.fixed |= {match[1]} if "readonly" in words else set()
                 words = []
             elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
                 self.place = match.end()
@@ -176,7 +180,7 @@ class _Script:
 
     def _inner(self, text: str, arguments: dict[str, list[str]], num_evals: int = 0, **other: Any) -> _Script:
         """A script with arguments of its own, which shares the variables of this one."""
-        shared: dict[str, Any] = {"values": self.values, "exported": self.exported, "budget": self.budget}
+        shared: dict[str, Any] = {name: getattr(self, name) for name in ("values", "exported", "budget", "fixed")}
         return _Script(text=text, arguments={**arguments}, num_evals=self.num_evals + num_evals, **{**shared, **other})
 
     def _runs(self, words: list[str], mark: str) -> bool:
@@ -194,13 +198,15 @@ class _Script:
         return True
 
     def _skip_blanks(self) -> bool:
-        """Skip blanks or a comment at the current position; returns whether any was skipped."""
+        """Skip blanks, a redirection or a comment at the current position; returns whether any was skipped."""
         start = self.place
         while self.place < len(self.text) and self.text[self.place] in " \t":
             self.place += 1
         if self.text.startswith("#", self.place):
             end = self.text.find("\n", self.place)
             self.place = len(self.text) if end < 0 else end
+        elif match := _REDIRECTION.match(self.text, self.place):
+            self.place = match.end()
         return self.place > start
 
     def _assign(self, match: re.Match[str], *, is_export: bool) -> None:
@@ -225,7 +231,7 @@ class _Script:
                 self.values[match[1]] = [*before, *items]
             return
         value = " ".join(self._word(split=False)) if self._has_word() else ""
-        if self.branches.is_off:
+        if self.branches.is_off or match[1] in self.fixed:
             return
         self.values[match[1]] = [*before[:-1], (before[-1] if before else "") + value] if match[2] else [value]
 

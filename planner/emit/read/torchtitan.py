@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import names_beside
+from planner.emit.names import names_beside, translated
 from planner.emit.programs import torchtitan
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import MODEL, THE_FILE, Reader, has_all
@@ -20,7 +20,7 @@ from planner.emit.read.options import mapping_of, option_words, options_of
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.emit.target import Value, Values
+    from planner.emit.target import Values
 
 _PYTHON: Final = r"\A(?=[\s\S]*from torchtitan)[\s\S]*^def \w+\(\)"
 _SIGN: Final = (
@@ -28,8 +28,6 @@ _SIGN: Final = (
     r"\A(?!\s*\{)[\s\S]*^\s*\[(parallelism|training|activation_checkpoint)\]\s*(#.*)?$"
 )
 """Python that `planner emit` wrote, saved JSON, or TOML."""
-_RENAMED: Final = {f"model.{key}": f"model_spec.{key}" for key in ("name", "flavor", "converters")}
-_GONE: Final = ("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion")
 _NAMES: Final = names_beside(__file__)
 
 
@@ -58,8 +56,7 @@ def _values(text: str) -> Values:
     else:  # config/job_config.py of 0.2: every second layer by default
         given = recompute if isinstance(recompute, dict) else {}
         sections["activation_checkpoint"] = {"mode": "selective", "selective_ac_option": "2", **given}
-    found: dict[str, Value] = {_RENAMED.get(key, key): value for key, value in flat(sections).items()}
-    found = {key: value for key, value in found.items() if value is not None and key not in _GONE}
+    found = translated({key: value for key, value in flat(sections).items() if value is not None}, _NAMES["old"])
     entry = (found.get("model_spec.name"), found.get("model_spec.flavor"))
     shipped = next((name for name, each in torchtitan.REGISTRY.items() if each == entry), None)
     if "model_spec.shape.num_layers" in found and not shipped:

@@ -11,17 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.adapters import adapters_of
-from planner.emit.names import decisive, listed, names_beside, translated
-from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
+from planner.emit.names import names_beside, only_read, translated
+from planner.emit.read import METHOD, Reader
 from planner.emit.read.options import option_words, overrides_of
-from planner.emit.target import Setting, Target
 from planner.errors import InputError
 from planner.specs.mistakes import Mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from planner.emit.target import Given, Value, Values
+    from planner.emit.target import Given, Values
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _OPTIMIZER: Final = "optim.override_optimizer_config.optimizer"
@@ -31,14 +30,9 @@ _TUNED_BY_TOKENS: Final = "data.use_dynamic_bsz"
 
 
 def _values(text: str) -> Values:
-    every = overrides_of(option_words(text))
-    found: dict[str, Value] = {key: value for key, value in every.items() if "." in key}  # other keys are a launcher's
-    moved = {"trainer.nnodes": HOSTS, "trainer.n_gpus_per_node": RANKS, "actor_rollout_ref.model.path": MODEL}
-    found.setdefault("trainer.nnodes", "1")
-    found.setdefault("trainer.n_gpus_per_node", "8")
-    found.setdefault("algorithm.adv_estimator", "gae")
-    found[METHOD] = None  # the table has the lengths and the engine
-    return {moved.get(key, key): value for key, value in found.items()}
+    every, rows = overrides_of(option_words(text)), _NAMES["training"]
+    said = {key: value for key, value in every.items() if "." in key}  # other keys are a launcher's
+    return translated({**rows["defaults"], **said, METHOD: None}, rows)  # the table has the lengths and the engine
 
 
 def _of_fine_tuning(text: str) -> Values:
@@ -48,8 +42,7 @@ def _of_fine_tuning(text: str) -> Values:
     said = {**rows["defaults"], **({} if "fsdp_sft_trainer" in text else rows["newer"]), **told}
     part = f"{_ACTOR}.megatron" if told.get("engine") == "megatron" else f"{_ACTOR}.fsdp_config"
     found = translated({key: value for key, value in said.items() if "." in key or key in rows["renamed"]}, rows)
-    moved = {key: key.replace("engine", part, 1) for key in found if key.startswith("engine.")}
-    return {**{moved.get(key, key): value for key, value in found.items()}, METHOD: None}
+    return {re.sub(r"^engine(?=\.)", part, key): value for key, value in found.items()} | {METHOD: None}
 
 
 def _is_megatron(values: Values) -> bool:
@@ -68,10 +61,9 @@ def _read_degrees(given: Given) -> dict[str, Any]:
     mistakes.raise_if_any()
     if not is_megatron:
         found["layout.cp"] = ulysses
-    if given.model is None or given.model.moe is None:
-        found["layout.etp"] = 1
-    elif start + _NAMES["degrees"]["layout.etp"] not in given:
-        found["layout.etp"] = found["layout.tp"]
+    is_dense = given.model is None or given.model.moe is None
+    if is_dense or start + _NAMES["degrees"]["layout.etp"] not in given:
+        found["layout.etp"] = 1 if is_dense else found["layout.tp"]
     return {field: number for field, number in found.items() if number > 1 or field != "layout.interleave"}
 
 
@@ -90,7 +82,11 @@ def _read_sharding(given: Given) -> Mapping[str, Any]:
 
 
 def _read_batch(given: Given) -> Mapping[str, Any]:
-    """Batch sizes; the global batch is prompts x answers per prompt. Source: verl, workers/fsdp_workers.py."""
+    """Batch sizes; the global batch is prompts x answers per prompt. Source: verl, workers/fsdp_workers.py.
+
+    Microbatches of a number of tokens are the largest of whole sequences that divide the batch of a rank evenly; ranks
+    that share sequences share the number, too. Source: workers/actor/dp_actor.py (max_token_len).
+    """
     mini, answers = given.whole(f"{_ACTOR}.ppo_mini_batch_size"), given.whole("actor_rollout_ref.rollout.n", 1) or 1
     prompt, answer = given.whole("data.max_prompt_length", 512), given.whole("data.max_response_length", 512)
     found: dict[str, Any] = {"training.sequence_length": prompt + answer}
@@ -98,18 +94,15 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
         found["training.global_batch_size"] = mini * answers
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
     if given.flag(key := _TUNED_BY_TOKENS if _TUNED_BY_TOKENS in given else f"{_ACTOR}.use_dynamic_bsz"):
-        given.doubt(key, "microbatches of a number of tokens have no price", "layout.mbs")
-        most = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        micro = _at_most(most // (prompt + answer), mini * answers, given)
+        most, own = given.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384), mini * answers // _replicas(given)
+        most *= _read_degrees(given)["layout.cp"]
+        sizes = range(min(most // max(prompt + answer, 1), max(own, 1)), 0, -1)
+        micro = next((size for size in sizes if own % size == 0), 1)
+        if micro not in (own, most / (prompt + answer)):  # else the largest microbatch has this many whole sequences
+            given.doubt(key, "microbatches of a number of tokens have no price", "layout.mbs")
     elif not micro:  # of all ranks, until 2025
         micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size") // _replicas(given)
     return found | ({"layout.mbs": micro} if micro else {})
-
-
-def _at_most(most: int, batch: int, given: Given) -> int:
-    """The largest microbatch of at most `most` sequences that divides the batch of a rank evenly."""
-    own = batch // _replicas(given)
-    return next((size for size in range(min(most, max(own, 1)), 0, -1) if own % size == 0), 1)
 
 
 def _replicas(given: Given) -> int:
@@ -182,16 +175,7 @@ def _read(given: Given) -> Mapping[str, Any]:
 
 _NAMES: Final = names_beside(__file__)
 
-TABLE: Final = Target(
-    name="verl",
-    program="verl, the training step of the actor",
-    settings=(
-        Setting(says=listed(_NAMES["says"]), write=lambda plan: {}, read=_read),  # noqa: ARG005 - nothing is emitted
-    ),
-    command=lambda values, plan, how, place: "",  # noqa: ARG005 - as above
-    ignores=listed(_NAMES["ignores"]),
-    decides=decisive(_NAMES["decides"]),
-)
+TABLE: Final = only_read("verl", "verl, the training step of the actor", _NAMES, _read)
 
 READER: Final = Reader(
     name="a command line of verl",
@@ -207,4 +191,5 @@ SFT: Final = replace(
     name="a command line of verl's fine-tuning",
     signs=(r"^[^#\n]*verl\.trainer\.(fsdp_)?sft_trainer",),
     values=_of_fine_tuning,
+    renamed=_NAMES["sft"]["renamed"],
 )

@@ -75,8 +75,12 @@ def windows(config: Config) -> None:
         config.add_kind(layers - layers // period, "sliding_window", sliding_window=width)
 
 
-def local_window(config: Config, every: int = 0, of: str = "sliding_window") -> None:
-    """Local attention, as wide as `of` says. Every `every`-th layer is global (0: none), or those that a list names."""
+def local_window(config: Config, every: int = 0, of: str = "sliding_window", *, alike: bool = False) -> None:
+    """Local attention, as wide as `of` says. Every `every`-th layer is global (0: none), or those that a list names.
+
+    alike: whether the type's module gives every layer the window, whatever a list says. Source: transformers 5.23,
+    models/mixtral/modeling_mixtral.py, and those of phi3 and starcoder2 (mask_function).
+    """
     width, names = config.count(of), config.entries("layer_types")
     period = config.count("sliding_window_pattern") or config.count("_sliding_window_pattern") or every
     if names:
@@ -85,6 +89,8 @@ def local_window(config: Config, every: int = 0, of: str = "sliding_window") -> 
         if is_global != [bool(period) and (layer + 1) % period == 0 for layer in range(len(names))]:
             hint = "every n-th layer is full_attention"
             config.unsupported("layer_types", "`layer_types` is no regular pattern", hint)
+        if alike and width and period:
+            config.unsupported("layer_types", "this type gives every layer the window", "leave out `layer_types`")
     if width and period != 1 and width < config.ours("max_sequence_length"):
         config.put("sliding_window", width, of)
         config.put("global_every", period, "layer_types" if names else "sliding_window_pattern")
