@@ -115,12 +115,8 @@ def _priced(runs: Sequence[Run]) -> list[_Priced]:
 
 def kinds(held: HeldOut) -> list[tuple[str, ...]]:
     """The kinds of each sample (`planner.evidence.compare.groups.kinds_of`)."""
-    runs = {row.run.id: row.run for row in held.rows}
-    found = []
-    for sample in held.samples:
-        keys: dict[str, Any] = {name: sample.keys[name] for name in ("device", "engine", "experts")}
-        found.append(kinds_of(runs[sample.run], **keys))
-    return found
+    rows = {row.run.id: row for row in held.rows}
+    return [kinds_of(rows[sample.run]) for sample in held.samples]
 
 
 def held_out_bands(

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from planner.cost.collectives import all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
+from planner.cost.compute import PassSeconds
 from planner.cost.groups import group
 from planner.cost.memory import memory_lines
 from planner.cost.prices import stage_prices
 from planner.cost.stage import held_params, stages_of
+from planner.cost.traffic import data_parallel_seconds
 from planner.cost.transfers import state_transfers
 from planner.layout_text import parse_layout
 from planner.specs.calibration import UNCALIBRATED
@@ -100,3 +102,23 @@ def test_engines_that_sum_gradients_whole_gather_weights_too(make_job):
 def test_what_hides_without_zero_need_not_with_it(make_job):
     _, _, prices = nanotron_prices(make_job, 0)
     assert float(np.sum(prices.dp.exposed_once)) < 0.5 * busy(prices)
+
+
+def test_work_loses_time_beside_the_collectives_that_it_hides(make_job):
+    """Beside C seconds of collectives, W seconds of work end after max(C, W + 0.3 C); the last layer's are bare."""
+    job = replace(make_job("llama3-8b", gpus=8, batch=8, engine="torch"), calibration=UNCALIBRATED)
+    layout = parse_layout("dp=8,zero=3,mbs=1", num_layers=32, num_devices=8)
+    stage = stages_of(job, layout)
+
+    def seconds(work):
+        """Busy and exposed seconds of the forward pass after the first; 31 of 32 layers can hide something."""
+        found = data_parallel_seconds(job, layout, stage, PassSeconds(forward=work * 32 / 31))
+        return float(np.sum(found.busy_each)), float(np.sum(found.exposed.forward))
+
+    busy_each, nothing_hidden = seconds(0.0)
+    forward = nothing_hidden
+    assert busy_each > forward > 0
+    last, others = forward / 32, forward * 31 / 32
+    for work in (0.25 * others, 0.7 * others, 2.0 * others, 100.0 * others):
+        together = max(others, work + 0.3 * others)
+        assert seconds(work)[1] == pytest.approx(last + together - work)

@@ -11,6 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from published_runs import published_runs
@@ -22,7 +23,7 @@ from planner.errors import ExitCode
 from planner.evidence.compare.groups import kinds_of
 from planner.evidence.compare.null_model import null_seconds
 from planner.evidence.compare.report import Report, outcomes, report_of, report_to_json
-from planner.evidence.compare.score import memory_by_class
+from planner.evidence.compare.score import Row, memory_by_class
 from planner.evidence.compare.sweeps import CLEAR
 from planner.evidence.rows.runs import run_of
 from planner.show.accuracy import accuracy
@@ -127,9 +128,13 @@ def test_every_key_covers_every_scored_row(document: dict) -> None:
     ],
 )  # fmt: skip
 def test_a_run_is_of_each_kind_that_it_has(cells: dict, found: dict, kinds: str) -> None:
-    run = run_of({key: str(value) for key, value in cells.items()})
-    known = {"device": "h100-80gb", "engine": "megatron", "experts": False, **found}
-    assert ", ".join(kinds_of(run, **known)) == kinds
+    job = SimpleNamespace(
+        cluster=SimpleNamespace(device=SimpleNamespace(name=found.get("device", "h100-80gb"))),
+        engine=SimpleNamespace(name=found.get("engine", "megatron")),
+        model=SimpleNamespace(moe=found.get("experts")),
+    )
+    row = Row(run=run_of({key: str(value) for key, value in cells.items()}), setup=SimpleNamespace(job=job))
+    assert ", ".join(kinds_of(row)) == kinds
 
 
 def test_memory_groups_hold_the_errors_of_their_rows(document: dict, table: list[dict[str, str]]) -> None:

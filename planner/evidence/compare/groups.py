@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from planner.evidence.compare.score import Row
-    from planner.evidence.rows.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +48,19 @@ _LONG: Final = 32_768
 """Tokens of a sequence from which a run counts as long."""
 
 
-def kinds_of(run: Run, *, device: str, engine: str, experts: bool) -> tuple[str, ...]:
+def kinds_of(row: Row) -> tuple[str, ...]:
     """The kinds of a run whose errors are reported apart, because few publishers have them; most runs have none."""
+    run, job = row.run, _setup(row).job
+    device = job.cluster.device.name
     tests = {
         "fine-tuning": run.task.lower().startswith(("sft", "lora")),
         "consumer cards": re.match(r"rtx\d0\d0(?:ti)?-\d", device) is not None,
         "AMD": device.startswith("mi"),
         "long sequences": (run.seq or 0) >= _LONG,
-        "experts": experts,
-        "FSDP2": engine == "torchtitan",
+        "experts": job.model.moe is not None,
+        "FSDP2": job.engine.name == "torchtitan",
     }
     return tuple(kind for kind, is_one in tests.items() if is_one)
-
-
-def _kinds(row: Row) -> str:
-    job = _setup(row).job
-    experts = job.model.moe is not None
-    found = kinds_of(row.run, device=job.cluster.device.name, engine=job.engine.name, experts=experts)
-    return " + ".join(found) or "others"
 
 
 _KEYS: Final[dict[str, Callable[[Row], str]]] = {
@@ -78,7 +72,7 @@ _KEYS: Final[dict[str, Callable[[Row], str]]] = {
     "architecture": lambda row: row.run.arch or "-",
     "precision": lambda row: row.run.precision_class or "-",
     "axes": _cut,
-    "kind": _kinds,
+    "kind": lambda row: " + ".join(kinds_of(row)) or "others",
     "release": lambda row: f"{row.run.source_set} {row.run.release}".strip() if row.run.release else "-",
 }
 
