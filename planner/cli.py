@@ -196,7 +196,8 @@ def run() -> NoReturn:
     """The console entry: `main` with the arguments, signals and streams of this process.
 
     Nearly all objects that live as long as this short process are created by imports. A garbage collection after every
-    700 new objects would take a tenth of the time of a plan.
+    700 new objects would take a tenth of the time of a plan, and the interpreter's own collections at its end another
+    tenth.
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it looks for some in every installed package
@@ -212,4 +213,5 @@ def run() -> NoReturn:
         _drop_unwritable_output()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is out: nothing is left to interrupt
+    gc.freeze()  # the objects go with the process
     sys.exit(code)

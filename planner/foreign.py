@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from planner.answers.plan_inputs import job_of, objective_of_plan
+from planner.answers.plan_inputs import job_of
 from planner.asked import priced, texts
 from planner.cost.estimate import estimate
 from planner.errors import InputError
 from planner.plan_file import saved_documents
 from planner.search.given import plan_for_text
 from planner.search.near_ties import runner_up
+from planner.search.objectives import objective_of
 from planner.search.reporter import Reporter
 from planner.specs.cluster import ClusterSpec
 from planner.specs.cluster_documents import checked_cluster, cluster_tree, folder_of, split_size, with_devices
@@ -102,12 +103,12 @@ def beside(plan: Plan, foreign: Foreign, reporter: Reporter | None) -> Plan:
     """The plan with the file's own layout beside its own, if that has a price for the plan's job."""
     from planner.emit.read.front import layout_text
 
-    job = job_of(plan)
+    job, order = job_of(plan), plan.options.objective
     try:
         _check_devices(foreign, job.num_devices)
         own = plan_for_text(job, layout_text(foreign)).layout
-        mine, theirs = estimate(job, plan.layout), estimate(job, own)
-        plan = replace(plan, own=runner_up(job, plan.layout, mine, own, theirs, objective_of_plan(plan)))
+        mine, theirs, objective = estimate(job, plan.layout), estimate(job, own), objective_of(job, order)
+        plan = replace(plan, own=runner_up(job, plan.layout, mine, own, theirs, objective))
     except InputError as error:
         why = "; ".join(each.message for each in error.mistakes)
         (reporter or Reporter()).noted(f"the file's own layout, {layout_text(foreign)}, has no price: {why}")

@@ -11,14 +11,15 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.answers.plan_inputs import constraints_of, job_of, objective_of_plan
+from planner.answers.plan_inputs import constraints_of, job_of
 from planner.cost.estimate import estimate
 from planner.errors import InputError, Mistake
 from planner.made_by import with_corrections
 from planner.plan import plan_to_dict
 from planner.plan_file import edited, parse_plan, plan_text
-from planner.search.given import plan_for_layout
+from planner.search.given import plan_for_layout, plan_of
 from planner.search.near_ties import minimum, runner_up
+from planner.search.objectives import objective_of
 from planner.search.space.rules import broken_rules
 from planner.specs.files import limited_text
 from planner.specs.mistakes import Mistakes
@@ -79,7 +80,7 @@ def corrected(plan: Plan, corrections: Calibration) -> Plan:
 def _checked(text: str, name: str, tell: Callable[[str], None]) -> Plan:
     plan, is_edited = parse_plan(text, name=name)
     job = job_of(plan)
-    _check_documents(plan, name)
+    _check_documents(plan, job, name)
     if broken := _broken(job, plan.layout):
         raise InputError(*(Mistake(message=f"this layout cannot run: {why}", where=name) for why in broken))
     now = _priced_now(plan, job)
@@ -95,7 +96,7 @@ def _checked(text: str, name: str, tell: Callable[[str], None]) -> Plan:
     return plan
 
 
-def _check_documents(plan: Plan, name: str) -> None:
+def _check_documents(plan: Plan, job: Job, name: str) -> None:
     """Check the conditions that several documents have to meet together, and the options.
 
     Raises:
@@ -108,7 +109,7 @@ def _check_documents(plan: Plan, name: str) -> None:
     }
     check_training(mistakes, Node(data=tree, where=name), plan.model, plan.cluster.pools, plan.engine)
     mistakes.attempt(constraints_of, plan)
-    mistakes.attempt(objective_of_plan, plan)
+    mistakes.attempt(objective_of, job, plan.options.objective)
     mistakes.raise_if_any()
 
 
@@ -125,7 +126,8 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
 
     Runners-up that can no longer run are left out.
     """
-    now, priced, objective = plan_for_layout(job, plan.layout), estimate(job, plan.layout), objective_of_plan(plan)
+    priced, objective = estimate(job, plan.layout), objective_of(job, plan.options.objective)
+    now = plan_of(job, plan.layout, priced)
     best = plan.minimum.layout if plan.minimum and not _broken(job, plan.minimum.layout) else None
     runs = [each for each in (*plan.runners_up, plan.own) if each and not _broken(job, each.layout)]
     beside = [runner_up(job, plan.layout, priced, each.layout, estimate(job, each.layout), objective) for each in runs]
@@ -143,7 +145,7 @@ def _priced_now(plan: Plan, job: Job) -> Plan:
         budget_chance=chances.budget_chance,
         low_step_seconds=now.step_seconds * band.low if band else None,
         high_step_seconds=now.step_seconds * band.high if band else None,
-        minimum=minimum(job, plan.layout, best, objective) if best else None,
+        minimum=minimum(job, plan.layout, priced, best, objective) if best else None,
         runners_up=tuple(beside[:-1] if is_own else beside),
         with_runs=measured,
         own=beside[-1] if is_own else None,

@@ -20,8 +20,10 @@ import planner
 from planner import made_by
 from planner.answers.plan_inputs import job_of
 from planner.cli import main
+from planner.cost import estimate as estimation
 from planner.cost.estimate import estimate
 from planner.errors import ExitCode, InputError
+from planner.layout import Layout
 from planner.layout_text import parse_layout
 from planner.plan import Plan, plan_to_dict, plan_to_json
 from planner.plan_file import plan_from_file
@@ -92,6 +94,20 @@ def test_a_layout_of_the_user_s_and_a_mixed_cluster_read_back_equal(read) -> Non
     for plan in (plan_for_layout(job(), own), plan_for_layout(mixed, layout)):
         assert plan.certificate is None
         assert read(plan_to_json(plan)) == (plan, [])
+
+
+def test_a_layout_of_a_plan_is_priced_once(made, read, monkeypatch) -> None:
+    """And the plan's own once more, with the corrections of all engines, for the engine's label."""
+    priced: list[Layout] = []
+    of_layout = estimation.layout_prices
+    monkeypatch.setattr(estimation, "layout_prices", lambda *a: priced.append(a[1]) or of_layout(*a))
+    text = plan_to_json(made)
+    priced.clear()
+    read(text)
+    beside = (made.minimum, made.own, *made.runners_up)
+    layouts = {each.layout for each in beside if each} | {made.layout}
+    assert len(priced) == len(layouts) + 1
+    assert set(priced) == layouts
 
 
 FIGURES = [

@@ -1,17 +1,15 @@
-"""The job, the objective and the constraints of a plan, read from the plan."""
+"""The job and the constraints of a plan, read from the plan."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from planner.made_by import with_shipped_corrections
-from planner.search.objectives import objective_of
 from planner.search.space.constraints import Constraints
 from planner.specs.job import job_on
 
 if TYPE_CHECKING:
     from planner.plan import Plan
-    from planner.search.objectives import Objective
     from planner.specs.job import Job
 
 
@@ -34,15 +32,6 @@ def job_of(plan: Plan) -> Job:
         allow_offload=plan.options.allow_offload,
     )
     return with_shipped_corrections(job) if plan.made_by.calibration == "shipped" else job
-
-
-def objective_of_plan(plan: Plan) -> Objective:
-    """The objective of the plan; throughput if the user gave the layout.
-
-    Raises:
-        InputError: a deadline without a token budget.
-    """
-    return objective_of(job_of(plan), plan.options.objective)
 
 
 def constraints_of(plan: Plan) -> Constraints:

@@ -52,9 +52,9 @@ def _of_key(key: str, value: int) -> str:
     return str(words[value])
 
 
-def minimum(job: Job, chosen: Layout, best: Layout, objective: Objective) -> Minimum:
-    """The best layout by the objective, with its price and its differences from the chosen layout."""
-    priced, mine = estimate(job, best), estimate(job, chosen)
+def minimum(job: Job, chosen: Layout, mine: Estimate, best: Layout, objective: Objective) -> Minimum:
+    """The best layout by the objective, with its price and its differences from the chosen layout, priced as `mine`."""
+    priced = mine if best == chosen else estimate(job, best)
     keys, least = keys_of(job, chosen), keys_of(job, best)
     ranks = [
         objective.rank(each.step_seconds, objective.devices_of(job, layout))

@@ -126,7 +126,7 @@ def search(
         job,
         layout,
         priced,
-        minimum=minimum(job, layout, optimum, objective),
+        minimum=minimum(job, layout, priced, optimum, objective),
         with_runs=evident,
         runners_up=tuple(runner_up(job, layout, priced, loser, estimate(job, loser), objective) for loser in losers),
         certificate=_certificate(found, decision, winner, objective, (num_checked, num_drawn), told),
