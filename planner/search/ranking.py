@@ -31,7 +31,7 @@ def keys_of(job: Job, layout: Layout) -> Keys:
     inner = [[layout.layers_per_stage[chunk] for chunk in layout.chunks_of_stage(r)] for r in range(1, layout.pp - 1)]
     return Keys(
         machines=min(-(-hosts // part) * part, job.cluster.hosts),
-        unseen=int(bool(seen) and axes_of(layout) not in seen),
+        unseen=int(axes_of(layout) not in seen),
         axes=sum(getattr(layout, axis) > 1 for axis in AXES),
         by_hand=int(len(set(layout.recompute)) > 1 or is_of_some_layers(policy_code(layout.recompute[0]))),
         chunks=layout.interleave,
