@@ -290,7 +290,7 @@ def keys_of(job, common, split, chosen, risk):
     features = ("offload",) * (common.get("offload", "none") != "none")
     runs = [each for each in job.evidence if (each.engine, each.experts) == (job.engine.name, bool(job.model.moe))]
     seen = {each.axes for each in runs if each.features == features}
-    unseen = bool(seen) and ("+".join(named) or "dp") not in seen
+    unseen = ("+".join(named) or "dp") not in seen
     return (
         math.ceil(world / job.cluster.devices_per_host),
         int(unseen),
