@@ -79,7 +79,7 @@ def test_a_layout_that_is_faster_and_harder_to_run_says_in_what():
     settings = ("model.num_layers=8", "device.memory=20 GiB")
     documents = {"model": "llama3-8b", "cluster": "dgx-a100", "gpus": 8, "settings": settings}
     asked = load_job(**documents, sequence_length=2048, global_batch_size=32)
-    found = search(asked, FREE, within=0.1)
+    found = search(asked, FREE, within=0.2)
     least = found.minimum.layout
     assert least != found.layout
     runner = runner_up(asked, found.layout, estimate(asked, found.layout), least, estimate(asked, least))
