@@ -23,8 +23,9 @@ DRAWN = Path(__file__).parent / "drawn"
 
 def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> None:
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    draws, fifth = listed["draws"], listed["fifth"]
-    assert not {each["repository"] for each in draws} & {each["repository"] for each in fifth}
+    draws, of_users = listed["draws"], {5: listed["fifth"], 6: listed["sixth"]}
+    owners = [{each["repository"] for each in folders} for folders in (draws, *of_users.values())]
+    assert sum(map(len, owners)) == len(set.union(*owners))  # no draw has a repository of another
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
     assert len(rows) > 100
     assert len({(each["repository"], each["path"]) for each in rows}) == len(rows)
@@ -32,7 +33,7 @@ def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> Non
     for row in rows:
         (draw,) = [
             number
-            for number, each in enumerate(fifth if row.get("draw") == 5 else draws)
+            for number, each in enumerate(of_users.get(row.get("draw"), draws))
             if (each["repository"], each["commit"]) == (row["repository"], row["commit"])
             and re.fullmatch(each["paths"], row["path"])
             and not re.search(each.get("without", "$^"), row["path"])
@@ -46,7 +47,8 @@ def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> Non
     assert rows_of[1] == sum(each["count"] for each in draws)
     assert later >= rows_of[2] > later * 0.9  # a folder may have no more files
     assert all(third >= rows_of[number] > third * 0.9 for number in (3, 4))
-    assert rows_of[5] == sum(each["count"] for each in fifth)
+    for number, folders in of_users.items():
+        assert rows_of[number] == sum(each["count"] for each in folders)
     assert sum(found.values()) == sum(rows_of.values())
 
 
