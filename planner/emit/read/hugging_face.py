@@ -79,15 +79,8 @@ def _accelerate_values(text: str) -> Values:
     return _without_auto(found)
 
 
-def _part(data: dict[str, Any], key: str) -> dict[str, Any]:
-    """The part of a document with this key; empty if there is none."""
-    return mapping_of(data.get(key) or {}, key)
-
-
 def _deepspeed_values(text: str) -> Values:
-    found = document_of(text)
-    _part(found, "zero_optimization")
-    return _without_auto(flat(found, "deepspeed."))
+    return _without_auto({f"deepspeed.{key}": value for key, value in _filled_in(text, "zero_optimization").items()})
 
 
 def _fsdp_values(text: str) -> Values:
@@ -115,8 +108,6 @@ _TRAINER_WORDS: Final = (
 def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
     if str(found.get("fsdp", "")).endswith(".json"):
         found["fsdp_config"] = found.pop("fsdp")
-    if str(found.get("use_peft")).lower() == "false":
-        found.pop("lora_r", None)
     if found.pop("num_machines", None):  # else each host of a launcher around Accelerate has its processes
         found.pop(HOSTS, None)
     if preset := _NAMES["trl_presets"].get(str(found.get("accelerate_config"))):
@@ -164,9 +155,14 @@ def _trainer_options(text: str) -> Values:
         found = {"config": alone[0], **{_OF_FILES.get(key, key): value for key, value in found.items()}}
     if "accelerate" not in words or found.pop("multi_gpu", None):
         found[PLAIN] = True
+    is_bare = str(found.get("use_peft")).lower() == "true" and {"lora_r", "lora_rank"}.isdisjoint(found)
+    if is_bare and any(map(_OWN_SCRIPT.fullmatch, words)):
+        raise InputError("the script's own code sets the rank of adapters", where="use_peft", hint="--lora_r N says it")
     return _of_trainer(found)
 
 
+_OWN_SCRIPT: Final = re.compile(rf"(?!(?:.*/)?(?:run_)?(?:{NAMES}|sft)(?:_vlm)?\.py).*\.py")
+"""Matches the name of a script that is not TRL's."""
 _YAML: Final = re.compile(r"[^=]+\.ya?ml")
 _TAKES: Final = re.compile(r"--[^=]+")
 """An option whose value is the next word."""
@@ -236,7 +232,7 @@ def _filled_in(text: str, *parts: str) -> Values:
     """Keys and values of a file, without keys that are left empty; `parts` are mappings, if the file has them."""
     data = document_of(text)
     for part in parts:
-        _part(data, part)
+        mapping_of(data.get(part) or {}, part)
     return {key: value for key, value in flat(data).items() if value is not None}
 
 
@@ -303,8 +299,7 @@ def _file(name: str, values: Any, *keys: str, **more: Any) -> Reader:
 
 
 def _command(name: str, values: Any, sign: str, answer: int = 0) -> Reader:
-    name = f"a command line of {name}"
-    return _OF_TRAINER(name=name, signs=(sign,), values=values, is_shell=True, answer=answer)
+    return _OF_TRAINER(name=f"a command line of {name}", signs=(sign,), values=values, is_shell=True, answer=answer)
 
 
 _OF_TRAINER: Final = partial(
