@@ -76,7 +76,7 @@ class Keys:
     """What makes a layout easy to run; smaller values are better, and a key decides only if all earlier keys are equal.
 
     machines: hosts in use, rounded up to a sixteenth of the cluster's hosts.
-    unseen: 1 if published runs of the plan's kind have other axes only (`search.with_runs`), else 0.
+    unseen: 0 if published runs of the plan's kind (`search.ranking.runs_like`) have its axes, else 1; 0 in older plans.
     axes: how many of tp, pp, cp and ep are above 1.
     by_hand: 0 if recompute is one switch (none, full, or one set of modules for all stages); 1 if it takes a loop over
         layers, because stages differ or only some layers of a stage are recomputed.
@@ -86,7 +86,7 @@ class Keys:
     """
 
     machines: int
-    unseen: int
+    unseen: int = 0
     axes: int
     by_hand: int
     chunks: int

@@ -51,6 +51,7 @@ _NOT_PRICED: Final = (
     "proved_by",
     "options",
     "checksum",
+    "minimum.keys.unseen",  # rests on evidence, which the plan does not contain
 )
 
 
@@ -171,8 +172,8 @@ def _differences(said: Any, priced: Any, path: str = "") -> Iterator[str]:
     """Sentences about the figures in which two plan documents differ."""
     if isinstance(said, dict) and isinstance(priced, dict):
         for key in said:
-            if path or key not in _NOT_PRICED:
-                yield from _differences(said[key], priced.get(key), f"{path}.{key}" if path else key)
+            if (inner := f"{path}.{key}" if path else key) not in _NOT_PRICED:
+                yield from _differences(said[key], priced.get(key), inner)
     elif isinstance(said, list) and isinstance(priced, list) and len(said) == len(priced):
         for index, (one, other) in enumerate(zip(said, priced, strict=True)):
             yield from _differences(one, other, f"{path}[{index}]")

@@ -286,6 +286,15 @@ def test_a_plan_of_other_formulas_is_priced_anew_and_both_figures_are_said(made,
     assert (again, told) == (found, [])
 
 
+def test_a_plan_of_the_time_before_axes_of_runs_were_a_key_is_read(made, read, stamped) -> None:
+    document = older(made)
+    for keys in (document["minimum"]["keys"], document["certificate"]["recommendation"]["keys"]):
+        del keys["unseen"]
+    found, told = read(stamped(document))
+    assert len(told) == 1
+    assert found.minimum == made.minimum
+
+
 def test_its_proof_is_not_said_of_the_figures_shown(made, stamped, tmp_path, capsys) -> None:
     path = tmp_path / "plan.json"
     path.write_text(stamped(older(made)))
@@ -331,8 +340,9 @@ def test_evidence_of_the_user_s_own_stays_in_the_band(read, tmp_path) -> None:
     own = tmp_path / "own.yaml"
     evidence = "{device: a100-80gb, engine: torch, precision: '16', experts: false, axes: pp, ratios: [0.7, 1.0, 1.4]}"
     own.write_text(f"entries:\n- {{slowdown: 1.5}}\nevidence:\n- {evidence}\n")
-    plan = search(job(calibration=own), Constraints.parse(["pp=2"]))
+    plan = search(job(calibration=own), Constraints.parse(["pp=2"]), within=0.02)
     assert plan.band
+    assert plan.minimum.keys.unseen == 0
     assert read(plan_to_json(plan)) == (plan, [])
 
 

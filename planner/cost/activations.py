@@ -195,7 +195,7 @@ def _keeps_frozen_inputs(job: PoolJob, layout: Degrees) -> Flag:
     """Whether products with frozen weights keep their inputs; quantised products are not DeepSpeed's."""
     if job.training.frozen_weights != "16-bit":
         return job.engine.memory.quantised_keep_inputs
-    return np.equal(layout.zero, 3) & job.engine.memory.zero3_keeps_inputs
+    return job.engine.memory.zero3_keeps_inputs and np.equal(layout.zero, 3)
 
 
 def _inner_tensors(job: PoolJob, last: float) -> float:

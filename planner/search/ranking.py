@@ -27,11 +27,10 @@ def keys_of(job: Job, layout: Layout) -> Keys:
     """The keys of a layout, most important key first; `Keys` explains them."""
     part = max(1, job.cluster.hosts // PARTS)
     hosts = sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout))
-    seen = {run.axes for run in runs_like(job, layout)}
     inner = [[layout.layers_per_stage[chunk] for chunk in layout.chunks_of_stage(r)] for r in range(1, layout.pp - 1)]
     return Keys(
         machines=min(-(-hosts // part) * part, job.cluster.hosts),
-        unseen=int(bool(seen) and axes_of(layout) not in seen),
+        unseen=int(axes_of(layout) not in {run.axes for run in runs_like(job, layout)}),
         axes=sum(getattr(layout, axis) > 1 for axis in AXES),
         by_hand=int(len(set(layout.recompute)) > 1 or is_of_some_layers(policy_code(layout.recompute[0]))),
         chunks=layout.interleave,

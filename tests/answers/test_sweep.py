@@ -225,4 +225,5 @@ def test_the_fewest_devices_keep_to_the_deadline_with_the_confidence():
         assert point.deadline_chance == pytest.approx(alone.run.deadline_chance)
         assert alone.run.meets_deadline
     assert fewest[0].num_devices > fewest[1].num_devices
-    assert [*map(sweep(job, pinned, [4]).meets_deadline, sweep(job, pinned, [4]).front)] == [None]
+    free = sweep(job, pinned, [4])
+    assert [free.run(point).meets_deadline for point in free.front] == [None]

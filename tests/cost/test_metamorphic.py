@@ -23,6 +23,7 @@ from planner.cost.flops import model_flops_per_step
 from planner.cost.ledger import LineName
 from planner.cost.limits import unpriced
 from planner.cost.parameters import num_params
+from planner.cost.schedule import is_one_round
 from planner.layout import Layout, even_split
 from planner.search.space.rules import broken_rules
 from planner.specs.calibration import UNCALIBRATED
@@ -352,6 +353,10 @@ def the_share_of_the_bubble_shrinks_with_the_batch(case: Case) -> None:
 
 @relation
 def states_know_nothing_of_the_batch(case: Case) -> None:
+    """Chunks whose microbatches are one round reduce their gradients early; a larger batch has several rounds."""
+    layout = case.layout
+    one_round = is_one_round(layout.pp, layout.num_microbatches(case.job.training.global_batch_size))
+    assume(layout.schedule != "interleaved" or not one_round)
     larger = case.with_training(global_batch_size=6 * case.job.training.global_batch_size)
     equal(num_bytes(larger.cost, *STATES), num_bytes(case.cost, *STATES))
 

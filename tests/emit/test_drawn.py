@@ -161,6 +161,19 @@ def test_methods_and_parts_without_a_price_are_refused_by_their_key(text, key, w
     assert key in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["lora_r", "lora_rank"])
+def test_adapters_that_are_off_have_no_rank(key, written) -> None:
+    found = read_foreign(written(f"deepspeed train.py {TRAINER} --use_lora False --{key} 64"))
+    assert not [each for each in found.settings if "lora" in each]
+
+
+def test_adapters_run_with_a_shipped_file_that_offloads_states(written) -> None:
+    """Axolotl's examples name it beside adapters; DeepSpeed runs them, and their states are a few MiB."""
+    text = "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 1\nsequence_len: 512\nadapter: lora\nlora_r: 8\n"
+    plan = estimate_file(written(f"{text}deepspeed: deepspeed_configs/zero2.json\n"), "dgx-h100")
+    assert (plan.layout.zero, plan.layout.offload, plan.training.lora_rank) == (2, "none", 8)
+
+
 def test_a_model_whose_name_has_fewer_bits_may_be_priced_as_another(written) -> None:
     path = written("model_name_or_path: a/Qwen-7B-GPTQ-Int4\ncutoff_len: 512\nstage: sft\n", "a.yaml")
     found = read_foreign(path, model="qwen2.5-7b", ignore=("launch.model",))

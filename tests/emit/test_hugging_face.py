@@ -19,6 +19,7 @@ from planner.emit.read import HOSTS, MODEL, RANKS
 from planner.emit.read import hugging_face as reader
 from planner.emit.read.facts import facts_of
 from planner.emit.read.front import read_foreign
+from planner.emit.read.options import document_of
 from planner.emit.read.readers import READERS
 from planner.emit.settings import field_of
 from planner.emit.target import How
@@ -38,9 +39,9 @@ def merged(texts: dict[str, str]) -> dict[str, Any]:
         found |= reader._accelerate_values(texts["accelerate.yaml"])
     if "deepspeed.json" in texts:
         found |= reader._deepspeed_values(texts["deepspeed.json"])
-    training = reader._document(texts["training.yaml"])
+    training = document_of(texts["training.yaml"])
     training.pop("deepspeed", None)
-    model = reader.flat(reader._document(texts["config.json"]), "config.")
+    model = reader.flat(document_of(texts["config.json"]), "config.")
     return {**found, **reader._of_trainer(reader.flat(training)), **model}
 
 

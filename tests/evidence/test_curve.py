@@ -19,6 +19,7 @@ def test_the_widths_that_are_quoted_narrow() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_widths_that_are_quoted_are_those_of_the_published_runs() -> None:
     tool = [sys.executable, str(ROOT / "tools" / "calibration_curve.py")]
     text = subprocess.run(tool, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -70,6 +70,7 @@ def test_a_row_is_priced_as_if_it_were_typed(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_row_is_priced_as_if_it_were_typed(tmp_path: Path) -> None:
     for run in RUNS:
         check(run, tmp_path)

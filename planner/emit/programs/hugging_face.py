@@ -224,6 +224,7 @@ def read_layout(given: Given) -> Mapping[str, Any]:
         for key in _DEVICES:
             if given.text(key) == "nvme":
                 given.doubt(key, "no rate of a disk is known", "layout.offload")
+        offload &= not given.flag("use_peft", default="lora_r" in given)  # their states are small wherever they are
         if params and not (offload and found["layout.zero"] == 3):
             why = "weights in the host's memory without ZeRO-3's states have no price"
             given.doubt(_DEVICES[1], why, "layout.offload")

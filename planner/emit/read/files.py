@@ -213,9 +213,8 @@ _NAMES: Final = names_beside(__file__)
 
 def _check_read(file: File) -> None:
     """Refuse, by its name, a program whose files are not read."""
-    if row := next(
-        (each for each in _NAMES["refused"] if has_all((f"^{line}" for line in each["lines"]), file.text)), None
-    ):
+    rows = (each for each in _NAMES["refused"] if has_all((f"^{line}" for line in each["lines"]), file.text))
+    if row := next(rows, None):
         message = f"{file.shown} is a file of {row['program']}, which is not read"
         said = "`planner explain MODEL CLUSTER --gpus N --seq-len S --global-batch B --layout tp=..,pp=..` says the run"
         raise InputError(message, hint=row.get("instead", said))

@@ -108,6 +108,8 @@ _TRAINER_WORDS: Final = (
 def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
     if str(found.get("fsdp", "")).endswith(".json"):
         found["fsdp_config"] = found.pop("fsdp")
+    if "false" in (str(found.get(each)).lower() for each in ("use_peft", "use_lora")):
+        found.pop("lora_r", None)
     if found.pop("num_machines", None):  # else each host of a launcher around Accelerate has its processes
         found.pop(HOSTS, None)
     if preset := _NAMES["trl_presets"].get(str(found.get("accelerate_config"))):
