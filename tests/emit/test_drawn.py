@@ -791,3 +791,11 @@ def test_policies_of_openrlhf_have_the_lengths_and_devices_of_its_options(writte
     told = (plan.layout.dp, plan.layout.zero, plan.layout.offload, plan.layout.mbs, plan.training.sequence_length)
     assert (told, plan.training.global_batch_size) == ((8, 3, "optimizer", 4, 4096), 256)
     assert (plan.training.objective, plan.verdict) == ("grpo", "unknown")
+
+
+def test_models_with_a_tower_are_priced_under_zero_3_of_deepspeed(written) -> None:
+    """A tower has the degrees of its shape alone, which no question about adapters may ask for more."""
+    text = "model_name_or_path: x/y\ncutoff_len: 512\nstage: sft\nfinetuning_type: full\ndeepspeed: "
+    path = written(f"{text}examples/deepspeed/ds_z3_config.json\nper_device_train_batch_size: 1\n", "a.yaml")
+    plan = estimate_file(path, "dgx-h100", model="qwen3-vl-8b", gpus=8)
+    assert (plan.layout.zero, plan.verdict) == (3, "fits")

@@ -212,8 +212,7 @@ def _openrlhf_options(text: str) -> Values:
     """Keys and values of OpenRLHF's supervised fine-tuning, which DeepSpeed runs; other commands name their method."""
     said = {_NAMES["openrlhf_renamed"].get(key, key): value for key, value in options_of(option_words(text)).items()}
     own = {key: value for key, value in said.items() if key.rpartition(".")[2] not in _OPENRLHF_PLAIN}
-    method = _OPENRLHF.search(text)
-    if method and method[1] != "sft":
+    if (method := _OPENRLHF.search(text)) and method[1] != "sft":
         own[METHOD] = method[1]
     if str(own.get("lora_rank", 0)) == "0":
         own = {key: value for key, value in own.items() if key not in ("lora_rank", "lora_alpha", "target_modules")}
