@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 AXES: Final = ("tp", "pp", "cp", "ep")
 """Degrees that divide the model or a sequence; data parallelism is left out, because every job has it."""
 PARTS: Final = 16
-"""Hosts count in parts of a cluster, at most so many: a plan gives no share of its step for less than one part."""
+"""Hosts count in begun parts of a cluster, at most so many: a few spare hosts are no reason for a longer step."""
 RISKS: Final = (0.01, 0.05)
 """Upper limits of the classes of risk: the chance that a layout does not fit."""
 
