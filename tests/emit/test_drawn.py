@@ -670,6 +670,8 @@ def test_a_definition_stands_in_for_the_output_of_a_command_alone(written) -> No
     assert (found.num_devices, "training.global_batch_size=16" in found.settings) == (4, True)
     with pytest.raises(InputError, match="the file itself sets M"):
         read_foreign(path, define=["M=4"])
+    doubled = written(f"N=$((N*2))\ntorchrun --nproc_per_node $N a.py {TRAINER}\n")
+    assert read_foreign(doubled, define=["N=4"]).num_devices == 8  # as bash has it after N=4
 
 
 def test_redirections_are_no_values_of_options(written) -> None:
