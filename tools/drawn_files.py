@@ -55,10 +55,11 @@ def drawn(clones: Path) -> list[tuple[str, str, str]]:
             paths.sort(key=lambda path: _rank(seed, repository, path))
             found[number] += [(repository, commit, path) for path in paths[:count]]
             paths = paths[count:]
-    for each in listed["fifth"]:
-        repository, commit = each["repository"], each["commit"]
-        paths = sorted(_matching(clones, each), key=lambda path: _rank(listed["fifth_seed"], repository, path))
-        found[5] += [(repository, commit, path) for path in paths[: each["count"]]]
+    for number, name in _USERS.items():
+        for each in listed[name]:
+            repository, commit, seed = each["repository"], each["commit"], listed[f"{name}_seed"]
+            paths = sorted(_matching(clones, each), key=lambda path: _rank(seed, repository, path))
+            found[number] += [(repository, commit, path) for path in paths[: each["count"]]]
     return [each for number in _DRAWS for each in found[number]]
 
 
@@ -68,7 +69,8 @@ def _matching(clones: Path, folder: dict[str, Any]) -> list[str]:
     return [path for path in listed if re.fullmatch(folder["paths"], path) and not re.search(without, path)]
 
 
-_DRAWS: Final = (1, 2, 3, 4, 5)
+_USERS: Final = {5: "fifth", 6: "sixth"}
+_DRAWS: Final = (1, 2, 3, 4, *_USERS)
 _MANY: Final = 4
 """Folders with more files than this have one more in the third and the fourth draw."""
 

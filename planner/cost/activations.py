@@ -180,8 +180,7 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
             num_bytes = np.equal(layout.zero, 3) * frozen_bytes_per_param(job) * product.held(layout)
             dropped = dict.fromkeys(product.modules, 1.0)
             yield ActivationTerm(name="gathered frozen weights", num_bytes=num_bytes, dropped=dropped)
-    keeps = _keeps_frozen_inputs(job, layout)
-    if not adapters or not np.any(keeps):
+    if not adapters or not np.any(keeps := _keeps_frozen_inputs(job, layout)):
         return
     frozen: Number = 0.0
     for product in {each.reads: each for each in layer_of(job.model, experts=experts).products}.values():

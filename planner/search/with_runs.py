@@ -48,10 +48,10 @@ def with_runs(space: Space, objective: Objective, plan: Layout, step_seconds: fl
         found = best_first(elsewhere, best, Reporter(), has_incumbent=True)
     except InputError:  # no legal layout has such axes
         return None
-    if not found.layouts:
+    least = best_layout(found, objective) if found.layouts else None
+    if least is None or least.seconds > longest:  # the search keeps layouts up to `within` longer
         return None
-    least = best_layout(found, objective)
-    within = max(0.0, min(within, longest / least.seconds - 1))  # what is named is inside the band, too
+    within = min(within, longest / least.seconds - 1)  # what is named is inside the band, too
     window = Window(objective=objective, minimum=rank_of(found, objective, least), within=within)
     chosen, _ = recommended(found, window)
     layout = found.layout_of(chosen)

@@ -122,16 +122,16 @@ def _idle(plan: Plan) -> Words:
 
 def _not_searched(plan: Plan) -> Words:
     """Name the values of a given layout that no search tries unless they are pinned (docs/how-it-decides.md)."""
-    layout, can = plan.layout, plan.engine.can
+    layout, can, offload = plan.layout, plan.engine.can, "none" if plan.options.allow_offload else plan.layout.offload
     divides = plan.training.sequence_length // layout.cp % layout.tp == 0
     listed = [policy for policy in dict.fromkeys(layout.recompute) if policy not in can.recompute]
     found = [
         *[f"schedule={layout.schedule}"] * (layout.schedule not in USUAL_SCHEDULES),
         *["sp=0"] * (layout.tp > 1 > layout.sp and divides and 1 in can.sp),
-        *[f"offload={layout.offload}"] * (layout.offload != "none" and not plan.options.allow_offload),
+        *[f"offload={offload} without --allow-offload"] * (offload != "none"),
         *(f"recompute={policy}" for policy in listed if not policy.startswith("full:")),
     ]
-    return f"`planner plan` tries {' and '.join(found)} only if it is pinned" * bool(found and not plan.certificate)
+    return f"`planner plan` tries {' and '.join(found)} only if pinned" * bool(found and not plan.certificate)
 
 
 def _keys(kind: str, form: Callable[[Assumed], str]) -> Callable[[Plan], Words]:

@@ -84,6 +84,11 @@ class Node:
         )
 
 
+def _is_number(event: Any) -> bool:
+    """Whether `!!float` stands before a scalar, as YAML 1.1 needs it before 1e-5; the only tag that is read."""
+    return isinstance(event, yaml.ScalarEvent) and event.tag == "tag:yaml.org,2002:float"
+
+
 def as_node(data: Any, where: str) -> Node:
     """Plain data, for example from JSON, as a document whose values all have the position `where`."""
     if isinstance(data, dict):
@@ -279,7 +284,7 @@ class _Reader:
             self._add(event.start_mark, f"aliases are not read: `*{event.anchor}`", "write the value out")
         elif event.anchor is not None:
             self._add(event.start_mark, f"anchors are not read: `&{event.anchor}`", "remove it")
-        elif event.tag is not None:
+        elif event.tag is not None and not _is_number(event):
             self._add(event.start_mark, f"tags are not read: {quoted(event.tag)}", "remove it")
 
     def _sequence(self, events: Iterator[Any], depth: int) -> tuple[Node, ...]:
@@ -323,7 +328,7 @@ class _Reader:
 
     def _scalar(self, event: Any) -> Scalar:
         text: str = event.value
-        if not event.implicit[0]:  # quoted, or a block of text
+        if not event.implicit[0] and not _is_number(event):  # quoted, or a block of text
             self._check_text(event)
             return text
         if _NULL.fullmatch(text):

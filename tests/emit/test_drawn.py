@@ -23,8 +23,9 @@ DRAWN = Path(__file__).parent / "drawn"
 
 def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> None:
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    draws, fifth = listed["draws"], listed["fifth"]
-    assert not {each["repository"] for each in draws} & {each["repository"] for each in fifth}
+    draws, of_users = listed["draws"], {5: listed["fifth"], 6: listed["sixth"]}
+    owners = [{each["repository"] for each in folders} for folders in (draws, *of_users.values())]
+    assert sum(map(len, owners)) == len(set.union(*owners))  # no draw has a repository of another
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
     assert len(rows) > 100
     assert len({(each["repository"], each["path"]) for each in rows}) == len(rows)
@@ -32,7 +33,7 @@ def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> Non
     for row in rows:
         (draw,) = [
             number
-            for number, each in enumerate(fifth if row.get("draw") == 5 else draws)
+            for number, each in enumerate(of_users.get(row.get("draw"), draws))
             if (each["repository"], each["commit"]) == (row["repository"], row["commit"])
             and re.fullmatch(each["paths"], row["path"])
             and not re.search(each.get("without", "$^"), row["path"])
@@ -46,7 +47,8 @@ def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> Non
     assert rows_of[1] == sum(each["count"] for each in draws)
     assert later >= rows_of[2] > later * 0.9  # a folder may have no more files
     assert all(third >= rows_of[number] > third * 0.9 for number in (3, 4))
-    assert rows_of[5] == sum(each["count"] for each in fifth)
+    for number, folders in of_users.items():
+        assert rows_of[number] == sum(each["count"] for each in folders)
     assert sum(found.values()) == sum(rows_of.values())
 
 
@@ -633,7 +635,9 @@ def test_adapters_of_trl_without_rank_and_targets_are_trls_and_pefts_own(written
         ("examples/scripts/dpo.py", "", "dpo"),
         ("own/dpo_cached.py", "", "dpo"),
         ("own/reward_modeling.py", "", "reward"),
+        ("own/rm_train.py", "", "reward"),
         ("own/train.py", "--beta 2.0", "dpo"),
+        ("own/main.py", "--prompt_max_length 512", "dpo"),
         ("own/train.py", "--gamma_beta_ratio 0.8", "orpo"),
     ],
 )
@@ -666,6 +670,8 @@ def test_a_definition_stands_in_for_the_output_of_a_command_alone(written) -> No
     assert (found.num_devices, "training.global_batch_size=16" in found.settings) == (4, True)
     with pytest.raises(InputError, match="the file itself sets M"):
         read_foreign(path, define=["M=4"])
+    doubled = written(f"N=$((N*2))\ntorchrun --nproc_per_node $N a.py {TRAINER}\n")
+    assert read_foreign(doubled, define=["N=4"]).num_devices == 8  # as bash has it after N=4
 
 
 def test_redirections_are_no_values_of_options(written) -> None:
@@ -724,3 +730,74 @@ def test_a_reward_model_of_verl_leaves_the_verdict_open_and_gradients_are_back_f
 def test_a_mistake_names_the_key_of_the_file(name, text, key, written) -> None:
     with pytest.raises(InputError, match=f"{key}: '2x' is no whole number"):
         read_foreign(written(text, name), num_devices=8)
+
+
+def test_adapters_of_other_peoples_scripts_have_a_rank_that_the_file_says(written) -> None:
+    for script, is_own in (("train.py", True), ("examples/sft.py", False), ("scripts/run_sft.py", False)):
+        path = written(f"torchrun --nproc_per_node 8 {script} {TRAINER} --use_peft")
+        if is_own:
+            with pytest.raises(InputError, match="the script's own code sets the rank of adapters"):
+                read_foreign(path)
+        else:
+            assert "training.lora_rank=16" in read_foreign(path).settings
+    assert read_foreign(written(f"torchrun --nproc_per_node 8 train.py {TRAINER} --use_peft False")).num_devices == 8
+
+
+def test_what_a_comment_quotes_is_no_sign_of_the_kind_of_a_file(written) -> None:
+    text = "model:\n  seq_length: 2048\n  tensor_model_parallel_size: 2\ntrain:\n  global_batch_size: 64\n"
+    text += "  micro_batch_size: 1\n"
+    for comment in ("", "# try it with train.train_iters=5, or torchrun --nproc_per_node 8 --micro-batch-size 4\n"):
+        found = read_foreign(written(f"{comment}{text}", "a.yaml"), model="llama3-8b", num_devices=8)
+        assert (found.layout["tp"], "training.global_batch_size=64" in found.settings) == ("2", True)
+
+
+def test_numbers_that_yaml_tags_as_numbers_are_read(written) -> None:
+    text = "model_name_or_path: Qwen/Qwen2.5-7B\ncutoff_len: 512\nstage: sft\nfinetuning_type: full\nlearning_rate: "
+    found = read_foreign(written(f"{text}!!float 3e-6\n", "a.yaml"), num_devices=8)
+    assert "training.learning_rate=3e-06" in found.settings
+    with pytest.raises(InputError, match="tags are not read"):
+        read_foreign(written(f"{text}!!int 3\n", "a.yaml"), num_devices=8)
+
+
+def test_degrees_of_torchtitan_before_its_section_of_them(written) -> None:
+    """torchtitan of 2024, torchtitan/config_manager.py: its degrees lay in [training] and [experimental]."""
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 3\nseq_len = 2048\ncompile = true\n'
+        "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\ntensor_parallel_degree = 8\n"
+        "[experimental]\ncontext_parallel_degree = 2\npipeline_parallel_degree = 4\n"
+    )
+    layout = read_foreign(written(text, "a.toml"), num_devices=512).layout
+    assert [layout[key] for key in ("tp", "cp", "pp", "hsdp")] == ["8", "2", "4", "2"]
+    layout = read_foreign(written(text.partition("[experimental]")[0], "a.toml"), num_devices=64).layout
+    assert (layout["mbs"], layout["zero"]) == ("3", "3")
+
+
+def test_degrees_in_short_and_runs_without_training_are_refused(written) -> None:
+    text = f"python pretrain_gpt.py {RUN} --micro-batch-size 1 "
+    for key in ("--fake-tp 4", "--my-world-size 8"):
+        with pytest.raises(InputError, match="the layout may depend on this key"):
+            read_foreign(written(text + key), num_devices=1)
+    assert read_foreign(written(f"{text}--my-tp 1"), num_devices=1).layout["tp"] == "1"
+    with pytest.raises(InputError, match="needs a training, and this run only evaluates"):
+        read_foreign(written(f"torchrun --nproc_per_node 8 a.py {TRAINER} --do_train False"))
+
+
+def test_policies_of_openrlhf_have_the_lengths_and_devices_of_its_options(written) -> None:
+    """By hand from OpenRLHF, cli/train_ppo_ray.py: the actor's own devices, and tokens of a prompt and its answer."""
+    text = (
+        "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-7B --actor_num_nodes 2 "
+        "--actor_num_gpus_per_node 4 --critic_num_nodes 1 --critic_num_gpus_per_node 8 --prompt_max_len 1024 "
+        "--generate_max_len 3072 --micro_train_batch_size 4 --train_batch_size 256 --zero_stage 3 --adam_offload"
+    )
+    plan = estimate_file(written(text), "dgx-h100")
+    told = (plan.layout.dp, plan.layout.zero, plan.layout.offload, plan.layout.mbs, plan.training.sequence_length)
+    assert (told, plan.training.global_batch_size) == ((8, 3, "optimizer", 4, 4096), 256)
+    assert (plan.training.objective, plan.verdict) == ("grpo", "unknown")
+
+
+def test_models_with_a_tower_are_priced_under_zero_3_of_deepspeed(written) -> None:
+    """A tower has the degrees of its shape alone, which no question about adapters may ask for more."""
+    text = "model_name_or_path: x/y\ncutoff_len: 512\nstage: sft\nfinetuning_type: full\ndeepspeed: "
+    path = written(f"{text}examples/deepspeed/ds_z3_config.json\nper_device_train_batch_size: 1\n", "a.yaml")
+    plan = estimate_file(path, "dgx-h100", model="qwen3-vl-8b", gpus=8)
+    assert (plan.layout.zero, plan.verdict) == (3, "fits")

@@ -3,6 +3,8 @@
 # ruff: noqa: ISC004 - files are long texts in a table
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import yaml
 
 from planner.emit.bundle import bundle_of
 from planner.emit.programs import PROGRAMS
+from planner.emit.programs.deepspeed import PIPELINE
 from planner.emit.programs.hugging_face import TRAIN
 from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.read import HOSTS, MODEL, RANKS
@@ -168,6 +171,22 @@ def test_the_emitted_program_recomputes_some_layers(config, policy, again, tmp_p
     assert torch.equal(loss, same)
     torch.testing.assert_close(again_grads, grads)
     assert fewer * 5 == kept * (5 - again) < 5 * kept
+
+
+def test_the_program_of_pipelines_calls_functions_as_they_are():
+    """Python binds the calls of `pipeline.py` to the functions of `train.py`: short tests have no DeepSpeed."""
+    bare = [each for each in ast.parse(TRAIN).body if isinstance(each, ast.FunctionDef)]
+    for each in bare:
+        each.body = ast.parse("pass").body
+    functions: dict[str, Any] = {}
+    exec(compile(ast.Module(bare, []), "train.py", "exec"), functions)
+    nodes = list(ast.walk(ast.parse(PIPELINE)))
+    imports = [each for each in nodes if isinstance(each, ast.ImportFrom) and each.module == "train"]
+    taken = {name.name for each in imports for name in each.names}
+    calls = [each for each in nodes if isinstance(each, ast.Call) and getattr(each.func, "id", "") in taken]
+    assert {each.func.id for each in calls} < taken <= {*functions}  # recomputed is handed on, not called
+    for each in calls:
+        inspect.signature(functions[each.func.id]).bind(*each.args, **{word.arg: word for word in each.keywords})
 
 
 @pytest.mark.parametrize(

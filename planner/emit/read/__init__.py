@@ -66,7 +66,11 @@ class Reader:
 
     def recognises(self, text: str) -> bool:
         """Whether a file with this text is of this kind."""
-        return has_all(self.signs, text)
+        return has_all(self.signs, _COMMENT.sub("", text))
+
+
+_COMMENT: Final = re.compile(r"^\s*#.*$", re.MULTILINE)
+"""Matches a line that is a comment in all kinds of files but JSON: what it quotes is no sign of the file's kind."""
 
 
 def has_all(patterns: Iterable[str], text: str) -> bool:

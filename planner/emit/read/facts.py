@@ -115,6 +115,7 @@ def not_set(key: str, text: str) -> Mistake:
 
 _LAYOUT: Final = re.compile(
     "parallel|degree|pipeline|stage|checkpoint_activ|activations_checkpoint|recompute|offload|shard"
+    r"|(?:^|[_.])(?:[tpcde]p|world)(?:_size)?\b"
 )
 """Parts of names that programs give to degrees, stages of ZeRO or of a pipeline, recomputation and offload."""
 _PLAIN: Final = {"1", "0", "false", "none", "null"}

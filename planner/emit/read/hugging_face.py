@@ -79,15 +79,8 @@ def _accelerate_values(text: str) -> Values:
     return _without_auto(found)
 
 
-def _part(data: dict[str, Any], key: str) -> dict[str, Any]:
-    """The part of a document with this key; empty if there is none."""
-    return mapping_of(data.get(key) or {}, key)
-
-
 def _deepspeed_values(text: str) -> Values:
-    found = document_of(text)
-    _part(found, "zero_optimization")
-    return _without_auto(flat(found, "deepspeed."))
+    return _without_auto({f"deepspeed.{key}": value for key, value in _filled_in(text, "zero_optimization").items()})
 
 
 def _fsdp_values(text: str) -> Values:
@@ -164,9 +157,14 @@ def _trainer_options(text: str) -> Values:
         found = {"config": alone[0], **{_OF_FILES.get(key, key): value for key, value in found.items()}}
     if "accelerate" not in words or found.pop("multi_gpu", None):
         found[PLAIN] = True
+    is_bare = str(found.get("use_peft")).lower() == "true" and {"lora_r", "lora_rank"}.isdisjoint(found)
+    if is_bare and any(map(_OWN_SCRIPT.fullmatch, words)):
+        raise InputError("the script's own code sets the rank of adapters", where="use_peft", hint="--lora_r N says it")
     return _of_trainer(found)
 
 
+_OWN_SCRIPT: Final = re.compile(rf"(?!(?:.*/)?(?:run_)?(?:{NAMES}|sft)(?:_vlm)?\.py).*\.py")
+"""Matches the name of a script that is not TRL's."""
 _YAML: Final = re.compile(r"[^=]+\.ya?ml")
 _TAKES: Final = re.compile(r"--[^=]+")
 """An option whose value is the next word."""
@@ -214,8 +212,7 @@ def _openrlhf_options(text: str) -> Values:
     """Keys and values of OpenRLHF's supervised fine-tuning, which DeepSpeed runs; other commands name their method."""
     said = {_NAMES["openrlhf_renamed"].get(key, key): value for key, value in options_of(option_words(text)).items()}
     own = {key: value for key, value in said.items() if key.rpartition(".")[2] not in _OPENRLHF_PLAIN}
-    method = _OPENRLHF.search(text)
-    if method and method[1] != "sft":
+    if (method := _OPENRLHF.search(text)) and method[1] != "sft":
         own[METHOD] = method[1]
     if str(own.get("lora_rank", 0)) == "0":
         own = {key: value for key, value in own.items() if key not in ("lora_rank", "lora_alpha", "target_modules")}
@@ -236,7 +233,7 @@ def _filled_in(text: str, *parts: str) -> Values:
     """Keys and values of a file, without keys that are left empty; `parts` are mappings, if the file has them."""
     data = document_of(text)
     for part in parts:
-        _part(data, part)
+        mapping_of(data.get(part) or {}, part)
     return {key: value for key, value in flat(data).items() if value is not None}
 
 
@@ -303,8 +300,7 @@ def _file(name: str, values: Any, *keys: str, **more: Any) -> Reader:
 
 
 def _command(name: str, values: Any, sign: str, answer: int = 0) -> Reader:
-    name = f"a command line of {name}"
-    return _OF_TRAINER(name=name, signs=(sign,), values=values, is_shell=True, answer=answer)
+    return _OF_TRAINER(name=f"a command line of {name}", signs=(sign,), values=values, is_shell=True, answer=answer)
 
 
 _OF_TRAINER: Final = partial(

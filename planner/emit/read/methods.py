@@ -32,7 +32,7 @@ _OWN_CODE: Final = Doubt("the code that runs this decides what it keeps beside t
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
 _SCRIPT: Final = re.compile(
-    rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b|[\s/_]({NAMES})(?:_[a-z_]+)?\.py\b)",
+    rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b|[\s/_]({NAMES}|rm)(?:_[a-z_]+)?\.py\b)",
     re.MULTILINE,
 )
 """Matches a command or a script of TRL, or a script of other people."""

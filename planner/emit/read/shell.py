@@ -2,9 +2,9 @@
 
 Assignments, arrays, defaults (`${A:-8}`), whole-number arithmetic and tests are evaluated from top to bottom. A branch
 is read if it is taken or if only a shell could evaluate its condition. Text that only a shell could expand stays
-unchanged: `$(hostname)`, and variables that are not set. A `readonly` variable keeps its value. `set -- ...` sets the
-arguments `$1`, `$@` and `$#`, and `shift` outside loops drops the first, or none if there are fewer. The words of
-`eval` are read once more, as a shell reads them.
+unchanged: `$(hostname)`, and variables that are not set. A `readonly` variable keeps its value if a command's output
+would replace it. `set -- ...` sets the arguments `$1`, `$@` and `$#`, and `shift` outside loops drops the first, or
+none if there are fewer. The words of `eval` are read once more, as a shell reads them.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class _Script:
                 self.values[match[1]] = [*before, *items]
             return
         value = " ".join(self._word(split=False)) if self._has_word() else ""
-        if self.branches.is_off or match[1] in self.fixed:
+        if self.branches.is_off or (match[1] in self.fixed and re.search(r"\$\(|`", value)):
             return
         self.values[match[1]] = [*before[:-1], (before[-1] if before else "") + value] if match[2] else [value]
 

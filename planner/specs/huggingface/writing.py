@@ -82,8 +82,7 @@ def _of_window(name: str, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _of_experts(name: str, spec: ModelSpec) -> dict[str, Any]:
-    moe = spec.moe
-    if moe is None:
+    if (moe := spec.moe) is None:
         return {}
     found: dict[str, Any] = {}
     if name in ("mixtral", "gpt_oss", "olmoe"):

@@ -97,13 +97,8 @@ def test_a_run_of_two_stages_learns_and_keeps_the_layers_of_the_plan(emitted):
     """The emitted program runs under torchrun and DeepSpeed's own engine; its checkpoint shows each stage's layers."""
     plan, folder = emitted
     words = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29611"]
-    words += [
-        "--redirects=2",
-        f"--log_dir={folder / 'ranks'}",
-        str(HERE / "deepspeed_stages.py"),
-        "pipeline.py",
-        "training.yaml",
-    ]
+    words += ["--redirects=2", f"--log_dir={folder / 'ranks'}"]
+    words += [str(HERE / "deepspeed_stages.py"), "pipeline.py", "training.yaml"]
     done = subprocess.run(words, cwd=folder, env=OWN, capture_output=True, text=True, timeout=500, check=False)
     own = "\n".join(f"{path}: {path.read_text()[-2000:]}" for path in sorted(folder.glob("ranks/*/*/*/stderr.log")))
     assert done.returncode == 0, own or done.stderr  # of the ranks; torchrun alone tells that one failed
