@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.space import Space
 
-_FIRST_PARTITIONS = 64  # partitions in the first block; each further block has twice as many
+_FIRST_PARTITIONS = 64  # partitions in the first block or part; each further one has `_GROWTH` times as many
 _MOST_PARTITIONS = 1024
-_FIRST_TIMED = 64  # partitions, with microbatch and interleave, in the first part; each further part has twice as many
-_MOST_TIMED = 4096
+_MOST_TIMED = 4096  # partitions of a part, with microbatch and interleave
+_GROWTH = 8  # with 2, the search for GPT-3 on 1,024 devices takes 1.3 times as long (4 alternating runs)
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
 _BLOCK = 8192  # configurations that are bounded at once
 _LOOKED_THROUGH = 1024  # configurations of a part that are considered for a greedy split
@@ -103,7 +103,7 @@ class _Search:
         self.found = Found(space)
         self._has_incumbent = has_incumbent
         self._num_partitions = _MOST_PARTITIONS if has_incumbent else _FIRST_PARTITIONS  # in the next block
-        self._num_timed = _MOST_TIMED if has_incumbent else _FIRST_TIMED  # in the next part
+        self._num_timed = _MOST_TIMED if has_incumbent else _FIRST_PARTITIONS  # in the next part
         self._room = _ROOM if len(self._job.pools) == 1 else 1.0
         executes = space.constraints.value_of("schedule") in EXECUTED
         self._most_priced = _FIRST_PRICED if executes else _MOST_PRICED
@@ -164,7 +164,7 @@ class _Search:
                         found.narrowed.add(leading_layers.name)
                     for part in self._by_bound(timed, lower):
                         yield from self._near_of_part(part, lower)
-            first, self._num_partitions = first + len(block), min(2 * self._num_partitions, _MOST_PARTITIONS)
+            first, self._num_partitions = first + len(block), min(_GROWTH * self._num_partitions, _MOST_PARTITIONS)
 
     def _by_bound(self, timed: DegreeArrays, lower: PoolBounds) -> Iterator[DegreeArrays]:
         """Parts of the timed partitions in the order of their bounds, without partitions beyond the cutoff."""
@@ -177,7 +177,7 @@ class _Search:
             near = part[self._keep(timed.take(part), bounds[part])]
             if len(near):
                 yield timed.take(near)
-                self._num_timed = min(2 * self._num_timed, _MOST_TIMED)
+                self._num_timed = min(_GROWTH * self._num_timed, _MOST_TIMED)
             first += len(part)
 
     def _keep(self, degrees: DegreeArrays, bounds: FloatArray, num_each: int = 1) -> IntArray:
