@@ -287,7 +287,10 @@ def keys_of(job, common, split, chosen, risk):
     by_hand = len(set(chosen)) > 1 or ":" in chosen[0]
     named = [axis for axis in ("tp", "pp", "cp", "ep") if degrees[axis] > 1]
     named += ["fsdp"] * (common["zero"] >= 2 and degrees["dp"] * degrees["cp"] > 1)
-    features = ("offload",) * (common.get("offload", "none") != "none")
+    has_adapters = job.training.lora_rank > 0
+    features = ("adapters",) * has_adapters
+    features += ("quantised weights",) * (has_adapters and job.training.frozen_weights != "16-bit")
+    features += ("offload",) * (common.get("offload", "none") != "none")
     runs = [each for each in job.evidence if (each.engine, each.experts) == (job.engine.name, bool(job.model.moe))]
     seen = {each.axes for each in runs if each.features == features}
     unseen = ("+".join(named) or "dp") not in seen
