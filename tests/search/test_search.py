@@ -642,9 +642,8 @@ def test_memory_forces_the_cheapest_of_the_policies_that_follow():
     job = replace(job, model=job.model.model_copy(update={"moe": None}))
     degrees = with_ones(1, schedule="1f1b")
     seconds = np.array([[[1.0], [5.0], [2.0]]])  # of a layer under each policy, in the order in which they are listed
-    costs = LeastCosts(
-        layer=seconds, num_main=1, send=np.zeros(1), ends=np.zeros(1), last=np.zeros(1), tail=np.zeros(1)
-    )
+    others = dict.fromkeys(("send", "ends", "last", "tail", "most", "window", "update"), np.zeros(1))
+    costs = LeastCosts(layer=seconds, num_main=1, **others)
     one = np.zeros(1, dtype=np.int64)
     held = Capacities(owner=one, is_last=one == 0, layers=np.array([[2.0], [4.0], [4.0]]))
     assert _forced_seconds(job, degrees, costs, held) == pytest.approx([2.0])
