@@ -139,7 +139,7 @@ def check_with_ends(job, within=0.02, **options):
     assert found.minimum.step_seconds == pytest.approx(least, rel=1e-9), (best, format_layout(found.layout))
     assert found.certificate.dynamic_program_seconds == pytest.approx(least, rel=1e-9)
     assert found.certificate.objective_seconds == pytest.approx(least, rel=1e-9)
-    longest, (of_search, window) = least * (1 + within) * (1 + 1e-12), asked.call_args.args
+    longest, (of_search, window) = least * (1 + within) * (1 + 1e-12), asked.call_args_list[0].args
     fastest = [format_layout(of_search.layout_of(each)) for each in recommendation.fastest_of_kinds(of_search, window)]
     of_depth = {}
     for layout, seconds in priced.values():
