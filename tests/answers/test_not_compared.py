@@ -32,6 +32,9 @@ FITTED = [run for run in published_runs() if run.fit != "no" and run.measured_st
 ON_H100 = [run for run in FITTED if run.gpu.startswith("H100")]
 
 
+FLASH_1 = "engine.compute.attention_kernel=flash-1"  # one family ran it with fsdp on H100
+
+
 def plan_of(engine, layout="dp=16,zero=3,mbs=1,recompute=full", **given):
     sizes = {"model": "qwen3-32b", "cluster": "dgx-h100", "gpus": 16, "sequence_length": 32768, "global_batch_size": 32}
     return plan_for_text(load_job(engine=engine, **{**sizes, **given}), layout)
@@ -61,11 +64,9 @@ def test_every_source_of_the_evidence_has_its_family():
 
 
 def test_a_correction_of_one_family_is_named_and_engines_are_not_compared():
-    old, new = plan_of("fsdp"), plan_of("torchtitan")
-    first = plan_of("fsdp", settings=("engine.compute.attention_kernel=flash-1",))
-    assert families_of_kernels()["fsdp", "h100-80gb", "flash-1"] == {first.band.family}
+    old, new = plan_of("fsdp", settings=(FLASH_1,)), plan_of("torchtitan")
     family = old.band.family
-    assert family in families_of_kernels()["fsdp", "h100-80gb", "flash-2"]
+    assert families_of_kernels()["fsdp", "h100-80gb", "flash-1"] == {family}
     assert family in text_of(rows_of(old, BAND))
     assert "than with the corrections that all engines share" not in text_of(rows_of(old, BAND))
     found = difference_of(new, old)
@@ -73,7 +74,7 @@ def test_a_correction_of_one_family_is_named_and_engines_are_not_compared():
     said = text_of(difference_view(found, names=("new", "old")))
     assert "Step times are not compared" in said
     assert f"{old.step_seconds / new.step_seconds - 1:+.1%}" not in said
-    asked = what_if(new, "engine=fsdp")
+    asked = what_if(new, f"engine=fsdp,{FLASH_1}")
     assert asked.not_compared == found.not_compared
     assert "slower" not in text_of(what_if_section(asked))
 
@@ -88,7 +89,8 @@ def test_one_engine_is_compared_with_itself():
 
 
 def test_the_band_of_one_family_is_wider_by_the_factor_of_the_evidence():
-    job = load_job(model="qwen3-32b", cluster="dgx-h100", engine="fsdp", gpus=16, global_batch_size=32)
+    sizes = {"gpus": 16, "global_batch_size": 32, "settings": (FLASH_1,)}
+    job = load_job(model="qwen3-32b", cluster="dgx-h100", engine="fsdp", **sizes)
     layout = plan_of("fsdp").layout
     several = replace(job, calibration=job.calibration.model_copy(update={"family": ""}))
     one, both = band(job, layout), band(several, layout)
