@@ -75,7 +75,7 @@ class SearchOptions:
 class Keys:
     """What makes a layout easy to run; smaller values are better, and a key decides only if all earlier keys are equal.
 
-    machines: hosts in use, rounded up to a sixteenth of the cluster's hosts.
+    machines: hosts in use.
     unseen: 0 if published runs of the plan's kind (`search.ranking.runs_like`) have its axes, else 1; 0 in older plans.
     axes: how many of tp, pp, cp and ep are above 1.
     by_hand: 0 if recompute is one switch (none, full, or one set of modules for all stages); 1 if it takes a loop over

@@ -184,11 +184,10 @@ def own_keys(job: Job, layout: Layout) -> tuple[int, ...]:
     stages = [layout.layers_per_stage[stage :: layout.pp] for stage in range(layout.pp)]
     loops = any(policy.startswith(("full:", "every:")) for policy in layout.recompute)
     risk = 1 - min(stage.chance_of_fitting for stage in memory_of_stages(job, layout))
-    hosts, part = -(-layout.world_size // pool.devices_per_host), max(1, pool.hosts // 16)
     kind = job.engine.name, job.model.moe is not None, features_of(job, layout)
     runs = [each.axes for each in job.evidence if (each.engine, each.experts, each.features) == kind]
     return (
-        min(pool.hosts, math.ceil(hosts / part) * part),
+        math.ceil(layout.world_size / pool.devices_per_host),
         int(bool(runs) and axes_of(layout) not in runs),
         sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep)),
         int(loops or len(set(layout.recompute)) > 1),

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray, IntArray
     from planner.search.found import Assigned
     from planner.search.objectives import Incumbents
-    from planner.search.optimum.candidate import Candidate
     from planner.search.space.configurations import DegreeArrays
     from planner.search.space.space import Space
 
@@ -267,22 +266,19 @@ class _Search:
 
     def _price_part(self, near: Near, part: IntArray) -> Iterator[Assigned]:
         """Price some configurations at once and yield the best assignment of each configuration still wanted."""
-        candidates: dict[int, Candidate] = {}
         cutoffs = self._cutoff(near.degrees(part), of_places=True)
-        for here, _, priced in near.candidates(part, cutoffs):
-            kept = zip(here.tolist(), priced, prune(priced, cutoffs[np.isin(part, here)]), strict=True)
-            candidates |= {position: candidate.keep(mask) for position, candidate, mask in kept if mask.any()}
+        priced = near.candidates(part, cutoffs)
         self.found.num_priced += len(part)
-        for position in filter(candidates.__contains__, part.tolist()):
-            degrees, candidate = near.one(position), candidates.pop(position)
-            longest = self._best.place_seconds(self._best.devices(self._job, degrees), degrees)
-            choice = best_choice(candidate, cutoff=float(np.max(longest)) * (1 + TIE))
-            if choice is None:
+        for position, whole, kept in zip(part.tolist(), priced, prune(priced, cutoffs), strict=True):
+            if not kept.any():
                 continue
-            assigned = assigned_by(degrees, candidate, choice)
-            self.found.layouts.append(assigned)
-            self._add(degrees, assigned.seconds)
-            yield assigned
+            degrees, candidate = near.one(position), whole.keep(kept)
+            longest = self._best.place_seconds(self._best.devices(self._job, degrees), degrees)
+            if choice := best_choice(candidate, cutoff=float(np.max(longest)) * (1 + TIE)):
+                assigned = assigned_by(degrees, candidate, choice)
+                self.found.layouts.append(assigned)
+                self._add(degrees, assigned.seconds)
+                yield assigned
 
     def _sharded(self, degrees: DegreeArrays) -> DegreeArrays:
         """The configurations that may still be wanted with at least one number of replicas of the sharded group."""

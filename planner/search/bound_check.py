@@ -25,7 +25,7 @@ from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.executed_schedules import busy_seconds
 from planner.search.optimum.integer_program import solve_program
-from planner.search.optimum.pruning import SLACK, lower_bounds
+from planner.search.optimum.pruning import SLACK, lower_bounds, may_hold_all
 from planner.search.space.arrays import AGREEMENT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from planner.numbers import FloatArray
     from planner.search.found import Found
     from planner.search.objectives import Incumbents
-    from planner.search.optimum.candidate import Candidate
+    from planner.search.optimum.candidate import Candidate, Choice
     from planner.search.optimum.integer_program import SolverName
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
     from planner.search.space.space import Space
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 NUM_CHECKED: Final = 64
 _NUM_PARTITIONS: Final = 96  # partitions of the devices to draw configurations from; half have the lowest bounds
 _MOST_PLACEMENTS: Final = 8  # placements on pools of which the least memory is computed
+_MOST_UNHELD: Final = 128  # configurations of a block that no bound but memory's rules out, evenly spaced
 _NUM_NEAR: Final = 4  # configurations that no bound ruled out, which both methods solve without a cutoff, too
 _MOST_COLUMNS: Final = 1_000  # of a configuration that the integer program solves as well
 _MOST_SECONDS: Final = 5.0  # of this integer program
@@ -81,15 +82,16 @@ def check_bounds(
     for number, row in (of_block[position] for position in chosen):
         _check(found, best, solver, blocks[number].degrees.take([row]))
     for position in np.argsort(found.near.seconds, kind="stable")[:_NUM_NEAR].tolist():
-        _check_program(*_solved(found.space, found.near.one(position).at_once()), solver)
+        _solved(found.space, solver, found.near.one(position).at_once())
     return len(chosen)
 
 
-def _solved(space: Space, one: DegreeArrays) -> tuple[Candidate, float]:
-    """One configuration as a candidate without a cutoff, and its optimum by the dynamic program."""
+def _solved(space: Space, solver: SolverName | None, one: DegreeArrays) -> tuple[Candidate, Choice | None]:
+    """One configuration as a candidate without a cutoff, and its optimum, on which both methods agree."""
     (candidate,) = candidates_of(space, one, np.array([np.inf]))
     choice = best_choice(candidate)
-    return candidate, choice.objective_seconds if choice else np.inf
+    _check_program(candidate, choice.objective_seconds if choice else np.inf, solver)
+    return candidate, choice
 
 
 def _ruled_out(found: Found, best: Incumbents, pick: np.random.Generator) -> Iterator[_RuledOut]:
@@ -109,9 +111,18 @@ def _ruled_out(found: Found, best: Incumbents, pick: np.random.Generator) -> Ite
         full = degrees.take(~fits)
         yield _RuledOut(degrees=full, excess=least_shares(job, full))
         bounded, seconds = _bounded(space, degrees.take(fits))
+        unheld = np.flatnonzero(np.isinf(seconds))
+        _check_unheld(space, bounded.take(unheld[:: max(1, -(-len(unheld) // _MOST_UNHELD))]))
         cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, bounded)), seconds.shape)
         beyond = np.isfinite(seconds) & (seconds > cutoff)
         yield _RuledOut(degrees=bounded.take(beyond), excess=seconds[beyond] / cutoff[beyond])
+
+
+def _check_unheld(space: Space, degrees: DegreeArrays) -> None:
+    """Check that configurations whose bound is infinite have no choice: their stages cannot hold all layers."""
+    for candidate in candidates_of(space, degrees, np.full(len(degrees), np.inf)) if len(degrees) else ():
+        if may_hold_all(candidate) and (choice := best_choice(candidate)):
+            raise Disagreement(f"{candidate.name}: its bound is infinite, its optimum {choice.objective_seconds!r} s")
 
 
 def _bounded(space: Space, degrees: DegreeArrays) -> tuple[DegreeArrays, FloatArray]:
@@ -145,10 +156,8 @@ def _check(found: Found, best: Incumbents, solver: SolverName | None, one: Degre
     space, job = found.space, found.space.job
     unplaced = replace(one, placement=0 * one.placement)
     policies = space.policies(one)
-    (candidate,) = candidates_of(space, one, np.array([np.inf]))
-    choice = best_choice(candidate)
+    candidate, choice = _solved(space, solver, one)
     optimum = choice.objective_seconds if choice else np.inf
-    _check_program(candidate, optimum, solver)
     lower, cutoff = PoolBounds(job, one), np.array([np.inf])
     bounds = {
         "of the partition": lower.partition_bound_seconds(one),

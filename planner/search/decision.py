@@ -175,11 +175,9 @@ def _of_group(near: Near, weights: FloatArray, longest_seconds: FloatArray, grou
     while first < len(order) and bounds[order[first]] <= limit:
         part = order[first : first + size]
         part = part[bounds[part] <= limit]
-        cutoff = np.minimum(limit / weights[part], longest_seconds[part])
-        priced: dict[int, Candidate] = {}
-        for here, _, candidates in near.candidates(part, cutoff):
-            priced |= zip(here.tolist(), candidates, strict=True)
-        weighted = [priced[at].weighted(weights[at], longest_seconds[at] * weights[at]) for at in part.tolist()]
+        priced = near.candidates(part, np.minimum(limit / weights[part], longest_seconds[part]))
+        of_each = zip(priced, weights[part], longest_seconds[part] * weights[part], strict=True)
+        weighted = [each.weighted(weight, longest) for each, weight, longest in of_each]
         lower = lower_bounds(weighted).candidate
         known = incumbent(weighted, lower)
         if known is not None:

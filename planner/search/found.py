@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,7 @@ class Assigned:
     layers: tuple[int, ...]
     last: tuple[int, ...]  # layers of each stage's last chunk
     policies: tuple[int, ...]
-    seconds: float  # of a step
+    seconds: float = field(compare=False)  # of a step
 
 
 class Found:

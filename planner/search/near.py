@@ -14,7 +14,7 @@ from planner.search.space.configurations import DegreeArrays
 from planner.specs.uniform import uniform_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from planner.numbers import FloatArray, IntArray, Rows
     from planner.search.objectives import Objective
@@ -62,35 +62,28 @@ class Near:
         schedule, offload = self._shared[int(self._which[position])]
         return replace(self.degrees(position), schedule=schedule, offload=offload)
 
-    def alike(self, positions: IntArray) -> Iterator[tuple[IntArray, DegreeArrays]]:
-        """The positions in groups with equal schedule and offload, and the configurations of each group."""
-        for number in sorted(set(self._which[positions].tolist())):
-            here = positions[self._which[positions] == number]
-            schedule, offload = self._shared[number]
-            yield here, replace(self.degrees(here), schedule=schedule, offload=offload)
-
-    def candidates(
-        self, positions: IntArray, longest: FloatArray
-    ) -> Iterator[tuple[IntArray, DegreeArrays, list[Candidate]]]:
-        """The groups of `alike` as candidates; a column that alone exceeds its position's longest step is left out.
+    def candidates(self, positions: IntArray, longest: FloatArray) -> list[Candidate]:
+        """Configurations as candidates; a column that alone exceeds its position's longest step is left out.
 
         The integer program and the dynamic program share prices, so a configuration is usually priced once. It is
         priced again only if a caller allows longer steps than all earlier callers. So the cutoff of one method never
         removes columns that the other needs.
         longest: longest step of each position, [n].
         """
-        limit_of = dict(zip(positions.tolist(), longest.tolist(), strict=True))
-        for here, degrees in self.alike(positions):
-            limits = np.array([limit_of[position] for position in here.tolist()])
+        found: dict[int, Candidate] = {}
+        for number, (schedule, offload) in enumerate(self._shared):
+            own = self._which[positions] == number
+            here, limits = positions[own], longest[own]
+            degrees = replace(self.degrees(here), schedule=schedule, offload=offload)
             before = [self._priced.get(position, (-np.inf, None))[0] for position in here.tolist()]
             new, known = np.flatnonzero(limits > before), np.flatnonzero(limits <= before)
             priced = candidates_of(self.space, degrees.take(new), limits[new]) if len(new) else []
-            added = dict(zip(here[new].tolist(), priced, strict=True))
-            self._priced |= {position: (limit_of[position], each) for position, each in added.items()}
+            self._priced |= zip(here[new].tolist(), zip(limits[new].tolist(), priced, strict=True), strict=True)
+            found |= zip(here[new].tolist(), priced, strict=True)
             others = [self._priced[position][1] for position in here[known].tolist()]
             narrowed = with_steps_up_to(self.space.job, degrees.take(known), others, limits[known])
-            added |= zip(here[known].tolist(), narrowed, strict=True)
-            yield here, degrees, [added[position] for position in here.tolist()]
+            found |= zip(here[known].tolist(), narrowed, strict=True)
+        return [found[position] for position in positions.tolist()]
 
 
 def candidates_of(space: Space, degrees: DegreeArrays, cutoff_seconds: FloatArray) -> list[Candidate]:

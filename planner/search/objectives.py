@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -136,26 +137,35 @@ The share is assumed: forecasts that differ by more are rarely in the wrong orde
 """
 
 
-class Incumbents(Protocol):
-    """The best layouts so far; layouts with longer steps are ruled out."""
+class Incumbents(ABC):
+    """The best layouts so far; layouts with longer steps are ruled out.
 
-    def devices(self, job: Job, degrees: DegreeArrays) -> Number:
-        """Devices in use, as these incumbents count them, [n]; one number for one configuration."""
+    Unless a subclass says otherwise, step times alone are compared: a device counts as one, whatever it costs, and
+    kinds do not matter.
+    """
 
+    @abstractmethod
     def cutoff_seconds(self, num_devices: Number) -> Number:
         """The longest step of a wanted layout on `num_devices` devices; broadcasts."""
 
-    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:
-        """The longest step of a wanted layout that is no worse than the best of its kind so far, [n]."""
-
-    def order(self, seconds: Number, num_devices: Number) -> Number:
-        """The sort key of the search: layouts of small values are searched first; broadcasts."""
-
+    @abstractmethod
     def add(self, degrees: Degrees, num_devices: float, seconds: float) -> None:
         """Record a layout that was found."""
 
+    def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
+        """Devices in use, as these incumbents count them, [n]; one number for one configuration."""
+        return degrees.world_size
 
-class BestKinds:
+    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of any kind
+        """The longest step of a wanted layout that is no worse than the best of its kind so far, [n]."""
+        return self.cutoff_seconds(num_devices)
+
+    def order(self, seconds: Number, num_devices: Number) -> Number:
+        """The sort key of the search: layouts of small values are searched first; broadcasts."""
+        return seconds + 0 * num_devices
+
+
+class BestKinds(Incumbents):
     """The best layouts of kinds (`kind_of`) by an objective, and layouts near the best.
 
     places: of kinds as good as the best of this many ways (`way_of`), the best layouts are wanted.
@@ -206,23 +216,7 @@ class BestKinds:
                 self._last = sorted(self._ways.values())[self._places - 1]
 
 
-class _ByTime(Incumbents):
-    """Incumbents that compare step times alone: a device counts as one, whatever it costs, and kinds do not matter."""
-
-    def devices(self, job: Job, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - wherever they are
-        """Devices in use, regardless of their price."""
-        return degrees.world_size
-
-    def place_seconds(self, num_devices: Number, degrees: DegreeArrays) -> Number:  # noqa: ARG002 - of `Incumbents`
-        """The same limit as `cutoff_seconds`; broadcasts."""
-        return self.cutoff_seconds(num_devices)
-
-    def order(self, seconds: Number, num_devices: Number) -> Number:
-        """The step time: the fastest layouts are searched first; broadcasts."""
-        return seconds + 0 * num_devices
-
-
-class AnyLayout(_ByTime):
+class AnyLayout(Incumbents):
     """Incumbents of a search for any layout: after the first layout, no other is wanted."""
 
     def __init__(self) -> None:
@@ -237,7 +231,7 @@ class AnyLayout(_ByTime):
         self.found = True
 
 
-class Staircase(_ByTime):
+class Staircase(Incumbents):
     """The fastest layout for each number of devices, kept if it is faster than all layouts on fewer devices.
 
     Layouts on up to `num_first` devices compete with each other, as if they were all on `num_first` devices.

@@ -17,19 +17,15 @@ if TYPE_CHECKING:
 
 AXES: Final = ("tp", "pp", "cp", "ep")
 """Degrees that divide the model or a sequence; data parallelism is left out, because every job has it."""
-PARTS: Final = 16
-"""Hosts count in begun parts of a cluster, at most so many: a few spare hosts are no reason for a longer step."""
 RISKS: Final = (0.01, 0.05)
 """Upper limits of the classes of risk: the chance that a layout does not fit."""
 
 
 def keys_of(job: Job, layout: Layout) -> Keys:
     """The keys of a layout, most important key first; `Keys` explains them."""
-    part = max(1, job.cluster.hosts // PARTS)
-    hosts = sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout))
     inner = {layout.layers_per_stage[chunk] for r in range(1, layout.pp - 1) for chunk in layout.chunks_of_stage(r)}
     return Keys(
-        machines=min(-(-hosts // part) * part, job.cluster.hosts),
+        machines=sum(-(-count // pool.devices_per_host) for pool, count in devices_in_use(job.cluster, layout)),
         unseen=int(axes_of(layout) not in {run.axes for run in runs_like(job, layout)}),
         axes=sum(getattr(layout, axis) > 1 for axis in AXES),
         by_hand=int(len(set(layout.recompute)) > 1 or is_of_some_layers(policy_code(layout.recompute[0]))),

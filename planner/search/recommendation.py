@@ -27,11 +27,11 @@ from planner.layout import divisors, even_stages
 from planner.plan_parts import Recommendation
 from planner.search.decision import best_layout, fastest_of
 from planner.search.found import Assigned
-from planner.search.near import candidates_of
+from planner.search.near import Bounded, Near
 from planner.search.objectives import kind_of
 from planner.search.ranking import keys_of
 from planner.search.space.arrays import AGREEMENT, TIE
-from planner.search.space.configurations import OWN, DegreeArrays
+from planner.search.space.configurations import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from planner.search.found import Found
     from planner.search.objectives import Objective, Rank
     from planner.search.optimum.candidate import Candidate
+    from planner.search.space.configurations import DegreeArrays
     from planner.search.space.space import Space
 
 CHUNKS: Final = (1, 2, 4, 8)
@@ -71,29 +72,20 @@ def recommended(found: Found, window: Window) -> tuple[Assigned, Recommendation]
 
 def shortlist(found: Found, window: Window) -> list[Assigned]:
     """The closed list of the module's docstring."""
-    job = found.space.job
-    blocks: dict[tuple[str, str], list[tuple[Assigned, DegreeArrays]]] = {}
-    listed: dict[tuple[object, ...], Assigned] = {}
-    for fastest in fastest_of_kinds(found, window):
-        listed[_named(fastest)] = fastest
-        for degrees in _configurations(found.space, fastest.degrees):
-            blocks.setdefault((degrees.schedule, degrees.offload), []).append((fastest, degrees))
-    for block in blocks.values():
-        degrees = DegreeArrays.joined([each for _, each in block])
-        fastest_of_row = [fastest for fastest, each in block for _ in range(len(each))]
-        devices = np.broadcast_to(window.objective.devices(job, degrees), len(degrees)).astype(np.float64)
-        longest = window.longest_seconds(devices)
-        candidates = candidates_of(found.space, degrees, longest)
-        for row, (fastest, candidate) in enumerate(zip(fastest_of_row, candidates, strict=True)):
-            one = degrees.take(row)
-            for each in _assignments(candidate, fastest, one):
-                if each.seconds <= longest[row] * (1 + TIE):
-                    listed.setdefault(_named(each), each)
-    return list(listed.values())
-
-
-def _named(assigned: Assigned) -> tuple[object, ...]:
-    return assigned.degrees, assigned.layers, assigned.last, assigned.policies
+    space, listed = found.space, dict.fromkeys(fastest_of_kinds(found, window))
+    variants = [(fastest, some) for fastest in listed for some in _configurations(space, fastest.degrees)]
+    near = Near(space, [Bounded(degrees=some, seconds=np.zeros(len(some))) for _, some in variants])
+    if not len(near):
+        return list(listed)
+    devices = window.objective.devices(space.job, near.degrees(slice(None)))
+    longest = window.longest_seconds(np.broadcast_to(devices, len(near)).astype(np.float64))
+    fastest_of_row = [fastest for fastest, some in variants for _ in range(len(some))]
+    candidates = near.candidates(np.arange(len(near)), longest)
+    for row, (fastest, candidate) in enumerate(zip(fastest_of_row, candidates, strict=True)):
+        for each in _assignments(candidate, fastest, near.one(row)):
+            if each.seconds <= longest[row] * (1 + TIE):
+                listed.setdefault(each)
+    return list(listed)
 
 
 def fastest_of_kinds(found: Found, window: Window) -> list[Assigned]:

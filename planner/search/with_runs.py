@@ -13,7 +13,7 @@ from planner.plan import WithRuns
 from planner.search.best_first import best_first
 from planner.search.decision import best_layout, rank_of
 from planner.search.objectives import BestKinds
-from planner.search.ranking import runs_like
+from planner.search.ranking import AXES, runs_like
 from planner.search.recommendation import Window, recommended
 from planner.search.reporter import Reporter
 from planner.search.space.constraints import Condition
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from planner.numbers import Flag
     from planner.search.objectives import Objective
     from planner.search.space.space import Space
-
-_AXES = ("tp", "pp", "cp", "ep", "fsdp")
 
 
 def with_runs(space: Space, objective: Objective, plan: Layout, step_seconds: float, within: float) -> WithRuns | None:
@@ -36,24 +34,22 @@ def with_runs(space: Space, objective: Objective, plan: Layout, step_seconds: fl
     """
     job, constraints = space.job, space.constraints
     spread, like = band(job, plan), runs_like(job, plan)
-    if spread is None or spread.low == spread.high:
-        return None
-    if not like or axes_of(plan) in {each.axes for each in like}:
+    if spread is None or spread.low == spread.high or not like or axes_of(plan) in {each.axes for each in like}:
         return None
     others = _OtherAxes(key="axes", sign="!=", value="/".join(sorted({each.axes for each in like})))
-    best, longest = BestKinds(objective, 1, within=within), step_seconds * spread.high
+    longest = step_seconds * spread.high
+    objective = replace(objective, longest_step_seconds=min(longest, objective.longest_step_seconds))
+    best = BestKinds(objective, 1, within=within)
     best.add(plan, objective.devices_of(job, plan), longest)
     elsewhere = space.under(replace(constraints, forbidden=(*constraints.forbidden, (others,))))
     try:
         found = best_first(elsewhere, best, Reporter(), has_incumbent=True)
     except InputError:  # no legal layout has such axes
         return None
-    least = best_layout(found, objective) if found.layouts else None
-    if least is None or least.seconds > longest:  # the search keeps layouts up to `within` longer
+    if not found.layouts:
         return None
-    within = min(within, longest / least.seconds - 1)  # what is named is inside the band, too
-    window = Window(objective=objective, minimum=rank_of(found, objective, least), within=within)
-    chosen, _ = recommended(found, window)
+    least = rank_of(found, objective, best_layout(found, objective))
+    chosen, _ = recommended(found, Window(objective=objective, minimum=least, within=within))
     layout = found.layout_of(chosen)
     own = [each for each in like if each.axes == axes_of(layout)]
     return WithRuns(
@@ -72,9 +68,8 @@ class _OtherAxes(Condition):
 
     def holds(self, degrees: Degrees) -> Flag:
         """Whether each layout has other axes."""
-        above = [getattr(degrees, axis) > 1 for axis in _AXES[:-1]]
-        above.append((degrees.zero >= 2) & (degrees.dp * degrees.cp > 1))
-        have = sum(np.asarray(each, dtype=np.int64) << place for place, each in enumerate(above))
-        listed = [{*axes.split("+")} for axes in self.value.split("/")]
-        codes = [sum((axis in axes) << place for place, axis in enumerate(_AXES)) for axes in listed]
-        return ~np.isin(have, codes)
+        above = {axis: np.greater(getattr(degrees, axis), 1) for axis in AXES}
+        above["fsdp"] = np.greater_equal(degrees.zero, 2) & np.greater(degrees.dp * degrees.cp, 1)
+        listed = [axes.split("+") for axes in self.value.split("/")]
+        alike = [np.logical_and.reduce([has == (axis in axes) for axis, has in above.items()]) for axes in listed]
+        return np.logical_not(np.logical_or.reduce(alike))

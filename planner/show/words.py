@@ -191,7 +191,7 @@ def proof_words(plan: Plan) -> str:
         listed = f"easiest to run of {near.num_listed:,} layouts"
         words = f"{listed} {within} of the proven minimum, {format_seconds(least.step_seconds)}"
     else:
-        easier = f"; easiest of {near.num_listed:,} {within}" if near else ""
+        easier = f"; easiest of {near.num_listed:,} {within}" if near and near.num_listed > 1 else ""
         words = f"optimal by forecast of all layouts searched{which}{easier}"
     return f"{none}{words}{more}"
 

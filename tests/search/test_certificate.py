@@ -16,7 +16,7 @@ from enumeration import long_forms
 from planner.cli import main
 from planner.layout_text import parse_layout
 from planner.search import best_first, bound_check, layout_check, near
-from planner.search.bounds import of_layers, of_memory, of_pools
+from planner.search.bounds import of_layers, of_memory, of_pools, of_steps
 from planner.search.near import Bounded, Near
 from planner.search.objectives import THROUGHPUT, BestKinds, Objective
 from planner.search.optimum import certificate, integer_program, pricing
@@ -187,7 +187,7 @@ def test_columns_that_one_method_left_out_are_priced_for_the_other(monkeypatch, 
 
     def after_low_cutoff(search, near, part):
         if len(part):
-            assert list(near.candidates(part, near.seconds[part] * 0.5))
+            assert near.candidates(part, near.seconds[part] * 0.5)
         return honest(search, near, part)
 
     monkeypatch.setattr(best_first._Search, "_price_part", after_low_cutoff)
@@ -218,11 +218,7 @@ def blocks_of(near):
 
 
 def by_position(near, positions, longest):
-    return {
-        position: candidate
-        for here, _, candidates in near.candidates(positions, longest)
-        for position, candidate in zip(here.tolist(), candidates, strict=True)
-    }
+    return dict(zip(positions.tolist(), near.candidates(positions, longest), strict=True))
 
 
 def test_what_both_decided_on_is_all_that_the_bounds_leave(honest_plan):
@@ -267,6 +263,19 @@ def test_bounds_that_are_too_high_are_noticed_by_the_check(monkeypatch, small_pi
 
     monkeypatch.setattr(module, function, high)
     with pytest.raises(Disagreement, match=r"bound|a layout was tried"):
+        search(small_pipeline, Constraints(), check=True)
+
+
+def test_stages_that_hold_a_layer_less_by_the_bound_are_noticed_by_the_check(monkeypatch, small_pipeline):
+    """The bound of a configuration whose stages could not hold all layers then is infinite."""
+    honest = of_steps.capacities_of_stages
+
+    def low(*given):
+        found = honest(*given)
+        return replace(found, layers=np.maximum(found.layers - 1, found.layers > 0))
+
+    monkeypatch.setattr(of_steps, "capacities_of_stages", low)
+    with pytest.raises(Disagreement, match="its bound is infinite"):
         search(small_pipeline, Constraints(), check=True)
 
 

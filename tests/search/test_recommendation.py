@@ -199,15 +199,11 @@ def test_keys_by_hand(name, machines, axes, by_hand, chunks, uneven):
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("cluster_hosts", "used", "counted"),
-    [(4, 3, 3), (16, 15, 15), (31, 29, 29), (32, 29, 30), (256, 252, 256), (256, 240, 240), (37, 37, 37), (37, 35, 36)],
-)
-def test_hosts_count_in_sixteenths_of_the_cluster(cluster_hosts, used, counted):
-    """A saving of less than a sixteenth of the hosts is no reason for a slower plan."""
+@pytest.mark.parametrize(("cluster_hosts", "used"), [(4, 3), (37, 37), (256, 252), (256, 241), (256, 240)])
+def test_hosts_in_use_count_one_by_one(cluster_hosts, used):
     asked = load_job(model="llama3-8b", cluster="dgx-h100", nodes=cluster_hosts, engine="megatron", global_batch_size=8)
     layout = parse_layout(f"dp={8 * used},zero=1", num_layers=32, num_devices=8 * used)
-    assert keys_of(asked, layout).machines == counted
+    assert keys_of(asked, layout).machines == used
 
 
 @pytest.mark.parametrize(
@@ -219,7 +215,7 @@ def test_hosts_count_in_sixteenths_of_the_cluster(cluster_hosts, used, counted):
             {"unseen": 1, "axes": 3},
             "axes that published runs have in place of axes that none",
         ),
-        ({"machines": 3, "axes": 4}, {"machines": 4}, "up to 3 hosts in place of up to 4 hosts"),
+        ({"machines": 3, "axes": 4}, {"machines": 4}, "3 hosts in place of 4 hosts"),
         ({"by_hand": 0}, {"by_hand": 1}, "one switch for recompute in place of recompute layer by layer"),
         ({"chunks": 1}, {"chunks": 2}, "1 chunk a stage in place of 2 chunks a stage"),
         ({"uneven": 0}, {"uneven": 1}, "even stages in place of uneven ones"),

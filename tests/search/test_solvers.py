@@ -409,9 +409,7 @@ def test_a_wrong_answer_of_the_integer_program_is_caught(monkeypatch: pytest.Mon
     best = dynamic_program.best_choice(candidate)
     assert best is not None
     worse = Choice(candidate=0, columns=best.columns, objective_seconds=best.objective_seconds * 2)
-    answer = Answer(
-        choice=worse, status="optimal", bound_seconds=worse.objective_seconds, num_columns=1, num_candidates=1
-    )
+    answer = Answer(choice=worse, status="optimal", bound_seconds=worse.objective_seconds, num_columns=1)
     monkeypatch.setattr(certificate, "solve_program", lambda *_args, **_options: answer)
     with pytest.raises(AssertionError, match="greedy assignment takes"):
         solve([candidate])

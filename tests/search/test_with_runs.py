@@ -12,6 +12,7 @@ from enumeration import long_forms
 from planner.api import plan_job
 from planner.cost.band import axes_of
 from planner.plan_file import plan_from_json
+from planner.search.objectives import Objective
 from planner.search.search import search
 from planner.search.space.constraints import Constraints
 from planner.search.space.space import Space
@@ -111,6 +112,19 @@ def test_a_layout_beyond_the_band_is_not_named():
     for within in (0.0, 0.02):
         assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond, within) is None
         assert with_runs(Space(asked, FREE), plan_objective(), plan.layout, beyond * 1.02, within) is not None
+
+
+@pytest.mark.parametrize("name", ["cost", "gpus"])
+def test_a_layout_with_runs_stays_in_the_band_under_every_objective(name):
+    """A cheaper layout on fewer devices takes longer than the band of a plan on all devices allows."""
+    asked = with_axes(job(), "ep")
+    plan = search(asked, FREE, within=0.02)
+    assert plan.layout.world_size == 8
+    cheapest = search(asked, Constraints.parse(["tp=1,pp=1,cp=1,ep>=2,zero<=1"]), objective=Objective(name=name))
+    assert cheapest.layout.world_size < 8
+    assert cheapest.step_seconds > plan.high_step_seconds
+    found = with_runs(Space(asked, FREE), Objective(name=name), plan.layout, plan.step_seconds, 0.02)
+    assert found.step_seconds <= plan.high_step_seconds
 
 
 def plan_objective():

@@ -55,11 +55,6 @@ class EvenSplit:
         return np.asarray(np.maximum.reduceat(each, self.first), dtype=np.float64)
 
     @property
-    def slowest(self) -> NDArray[np.float64]:
-        """Seconds of one microbatch in the slowest stage, [n]."""
-        return np.asarray(np.maximum.reduceat(self.seconds, self.first), dtype=np.float64)
-
-    @property
     def longest_tail(self) -> NDArray[np.float64]:
         """Seconds of the longest tail, [n]."""
         return np.asarray(np.maximum.reduceat(self.tail_seconds, self.first), dtype=np.float64)
@@ -92,23 +87,23 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
     if degrees.schedule == "interleaved":
         fits = fits & can_interleave(job, x, index, layers)
     prices = stage_prices(job, x, stage)
-    exchange = prices.ep_comm - prices.ep_hidden + prices.pp_comm - prices.pp_hidden
-    passes = prices.passes.forward, exchange
-    terms = prices.microbatch_seconds, *interleaving_terms(job, x, stage, prices), prices.tail_seconds, *passes
-    seconds, fill, slack, tail, forward, exchange = (np.broadcast_to(each, shape) for each in terms)
-    which = np.where(fits, seconds, np.inf).argmin(axis=0)
-    cheapest = which, np.arange(len(owner))
+    fill, slack = interleaving_terms(job, x, stage, prices)
+    seconds = np.broadcast_to(prices.microbatch_seconds, shape)
+    cheapest = np.where(fits, seconds, np.inf).argmin(axis=0), np.arange(len(owner))
+    terms = {
+        "seconds": seconds,
+        "forward_seconds": prices.passes.forward,
+        "exchange_seconds": prices.ep_comm - prices.ep_hidden + prices.pp_comm - prices.pp_hidden,
+        "fill_seconds": fill,
+        "slack_seconds": slack,
+        "tail_seconds": prices.tail_seconds,
+    }
     return EvenSplit(
         first=first,
         fits=np.logical_and.reduceat(fits[cheapest], first),
         layers=layers,
         policy=choice[cheapest],
-        seconds=seconds[cheapest],
-        forward_seconds=forward[cheapest],
-        exchange_seconds=exchange[cheapest],
-        fill_seconds=fill[cheapest],
-        slack_seconds=slack[cheapest],
-        tail_seconds=tail[cheapest],
+        **{name: np.broadcast_to(each, shape)[cheapest] for name, each in terms.items()},
     )
 
 

@@ -48,43 +48,35 @@ def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf)
     equal inputs give equal answers.
     """
     cutoff = min(cutoff, candidate.longest_seconds * (1 + TIE))
-    if _crude_bound(candidate) > cutoff:
+    if _bound(candidate) > cutoff:
         return None
     best: Choice | None = None
-    for variant in _variants(candidate):
-        lowest = _least_bottleneck(variant.candidate)
-        if lowest is not None and _close_bound(variant.candidate, lowest) <= cutoff:
-            best = _first(candidate, best, variant.scan(index, lowest, cutoff))
+    for variant, columns in _variants(candidate):
+        lowest = _least_bottleneck(variant)
+        if lowest is not None and _bound(variant, lowest) <= cutoff:
+            found = _Scan(variant, index, lowest, cutoff).run()
+            found = found and replace(found, columns=tuple(columns[list(found.columns)].tolist()))
+            best = _first(candidate, best, found)
             cutoff = cutoff if best is None else min(cutoff, best.objective_seconds * (1 + TIE))
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """A candidate with the time of the last chunk fixed: its seconds include each stage's wait for this chunk."""
+def _variants(candidate: Candidate) -> Iterator[tuple[Candidate, IntArray]]:
+    """The candidate with each possible time of the last chunk, and the numbers of the columns in the whole candidate.
 
-    candidate: Candidate
-    columns: IntArray  # column indices in the whole candidate
-
-    def scan(self, index: int, least_bottleneck: float, cutoff: float) -> Choice | None:
-        """The optimum of the variant, as a choice of the whole candidate, or None."""
-        found = _Scan(self.candidate, index, least_bottleneck, cutoff).run()
-        return found and replace(found, columns=tuple(self.columns[list(found.columns)].tolist()))
-
-
-def _variants(candidate: Candidate) -> Iterator[_Variant]:
-    """One variant for each possible time of the last chunk; only the unchanged candidate if no stage waits for it."""
+    Its seconds include each stage's wait for this chunk. If no stage waits, only the unchanged candidate is returned.
+    """
     last = candidate.stage == candidate.num_stages - 1
     times = np.unique(candidate.slack_seconds[last])
     if not len(times) or times[-1] <= candidate.slack_seconds.min():
-        yield _Variant(candidate, np.arange(candidate.num_columns))
+        yield candidate, np.arange(candidate.num_columns)
         return
     for time in times.tolist():
         kept = ~last | (candidate.slack_seconds == time)
         own = candidate.keep(kept)
         seconds = own.seconds + np.maximum(0.0, time - own.slack_seconds)
         own = replace(own, seconds=seconds, slack_seconds=np.zeros_like(seconds))
-        yield _Variant(own, np.flatnonzero(kept))
+        yield own, np.flatnonzero(kept)
 
 
 def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Choice | None:
@@ -99,7 +91,7 @@ def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Ch
 
 def best_of(candidates: Sequence[Candidate]) -> Choice | None:
     """The best choice over all candidates; of equal step times the smallest candidate index wins."""
-    bounds, best = list(map(_crude_bound, candidates)), list[Choice]()
+    bounds, best = list(map(_bound, candidates)), list[Choice]()
     for index in sorted(range(len(candidates)), key=bounds.__getitem__):
         cutoff = min((each.objective_seconds for each in best), default=np.inf) * (1 + TIE)
         if bounds[index] > cutoff:
@@ -119,16 +111,17 @@ def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
     return least
 
 
-def _crude_bound(candidate: Candidate) -> float:
+def _bound(candidate: Candidate, bottleneck: float = 0.0) -> float:
     """A lower bound in O(columns): every stage takes its least time, and every layer the least price per load.
 
     With p the least seconds / load of any column, each stage takes at least p times its load. All stages together take
     at least p times the total load, and the slowest stage takes at least an even share of this time.
+    bottleneck: the least time of the slowest stage of any choice, where it is known.
     """
     if candidate.num_columns == 0:
         return np.inf
     fastest = float(_fastest(candidate, candidate.seconds).max())
-    bottleneck = max(fastest, _least_total(candidate, candidate.seconds) / candidate.num_stages)
+    bottleneck = max(bottleneck, fastest, _least_total(candidate, candidate.seconds) / candidate.num_stages)
     tail = float(_fastest(candidate, candidate.tail_seconds).max())
     passes = _least_total(candidate, candidate.pass_seconds)
     return candidate.constant_seconds + candidate.steady_count * bottleneck + passes + tail
@@ -138,15 +131,6 @@ def _least_total(candidate: Candidate, values: FloatArray) -> float:
     """Least sum of `values` over the stages: from the least value of each stage, and from the least value per load."""
     per_load = float((values / np.maximum(candidate.load, 1)).min())
     return max(float(_fastest(candidate, values).sum()), per_load * candidate.total_load)
-
-
-def _close_bound(candidate: Candidate, bottleneck: float) -> float:
-    """The crude bound, tightened by the least bottleneck of any choice."""
-    tail = float(_fastest(candidate, candidate.tail_seconds).max())
-    passes = _least_total(candidate, candidate.pass_seconds)
-    return max(
-        candidate.constant_seconds + candidate.steady_count * bottleneck + passes + tail, _crude_bound(candidate)
-    )
 
 
 def _least_bottleneck(candidate: Candidate) -> float | None:

@@ -71,7 +71,6 @@ class Answer:
     status: Literal["optimal", "time limit", "infeasible"]
     bound_seconds: float  # proved: no choice is faster than this, within the solver's tolerance
     num_columns: int
-    num_candidates: int
 
 
 def weighted_sum(terms: Terms) -> Any:
@@ -263,12 +262,12 @@ def solve_program(
     kept = [candidates[index].keep(columns) for index, columns in columns_of.items()]
     num_columns = sum(each.num_columns for each in kept)
     if not kept:
-        return Answer(choice=None, status="infeasible", bound_seconds=np.inf, num_columns=0, num_candidates=0)
+        return Answer(choice=None, status="infeasible", bound_seconds=np.inf, num_columns=0)
     only = tuple(range(kept[0].num_stages))
     if bounded and num_columns == len(only) and len(kept) == 1 and kept[0].is_choice(only):
         seconds = kept[0].step_seconds(only)
         best = Choice(candidate=alive[0], columns=tuple(columns_of[alive[0]].tolist()), objective_seconds=seconds)
-        return Answer(choice=best, status="optimal", bound_seconds=seconds, num_columns=num_columns, num_candidates=1)
+        return Answer(choice=best, status="optimal", bound_seconds=seconds, num_columns=num_columns)
     bounds = lower_bounds(kept)
     if not bounded:
         bounds = replace(bounds, bottleneck=0 * bounds.bottleneck, tail=0 * bounds.tail)
@@ -294,5 +293,4 @@ def solve_program(
         status=outcome.status,
         bound_seconds=np.inf if outcome.status == "infeasible" else bound,
         num_columns=num_columns,
-        num_candidates=len(kept),
     )

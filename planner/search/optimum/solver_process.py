@@ -60,11 +60,10 @@ def run_solver(problem: pulp.LpProblem, solver: Literal["cbc", "highs"], time_li
         SolverTrouble: the solver is missing, was killed, or gave an answer that cannot be read.
         EnvironmentProblem: HiGHS is asked for and highspy is not installed.
     """
-    run = {"cbc": _run_cbc, "highs": _run_highs}[solver]
     try:
         with _terminated_by_exception(), TemporaryDirectory(prefix="planner-solver-") as folder:
             start = time.monotonic()
-            outcome = run(problem, Path(folder), time_limit)
+            outcome = _solved(problem, solver, Path(folder), time_limit)
     except OSError as error:
         raise SolverTrouble(f"{solver} could not be run: {error}") from error
     if time_limit is not None and time.monotonic() - start >= time_limit:
@@ -103,18 +102,9 @@ def _cbc() -> str | None:
     return found if Path(found).exists() else shutil.which("cbc")
 
 
-def _run_cbc(problem: pulp.LpProblem, folder: Path, time_limit: float | None) -> Outcome:
-    model, solution = folder / "model.mps", folder / "solution.txt"
-    problem.writeMPS(str(model), rename=True)
+def _cbc_command(model: Path, solution: Path, time_limit: float | None) -> list[str]:
     limit = () if time_limit is None else ("-seconds", str(time_limit))
-    command = [cbc_path(), str(model), *limit, *_CBC_OPTIONS, "-solve", "-solution", str(solution)]
-    log = _run(command, folder, time_limit)
-    if log is None:
-        return Outcome(status="time limit", values=None)
-    try:
-        return _cbc_outcome(solution.read_text(encoding="utf-8"), [each.name for each in problem.variables()], log)
-    except (OSError, ValueError, IndexError) as error:
-        raise SolverTrouble(f"cbc wrote no readable answer ({error}): {_last_line(log)}") from error
+    return [cbc_path(), str(model), *limit, *_CBC_OPTIONS, "-solve", "-solution", str(solution)]
 
 
 def _cbc_outcome(written: str, names: list[str], log: str) -> Outcome:
@@ -144,26 +134,37 @@ def _cbc_outcome(written: str, names: list[str], log: str) -> Outcome:
     raise ValueError(f"it begins with {status[:40]!r}")
 
 
-def _run_highs(problem: pulp.LpProblem, folder: Path, time_limit: float | None) -> Outcome:
+def _highs_command(model: Path, solution: Path, time_limit: float | None) -> list[str]:
     if importlib.util.find_spec("highspy") is None:
         raise EnvironmentProblem("HiGHS is not installed", hint="pip install 'parallel-planner[highs]'")
-    model, solution = folder / "model.mps", folder / "solution.json"
-    problem.writeMPS(str(model), rename=True)
     limit = "inf" if time_limit is None else str(time_limit)
-    command = [sys.executable, "-m", "planner.search.optimum.highs_process", str(model), str(solution), limit]
-    log = _run(command, folder, time_limit)
+    return [sys.executable, "-m", "planner.search.optimum.highs_process", str(model), str(solution), limit]
+
+
+def _highs_outcome(written: str, names: list[str], log: str) -> Outcome:  # noqa: ARG001 - as of CBC
+    answer = json.loads(written)
+    status, columns, bound = answer["status"], answer["values"], float(answer["bound"])
+    if status not in ("optimal", "time limit", "infeasible"):
+        raise SolverTrouble(f"highs found no answer: {status}")
+    values = dict(zip(names, map(float, columns), strict=True)) if columns else None
+    return Outcome(status=status, values=values, bound=bound)
+
+
+_SOLVERS = {"cbc": (_cbc_command, _cbc_outcome), "highs": (_highs_command, _highs_outcome)}
+
+
+def _solved(problem: pulp.LpProblem, solver: str, folder: Path, time_limit: float | None) -> Outcome:
+    """The answer that a solver writes for a model; a model's columns are PuLP's variables, in order."""
+    command, outcome = _SOLVERS[solver]
+    model, solution = folder / "model.mps", folder / "solution"
+    problem.writeMPS(str(model), rename=True)
+    log = _run(command(model, solution, time_limit), folder, time_limit)
     if log is None:
         return Outcome(status="time limit", values=None)
     try:
-        answer = json.loads(solution.read_text(encoding="utf-8"))
-        columns, bound = answer["values"], float(answer["bound"])  # a model's columns are PuLP's variables, in order
-        names = [variable.name for variable in problem.variables()]
-        values = dict(zip(names, map(float, columns), strict=True)) if columns else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SolverTrouble(f"highs wrote no readable answer ({error}): {_last_line(log)}") from error
-    if answer["status"] not in ("optimal", "time limit", "infeasible"):
-        raise SolverTrouble(f"highs found no answer: {answer['status']}")
-    return Outcome(status=answer["status"], values=values, bound=bound)
+        return outcome(solution.read_text(encoding="utf-8"), [each.name for each in problem.variables()], log)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SolverTrouble(f"{solver} wrote no readable answer ({error}): {_last_line(log)}") from error
 
 
 def _run(command: list[str], folder: Path, time_limit: float | None) -> str | None:
