@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from planner.emit.target import Value
 
@@ -86,6 +86,23 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
     return found
 
 
+_DEVICES: Final = re.compile(r"""(?m)^[^#\n]*(?:CUDA_VISIBLE_DEVICES=|--include[= ])["']?(?:[\w.-]+:)?((?:\d+,?)+)\b""")
+"""Matches the devices that a script shows to its programs, or names for DeepSpeed."""
+_OF_ONE: Final = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|swift)")
+"""Matches programs that start one rank unless they are told a number; LLaMA-Factory and DeepSpeed start one for each
+device that they see. Source: torch 2.13, distributed/run.py; ms-swift 3602360a, cli/main.py; LLaMA-Factory ff6d4d12,
+launcher.py; DeepSpeed 0.19.8, launcher/runner.py."""
+
+
+def with_ranks(found: Mapping[str, Value], words: Sequence[str], text: str) -> dict[str, Value]:
+    """The options of a command, with the number of ranks that it starts if no option says it."""
+    first = next((word for word in words if word not in ("nohup", "exec", "time")), "")
+    is_one = _OF_ONE.fullmatch(first) and "llamafactory.cli" not in words
+    ranks = {1} if is_one else {len(each.strip(",").split(",")) for each in _DEVICES.findall(text)}
+    is_said = not {HOSTS, RANKS, "num_processes"}.isdisjoint(found) or len(ranks) != 1 or "accelerate" in words
+    return dict(found) if is_said else {**found, RANKS: ranks.pop()}
+
+
 def overrides_of(words: Sequence[str]) -> dict[str, Value]:
     """The overrides `a.b.c=value` (Hydra or OmegaConf) and the options of a command line, as keys and values."""
     found = options_of(words)
@@ -97,7 +114,7 @@ def overrides_of(words: Sequence[str]) -> dict[str, Value]:
 
 def document_of(text: str) -> dict[str, Any]:
     """The keys and values of a text in YAML or JSON."""
-    return mapping_of(parse_yaml(text, THE_FILE).plain)
+    return mapping_of(parse_yaml(text.expandtabs() if text.lstrip().startswith("{") else text, THE_FILE).plain)
 
 
 def mapping_of(found: Any, where: str = THE_FILE) -> dict[str, Any]:
