@@ -146,6 +146,32 @@ def test_options_of_adapters_that_are_off_change_nothing(written) -> None:
     assert not [each for each in found.assumed if each.kind == "open"]
 
 
+def test_four_bits_of_ms_swift_and_stages_that_llama_factory_has_not(written) -> None:
+    text = "swift sft --model Qwen/Qwen2.5-7B --max_length 512 --per_device_train_batch_size 2 "
+    for options in ("--quant_bits 4 --quant_method bnb --bnb_4bit_quant_type nf4", "--quantization_bit 4"):
+        assert "training.frozen_weights=nf4" in read_foreign(written(text + options)).settings
+    keys = "model_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: full\ncutoff_len: 512\nstage: "
+    for stage in ("pt", "sft"):
+        read_foreign(written(f"{keys}{stage}\n", "a.yaml"), num_devices=8)
+    with pytest.raises(InputError, match="what a stage by this name trains"):
+        read_foreign(written(f"{keys}lvm\n", "a.yaml"), num_devices=8)
+
+
+def test_a_command_without_options_names_its_file(written) -> None:
+    keys = "model_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: full\ncutoff_len: 512\nstage: sft\n"
+    written(keys, "a.yaml")
+    text = "cd LLaMA-Factory\nmkdir -p logs\nllamafactory-cli train a.yaml 2>&1 | tee logs/a.log\n"
+    assert "training.sequence_length=512" in read_foreign(written(text), num_devices=8).settings
+
+
+def test_a_script_with_options_of_deepspeed_of_its_own(written) -> None:
+    text = f"deepspeed main.py {RUN} --max_seq_len 512 --zero_stage 3 --deepspeed"
+    found = read_foreign(written(text), num_devices=8)
+    assert (found.layout["zero"], "training.sequence_length=512" in found.settings) == ("3", True)
+    with pytest.raises(InputError, match="offload: the layout may depend on this key"):
+        read_foreign(written(f"{text} --offload"), num_devices=8)
+
+
 @pytest.mark.parametrize(
     ("script", "is_own"),
     [

@@ -27,9 +27,10 @@ _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command with the most options; a line that starts with an option continues the previous command.
+    """Words of the command with the most options, else of the first that names a file.
 
-    What `echo` prints is no command, because scripts print a command before they run it.
+    A line that starts with an option continues the previous command. What `echo` prints is no command, because scripts
+    print a command before they run it.
     """
     found: list[list[str]] = []
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
@@ -37,7 +38,13 @@ def option_words(text: str) -> list[str]:
             found[-1] += words
         else:
             found.append(words)
-    return max(found, key=lambda words: sum(map(is_option, words)) * (words[0] != "echo"), default=[])
+    return max(found, key=_num_options, default=[])
+
+
+def _num_options(words: list[str]) -> tuple[int, bool]:
+    """The number of options of a command that runs something, and whether it names a file of a run."""
+    runs = words[0] not in ("echo", "printf")
+    return runs * sum(map(is_option, words)), runs and any(each.endswith((".yaml", ".yml", ".json")) for each in words)
 
 
 def is_option(word: str) -> bool:
