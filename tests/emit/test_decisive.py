@@ -578,6 +578,13 @@ OF_EACH_FORMAT = {
         "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 "
         "--deepspeed zero3 --KEY 2\n"
     ),
+    "an ms-swift file": (
+        "model: Qwen/Qwen2.5-7B\ntrain_type: full\nper_device_train_batch_size: 1\nmax_length: 2048\nKEY: 2\n"
+    ),
+    "a command line of LLaMA-Factory": (
+        "llamafactory-cli train --model_name_or_path Qwen/Qwen2.5-7B --finetuning_type full --cutoff_len 2048 "
+        "--per_device_train_batch_size 1 --KEY 2\n"
+    ),
     "overrides of a Megatron-Bridge recipe": (
         "python run_recipe.py --recipe llama3_8b model.tensor_model_parallel_size=2 train.global_batch_size=64 "
         "train.micro_batch_size=1 model.seq_length=2048 model.KEY=2\n"

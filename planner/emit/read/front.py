@@ -14,6 +14,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside
 from planner.emit.programs import PROGRAMS
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS
 from planner.emit.read.conditions import UNSET
@@ -268,12 +269,15 @@ _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 def shipped_model(name: str) -> str | None:
     """The shipped model for a name on the Hub such as `Qwen/Qwen2.5-7B-Instruct`; None if there is none."""
-    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
-    plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
-    plain = re.sub(r"^(gemma|llama|olmo)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
-    wanted = {each.replace(".", "-") for each in (last, plain, plain.replace("llama-", "llama"))}
+    last = plain = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    for pattern, other in _OTHER_NAMES.items():
+        plain = re.sub(pattern, other, plain)
+    wanted = {each.replace(".", "-") for each in (last, plain)}
     return next((known for known in model_names() if known.replace(".", "-") in wanted), None)
+
+
+_OTHER_NAMES: Final[dict[str, str]] = names_beside(__file__)["names"]
+"""Pattern of a name on the Hub -> the name here of a model with the same shapes, replaced one after another."""
 
 
 def _count(value: Value) -> int:
