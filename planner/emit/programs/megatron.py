@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import names_beside, still_open
@@ -55,6 +56,17 @@ def _read_weights(given: Given) -> Mapping[str, Any]:
     return {"training.weights": weights if weights == UNKNOWN_WEIGHTS else f"{OF_MEGATRON}{weights}"}
 
 
+def _read_batch(given: Given) -> Mapping[str, Any]:
+    """Without a global batch, each replica computes one microbatch. Source: arguments.py, validate_args."""
+    degrees = (given.whole(f"{each}_size", 1) or 1 for each in _DEGREES)
+    if "global_batch_size" in given or not given.num_devices:
+        return {}
+    return {"training.global_batch_size": given.whole("micro_batch_size") * max(given.num_devices // prod(degrees), 1)}
+
+
+_DEGREES: Final = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
+
+
 def data_of(plan: Plan, how: How) -> dict[str, Value]:
     """Options for data and tokenizer: the user's, placeholders, or mock data without a real tokenizer."""
     if how.smoke:  # NullTokenizer adds one token
@@ -89,7 +101,7 @@ TARGET: Final = Target(
         LOSS,
         Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
         # has no default, and divides the number of iterations before the first (training/training.py)
-        Setting(says=(), write=lambda plan: {"eval_interval": plan.training.steps}),
+        Setting(says=(), write=lambda plan: {"eval_interval": plan.training.steps}, read=_read_batch),
     ),
     refuse=(*REFUSALS, *PRETRAIN),
     command=_command,

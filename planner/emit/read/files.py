@@ -135,6 +135,9 @@ class Run:
             if file in self.files:
                 continue  # another file names it
             reader = _reader_of(file)
+            if reader.is_shell and file.path.suffix == ".py":
+                message = f"{file.shown} is a program, whose options are known when it runs"
+                raise InputError(message, hint="--from reads the command that it starts, in a file")
             first = first or reader
             self._renamed |= reader.renamed
             if reader.target is not first.target:
