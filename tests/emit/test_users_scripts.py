@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from planner.api import estimate_file
 from planner.emit.read.front import read_foreign
+from planner.emit.read.shell import commands_of
 from planner.errors import InputError
 
 RUN = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --micro-batch-size 1"
@@ -57,7 +60,6 @@ def test_a_command_without_a_global_batch_has_one_microbatch_for_each_replica(wr
 def test_mpi_starts_a_number_of_ranks_on_all_hosts(start, written) -> None:
     found = read_foreign(written(f"{start} python pretrain_gpt.py {RUN} --bf16"))
     assert found.num_devices == 16
-    assert read_foreign(written(f"mpirun python pretrain_gpt.py {RUN} --bf16 --world-size 16")).num_devices == 16
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_command_with_neither_sizes_nor_degrees_has_those_of_its_script(writte
 
 def test_a_program_in_python_is_no_script(written) -> None:
     text = f'"""Usage: {START} {RUN} --bf16\n"""\nimport subprocess\n'
-    with pytest.raises(InputError, match="options are known when it runs"):
+    with pytest.raises(InputError, match="of no kind that is known here"):
         read_foreign(written(text, "launch.py"))
     assert read_foreign(written(f"{START} {RUN} --bf16")).num_devices == 8
 
@@ -111,3 +113,61 @@ def test_adapters_keep_their_few_states_on_the_device(written) -> None:
     text += "--max_length 2048 --train_type lora --lora_rank 8 --optimizer_cpu_offload true"
     plan = estimate_file(written(text), "dgx-h100")
     assert (plan.layout.offload, plan.training.lora_rank, plan.model.name) == ("none", 8, "qwen3-30b-a3b")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "declare -r TP=4",
+        "typeset TP=2; readonly PP=2",
+        "local() { :; }; declare -i TP=8",
+        "F=true; if $F; then TP=8; else TP=1; fi",
+        "F=false; if $F; then TP=8; fi; TP=${TP:-2}",
+        "F=false; if ! $F; then TP=8; else TP=1; fi",
+        "F=x; if [ $F ]; then TP=8; else TP=1; fi",
+        "N=3; if (( N > 2 )); then TP=8; else TP=1; fi",
+        "N=3; if (( N % 2 == 0 )); then TP=8; elif (( N == 3 )); then TP=4; fi",
+        "A=1; B=0; if [ $A = 1 ] && [ $B = 1 ]; then TP=8; else TP=1; fi",
+        "A=1; B=0; if [ $A = 2 ] || [ $B = 0 ]; then TP=8; else TP=1; fi",
+        "A=1; B=0; if [[ $A == 1 || $B == 1 ]]; then TP=8; else TP=1; fi",
+        "A=1; B=0; if [[ $A == 1 && $B == 1 ]]; then TP=8; else TP=1; fi",
+        "A=1; if [ $A -eq 1 -a 2 -eq 3 ]; then TP=8; elif [ $A -eq 1 -o 2 -eq 3 ]; then TP=4; fi",
+        "A=1; if [ $A = 2 ]; then TP=8; elif [ $A = 1 ] && [ ! $A = 3 ]; then TP=2; else TP=1; fi",
+        "A=; if [[ -z $A || $A == x ]]; then TP=2; fi",
+        'TP=2; for each in "$@"; do TP=8; done; for each in $*; do TP=1; done',
+        "TP=2; while [ $TP = 8 ]; do TP=1; done",
+        "TP=2; while [ $TP = 8 ]; do if true; then TP=1; fi; done; if [ $TP = 2 ]; then PP=4; fi",
+        "if true; then TP=4; else TP=1; fi",
+    ],
+)
+def test_conditions_and_loops_are_those_of_bash(text) -> None:
+    """Oracle: bash itself, which prints the same words."""
+    script = f"{text}\necho run --tp $TP --pp $PP\n"
+    done = subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, check=True, env={})
+    words = commands_of(script)[-1]
+    assert [each for each in words if each != "$PP"][1:] == done.stdout.split()
+
+
+def test_both_branches_of_a_test_that_only_a_shell_can_evaluate_are_read() -> None:
+    for test in ("[ -f here ] || [ 1 = 2 ]", "[[ $(hostname) == a && 1 == 1 ]]", "grep x y"):
+        assert commands_of(f"if {test}; then A=1; else B=2; fi\nrun $A $B")[-1] == ["run", "1", "2"]
+    assert commands_of("if [ -f here ] && [ 1 = 2 ]; then A=1; else B=2; fi\nrun $A $B")[-1] == ["run", "$A", "2"]
+
+
+def test_a_backslash_at_the_end_of_a_file_is_no_word() -> None:
+    assert commands_of("run --fp16 \\") == [["run", "--fp16"]]
+    assert commands_of("run a\\ b \\") == [["run", "a b"]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "sizes"),
+    [
+        ("#SBATCH -N 4\n#SBATCH --ntasks-per-node=8", (4, 32)),
+        ("#SBATCH -N4 --ntasks-per-node 8  # of them", (4, 32)),
+        ("#SBATCH --nodes=2 --gres=gpu:h100:4 --job-name 'a b'", (2, 8)),
+        ('#SBATCH --nodes="2"\n#SBATCH --gpus-per-node=mi250:8', (2, 16)),
+    ],
+)
+def test_sizes_that_a_script_asks_of_slurm(lines, sizes, written) -> None:
+    found = read_foreign(written(f"#!/bin/bash\n{lines}\nsrun python pretrain_gpt.py {RUN} --bf16\n"))
+    assert (found.num_hosts, found.num_devices) == sizes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import names_beside, still_open
@@ -58,13 +57,11 @@ def _read_weights(given: Given) -> Mapping[str, Any]:
 
 def _read_batch(given: Given) -> Mapping[str, Any]:
     """Without a global batch, each replica computes one microbatch. Source: arguments.py, validate_args."""
-    degrees = (given.whole(f"{each}_size", 1) or 1 for each in _DEGREES)
-    if "global_batch_size" in given or not given.num_devices:
-        return {}
-    return {"training.global_batch_size": given.whole("micro_batch_size") * max(given.num_devices // prod(degrees), 1)}
-
-
-_DEGREES: Final = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
+    tp, pp, cp = (
+        given.whole(f"{each}_parallel_size", 1) or 1 for each in ("tensor_model", "pipeline_model", "context")
+    )
+    replicas = 0 if "global_batch_size" in given else given.num_devices // (tp * pp * cp)
+    return {"training.global_batch_size": given.whole("micro_batch_size") * replicas} if replicas else {}
 
 
 def data_of(plan: Plan, how: How) -> dict[str, Value]:

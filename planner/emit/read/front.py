@@ -269,9 +269,7 @@ _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 def shipped_model(name: str) -> str | None:
     """The shipped model for a name on the Hub such as `Qwen/Qwen2.5-7B-Instruct`; None if there is none."""
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    plain = re.sub(r"-(instruct|thinking|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace(
-        "meta-", ""
-    )
+    plain = re.sub(r"meta-|-(instruct|thinking|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last)
     plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
     plain = re.sub(r"^(gemma|llama|olmo)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
     wanted = {each.replace(".", "-") for each in (last, plain, plain.replace("llama-", "llama"))}
@@ -329,9 +327,8 @@ def _filled(key: str, value: str, rule: str) -> Assumed:
 def _open(key: str, value: Value, doubt: Doubt) -> Assumed:
     """A key that leaves the verdict unknown, with the option that settles it."""
     document, _, name = doubt.field.partition(".")
-    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=...", "model": "--model ..."}.get(
-        document, f"--set {doubt.field}=..."
-    )
+    other = f"--set {doubt.field}=..." if name else f"--{document} ..."
+    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=..."}.get(document, other)
     return _line(key, value, doubt.why, "open", settles)
 
 

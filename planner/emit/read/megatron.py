@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
-from planner.emit.read import OF_RECIPE, RANKS, Reader
+from planner.emit.read import OF_RECIPE, Reader
 from planner.emit.read.conditions import UNSET, whole_number
 from planner.emit.read.options import option_words, options_of
 from planner.specs.training import UNKNOWN_WEIGHTS
@@ -28,8 +28,6 @@ def _values(text: str) -> Values:
     found = translated(options_of(words), _NAMES["old"])
     if others := [word for word in words if _OTHER_SCRIPT.search(word)]:
         found["launch.script"] = others[-1]
-    if (size := found.pop("world_size", None)) is not None and not UNSET.search(str(size)):
-        found.setdefault(RANKS, size)
     kind = found.get("tokenizer_type") or ("GPT2BPETokenizer" if found.get("merge_file") else None)
     if found.get("vocab_size") is None and kind in _VOCABULARIES:
         found["vocab_size"] = _VOCABULARIES[str(kind)]
@@ -41,9 +39,7 @@ def _values(text: str) -> Values:
     return {**DEFAULTS, **found, **dict.fromkeys(loaded, UNKNOWN_WEIGHTS)}
 
 
-_OTHER_SCRIPT: Final = re.compile(
-    rf"(?:^|[/_])(?:{'|'.join(_NAMES['other_scripts'].split())})(?:_\w+)?(?:/(?:train|main|finetune|run))?\.py$"
-)
+_OTHER_SCRIPT: Final = re.compile(_NAMES["other_script"])
 
 
 def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
@@ -57,8 +53,6 @@ def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
     own["zero_stage"] = "1" if str(stage) == "0" and own.get("bf16") else stage
     if groups := own.pop("num_key_value_heads", None):
         own |= {"group_query_attention": True, "num_query_groups": groups}
-    if padded := own.pop("pad_vocab_size_to", None):
-        own.setdefault("vocab_size", padded)
     found = translated(own, _NAMES["deepspeed"])
     method = str(found.get("pp_partition_method", "type:transformer"))
     ends = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
