@@ -138,6 +138,7 @@ def test_adapters_keep_their_few_states_on_the_device(written) -> None:
         "TP=2; while [ $TP = 8 ]; do TP=1; done",
         "TP=2; while [ $TP = 8 ]; do if true; then TP=1; fi; done; if [ $TP = 2 ]; then PP=4; fi",
         "if true; then TP=4; else TP=1; fi",
+        "TP=1; if [ $TP = 1 ] && [ $TP -gt 1 ]; then PP='--x'; elif [ $TP = 2 ]; then PP=' '; fi",
     ],
 )
 def test_conditions_and_loops_are_those_of_bash(text) -> None:

@@ -327,9 +327,8 @@ def _filled(key: str, value: str, rule: str) -> Assumed:
 def _open(key: str, value: Value, doubt: Doubt) -> Assumed:
     """A key that leaves the verdict unknown, with the option that settles it."""
     document, _, name = doubt.field.partition(".")
-    other = f"--set {doubt.field}=..." if name else f"--{document} ..."
-    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=..."}.get(document, other)
-    return _line(key, value, doubt.why, "open", settles)
+    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=...", "model": "--model ..."}
+    return _line(key, value, doubt.why, "open", settles.get(document, f"--set {doubt.field}=..."))
 
 
 def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[Assumed]:

@@ -25,7 +25,8 @@ _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
 _BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
 _FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\w:-]*\s*\(\s*\))\s*(?=\{)")
-_BEFORE_ASSIGNMENTS: Final = {*"export local declare readonly typeset -a -x -r -i -A -g -rx then do else {".split()}
+_DECLARES: Final = ("export", "local", "declare", "readonly", "typeset", "-a", "-x", "-r", "-i", "-A", "-g", "-rx")
+_BEFORE_ASSIGNMENTS: Final = {*_DECLARES, "then", "do", "else", "{"}
 _SIGN: Final = re.compile(r"&&|\|\||[()]")
 _END: Final = "\n;&|()"
 _REDIRECTION: Final = re.compile(r"[0-9&]?>>?(&[0-9-]|[ \t]*(?![&(>])[^\s;&|()]+|(?=[ \t]*>?\())")
@@ -224,6 +225,8 @@ class _Script:
             return
         value = " ".join(self._word(split=False)) if self._has_word() else ""
         if self.branches.is_off or (match[1] in self.fixed and re.search(r"\$\(|`", value)):
+            # options that are not taken are none, and no variable of the environment
+            self.values |= {match[1]: self.values.get(match[1], [""])} if value.lstrip().startswith("--") else {}
             return
         self.values[match[1]] = [*before[:-1], (before[-1] if before else "") + value] if match[2] else [value]
 
