@@ -79,7 +79,6 @@ def in_folder(folder: Path) -> list[File]:
     files = [file for each in names[:_MOST_NAMES] if (file := readable(each))]
     plans = [file for file in files if kind_of(file.shown, file.text) == "a plan"]
     found = [(file, each) for file in files if file not in plans and (each := _known(file))]
-    found = [(file, each) for file, each in found if not (each.is_shell and file.path.suffix == ".py")]  # a program
     for wanted in (
         [file for file, _ in found if file.path.suffix == ".py"],  # a whole configuration
         [file for file, each in found if each.is_shell],
@@ -221,7 +220,9 @@ def _check_read(file: File) -> None:
 
 
 def _known(file: File) -> Reader | None:
-    return next((each for each in READERS if each.recognises(file.text)), None)
+    """The reader that recognises a file; the options of a program in Python are known when it runs alone."""
+    known = (each for each in READERS if each.recognises(file.text))
+    return next((each for each in known if not (each.is_shell and file.path.suffix == ".py")), None)
 
 
 def _reader_of(file: File, otherwise: Reader | None = None) -> Reader:

@@ -130,7 +130,7 @@ def read_foreign(
     training, assumed = dict(facts.of("training")), []
     if any(each.startswith("training.steps=") for each in settings):
         training.pop("epochs", None)
-    given = {each.partition("=")[0] for each in settings}
+    given = {each.partition("=")[0] for each in settings} | ({"model"} if model else set())
     training, memory = place.of(partial(settled, objective, training, every, reader.answer, given))
     weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
@@ -331,8 +331,8 @@ def _filled(key: str, value: str, rule: str) -> Assumed:
 def _open(key: str, value: Value, doubt: Doubt) -> Assumed:
     """A key that leaves the verdict unknown, with the option that settles it."""
     document, _, name = doubt.field.partition(".")
-    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=..."}.get(document, f"--set {doubt.field}=...")
-    return _line(key, value, doubt.why, "open", settles)
+    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=...", "model": "--model ..."}
+    return _line(key, value, doubt.why, "open", settles.get(document, f"--set {doubt.field}=..."))
 
 
 def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[Assumed]:

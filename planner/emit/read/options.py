@@ -75,6 +75,8 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
     while place < len(words):
         word = words[place]
         place += 1
+        if word == "-np" or (word == "-n" and words[0].startswith("mpi")):  # of all hosts
+            found |= dict.fromkeys([RANKS], words[place]) if place < len(words) else {}
         if not word.startswith("--") or len(word) < 3:
             continue
         name, equals, value = word[2:].partition("=")

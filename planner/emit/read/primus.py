@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from planner.emit.target import Values
 
 _NAMES: Final = names_beside(__file__)
+_SIGNS: Final = _NAMES["signs"]
 _VARIABLE: Final = re.compile(r"\$\{\w+:([^{}]*)\}")
 """`${NAME:value}`: the value of an environment variable, with the value that stands without it."""
 _OF_MEGATRON: Final = re.compile(r"^\s+framework:\s*['\"]?(?!megatron\b)(\w+)", re.MULTILINE)
@@ -80,10 +81,7 @@ def _of_bridge(text: str) -> Values:
 
 PRIMUS: Final = Reader(
     name="an experiment of Primus",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+overrides:\s*$",
-    ),
+    signs=_SIGNS["experiment"],
     values=_primus_values,
     engine=engine_of,
     target=replace(
@@ -128,10 +126,7 @@ def _bridge_document(text: str) -> Values:
 BRIDGE_FILE: Final = replace(
     BRIDGE,
     name="YAML overrides of a Megatron-Bridge recipe",
-    signs=(
-        r"^model:\s*$",
-        r"^  (\w+_model_parallel_size|train_iters|train_samples):",
-    ),
+    signs=_SIGNS["bridge"],
     values=_bridge_document,
     is_shell=False,
 )
@@ -139,20 +134,14 @@ BRIDGE_FILE: Final = replace(
 PRIMUS_TITAN: Final = replace(
     torchtitan.READER,
     name="an experiment of Primus over torchtitan",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+framework:\s*torchtitan\b",
-    ),
+    signs=_SIGNS["over_torchtitan"],
     values=_titan_values,
     target=replace(torchtitan.READER.target, ignores=(*torchtitan.READER.target.ignores, "primus_turbo.*")),
 )
 PRIMUS_BRIDGE: Final = replace(
     BRIDGE_FILE,
     name="an experiment of Primus over Megatron-Bridge",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+framework:\s*megatron_bridge\b",
-    ),
+    signs=_SIGNS["over_bridge"],
     values=_of_bridge,
     target=replace(BRIDGE_FILE.target, ignores=(*BRIDGE_FILE.target.ignores, *listed(_NAMES["ignores"]))),
 )
