@@ -26,6 +26,11 @@ MEGATRON: Final = {module: tuple(parts) for module, parts in _NAMES["megatron"].
 """Module -> matrices that the module fuses."""
 
 
+MODULES: Final = {name: (part,) for part, name in PEFT.items()} | MEGATRON
+MODULES |= dict.fromkeys(("all-linear", "all"), ("all-linear",))
+"""Module of PEFT or Megatron-Core, or a word for all of them -> matrices that it holds."""
+
+
 def adapters_of(given: Given, key: str, rank: int, parts: Iterable[str]) -> Mapping[str, Any]:
     """Adapters of this rank beside those of these matrices that the model has; `all-linear` becomes their names.
 

@@ -161,7 +161,7 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
 @pytest.mark.parametrize(
     "more",
     [
-        "critic.model.path=Qwen/Qwen2.5-7B",
+        "verifier.model.path=Qwen/Qwen2.5-7B",
         "reward_model.enable=True",
         "actor_rollout_ref.model.enable_activation_offload=True",
     ],
@@ -569,6 +569,10 @@ OF_EACH_FORMAT = {
         "python -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 "
         "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
         "actor_rollout_ref.actor.fsdp_config.KEY=2\n"
+    ),
+    "a file over verl's own": (
+        "data: {train_batch_size: 64}\nactor_rollout_ref:\n  actor:\n    ppo_mini_batch_size: 64\n"
+        "    ppo_micro_batch_size_per_gpu: 1\n    fsdp_config:\n      KEY: 2\n"
     ),
     "a command line of verl's fine-tuning": (
         "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 "

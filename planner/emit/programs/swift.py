@@ -9,8 +9,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.adapters import EXPERTS, PEFT, adapters_of
-from planner.emit.adapters import MEGATRON as MODULES
+from planner.emit.adapters import EXPERTS, MODULES, adapters_of
 from planner.emit.names import listed, names_beside, refusals, translated
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
@@ -68,7 +67,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     if "lora" not in kinds:
         return {}
     names = targets if isinstance(targets, tuple) else (targets,)
-    known = {"all-linear": ("all-linear", *EXPERTS)} | MODULES | {name: (part,) for part, name in PEFT.items()}
+    known = MODULES | {"all-linear": ("all-linear", *EXPERTS)}
     parts = [part for name in names for part in known.get(str(name), ())]
     return adapters_of(given, "target_modules", rank, parts)
 

@@ -80,10 +80,7 @@ def _of_bridge(text: str) -> Values:
 
 PRIMUS: Final = Reader(
     name="an experiment of Primus",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+overrides:\s*$",
-    ),
+    signs=(r"^modules:\s*$", r"^\s+overrides:\s*$"),
     values=_primus_values,
     engine=engine_of,
     target=replace(
@@ -128,10 +125,7 @@ def _bridge_document(text: str) -> Values:
 BRIDGE_FILE: Final = replace(
     BRIDGE,
     name="YAML overrides of a Megatron-Bridge recipe",
-    signs=(
-        r"^model:\s*$",
-        r"^  (\w+_model_parallel_size|train_iters|train_samples):",
-    ),
+    signs=(r"^model:\s*$", r"^  (\w+_model_parallel_size|train_iters|train_samples):"),
     values=_bridge_document,
     is_shell=False,
 )
@@ -139,20 +133,14 @@ BRIDGE_FILE: Final = replace(
 PRIMUS_TITAN: Final = replace(
     torchtitan.READER,
     name="an experiment of Primus over torchtitan",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+framework:\s*torchtitan\b",
-    ),
+    signs=(r"^modules:\s*$", r"^\s+framework:\s*torchtitan\b"),
     values=_titan_values,
     target=replace(torchtitan.READER.target, ignores=(*torchtitan.READER.target.ignores, "primus_turbo.*")),
 )
 PRIMUS_BRIDGE: Final = replace(
     BRIDGE_FILE,
     name="an experiment of Primus over Megatron-Bridge",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+framework:\s*megatron_bridge\b",
-    ),
+    signs=(r"^modules:\s*$", r"^\s+framework:\s*megatron_bridge\b"),
     values=_of_bridge,
     target=replace(BRIDGE_FILE.target, ignores=(*BRIDGE_FILE.target.ignores, *listed(_NAMES["ignores"]))),
 )

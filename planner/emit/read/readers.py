@@ -13,6 +13,7 @@ READERS: Final[tuple[Reader, ...]] = (
     torchtitan.READER,
     torchtitan.COMMAND,
     verl.READER,
+    verl.FILE,
     verl.SFT,
     overrides.SWIFT,
     overrides.BRIDGE,
