@@ -207,3 +207,57 @@ def test_microbatches_of_nemo_rl_by_tokens_leave_the_verdict_open(tmp_path) -> N
     (tmp_path / "a.yaml").write_text(text)
     plan = estimate_file(tmp_path / "a.yaml", "dgx-h100")
     assert (plan.layout.tp, plan.layout.mbs, plan.verdict) == (2, 1, "unknown")
+
+
+RUN = "accelerate launch --num_processes 16 sft.py --model_name_or_path $MODEL --per_device_train_batch_size 1 "
+RUN += "--bf16 --max_length 2048 --accelerate_config zero3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"envs:\n  MODEL: Qwen/Qwen2.5-7B\n  TOKEN:\nsetup: |\n  echo it's\nrun: |\n  pip install trl\n  {RUN}\n",
+        f"type: task\nnodes: 2\nenv:\n  - TOKEN\n  - MODEL=Qwen/Qwen2.5-7B\ncommands:\n  - cd x\n  - {RUN}\n",
+        f"apiVersion: ray.io/v1\nkind: RayJob\nspec:\n  entrypoint: {RUN.replace('$MODEL', 'Qwen/Qwen2.5-7B')}\n",
+        (
+            "apiVersion: v1\nkind: Service\n---\napiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n"
+            "      containers:\n      - env:\n        - {name: MODEL, value: Qwen/Qwen2.5-7B}\n"
+            f"        command: [/bin/bash, -c]\n        args:\n        - |\n          set -e\n          {RUN}\n"
+        ),
+        (
+            "apiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n      containers:\n      - command:\n"
+            + "".join(f"        - {word}\n" for word in RUN.replace("$MODEL", "Qwen/Qwen2.5-7B").split()[:5])
+            + "        args:\n"
+            + "".join(f"        - {word!r}\n" for word in RUN.replace("$MODEL", "Qwen/Qwen2.5-7B").split()[5:])
+        ),
+    ],
+    ids=["SkyPilot", "dstack", "RayJob", "script of a Job", "words of a Job"],
+)
+def test_commands_in_files_of_launchers_are_read(text, read) -> None:
+    found = read(text, "job.yaml", model=None)
+    assert (found.model.name, found.layout["zero"], found.layout["mbs"], found.num_devices) == (
+        "qwen2.5-7b",
+        "3",
+        "1",
+        16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "devices"),
+    [
+        ("num_nodes: 2\nresources:\n  accelerators: H100:8", 16),
+        ("num_nodes: 4\nresources:\n  accelerators: {A100-80GB: 4}", 16),
+        ("resources: {accelerators: 'H100:8'}\nnum_nodes: 1", 8),
+    ],
+)
+def test_sizes_of_a_launcher_are_the_variables_that_it_sets(size, devices, read) -> None:
+    """SkyPilot, environment-variables.rst: SKYPILOT_NUM_NODES and SKYPILOT_NUM_GPUS_PER_NODE."""
+    run = f"{VERL}trainer.nnodes=$SKYPILOT_NUM_NODES".replace("node=8", "node=$SKYPILOT_NUM_GPUS_PER_NODE")
+    assert read(f"{size}\nrun: |\n  {run}\n", "sky.yaml", num_devices=0).num_devices == devices
+
+
+def test_lines_of_mistakes_are_those_of_the_launcher_s_file(read) -> None:
+    with pytest.raises(InputError) as caught:
+        read(f"name: a\nsetup: |\n  echo\nrun: |\n  {VERL}{ACTOR}fsdp_config.model_dtype=int8\n", "sky.yaml")
+    assert caught.value.mistakes[0].where.endswith("sky.yaml:5")

@@ -115,8 +115,7 @@ def not_set(key: str, text: str) -> Mistake:
 
 _LAYOUT: Final = re.compile(
     "parallel|degree|pipeline|stage|checkpoint_activ|activations_checkpoint|recompute|offload|shard"
-    "|accum(ulation)?_steps|accumulate_grad_batches"
-    r"|(?:^|[_.])(?:[tpcde]p|world)(?:_size)?\b"
+    r"|(?:^|[_.])(?:[tpcde]p|world)(?:_size)?\b|accum\w*_(?:steps|grad_batches)\b"
 )
 """Parts of names that programs give to degrees, stages, recomputation, offload, and rounds of microbatches."""
 _PLAIN: Final = {"1", "0", "false", "none", "null"}

@@ -95,14 +95,8 @@ def _read(given: Given) -> Mapping[str, Any]:
     return found | _objective(given)
 
 
-_SIGN: Final = (
-    r"\A(?=[\s\S]*^policy:\s*$)[\s\S]*^((sft|dpo|grpo|rm|defaults):|\s+(dtensor|megatron)_cfg:)|"
-    r"^defaults:.*\b(sft|dpo|grpo|rm)\b.*\.ya?ml"
-)
-
 READER: Final = Reader(
-    name="a file of NeMo RL",
-    signs=(_SIGN,),
+    **_NAMES["reader"],
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=only_read("nemo-rl", "NeMo RL, the training of the policy", _NAMES, _read),

@@ -10,13 +10,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.adapters import MODULES, adapters_of
+from planner.emit.adapters import adapters_of, parts_of
 from planner.emit.names import names_beside, only_read, translated
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import METHOD, Reader
 from planner.emit.read.options import document_of, option_words, overrides_of
 from planner.errors import InputError
-from planner.specs.mistakes import Mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _OPTIMIZER: Final = "optim.override_optimizer_config.optimizer"
-_ROLLOUT: Final = "actor_rollout_ref.rollout"
 _TUNED_BY_TOKENS: Final = "data.use_dynamic_bsz"
 """Key of fine-tuning, which all its newer files have; `newer` in the document has its default."""
 
@@ -36,9 +34,9 @@ def _values(text: str) -> Values:
     said = {key: value for key, value in every.items() if "." in key}  # other keys are a launcher's
     if "megatron" in name or "model_engine=megatron" in text:
         said.setdefault(f"{_ACTOR}.strategy", "megatron")
-    if name and not re.fullmatch(_NAMES["shipped"], name):  # a file of the user's own, over verl's
-        return translated({**said, "config": f"{name}.yaml", METHOD: None}, rows)
-    return translated({**rows["defaults"], **said, METHOD: None}, rows)  # the table has the lengths and the engine
+    is_own = name and not re.fullmatch(_NAMES["shipped"], name)  # a file over verl's own, which has the defaults
+    before = {"config": f"{name}.yaml"} if is_own else rows["defaults"]
+    return translated({**before, **said, METHOD: None}, rows)  # the table has the lengths and the engine
 
 
 def _of_document(text: str) -> Values:
@@ -84,9 +82,8 @@ def _read_sharding(given: Given) -> Mapping[str, Any]:
     if _is_megatron(given.values):
         return {"layout.zero": 1}
     start = f"{_ACTOR}.fsdp_config."
-    found = given.choice(f"{start}model_dtype", _NAMES["stored"], "fp32") | given.choice(
-        f"{start}dtype", _NAMES["computed"], "bfloat16"
-    )
+    found = dict(given.choice(f"{start}model_dtype", _NAMES["stored"], "fp32"))
+    found |= given.choice(f"{start}dtype", _NAMES["computed"], "bfloat16")
     found["layout.zero"] = 3 if given.flag(f"{start}reshard_after_forward", default=True) else 2
     size = given.text(key := f"{start}fsdp_size", "-1")
     if size == "-1" or not given.num_devices:
@@ -161,12 +158,8 @@ def _read_offload(given: Given) -> Mapping[str, Any]:
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     """Adapters: of FSDP by PEFT's names, of Megatron-Core by Megatron-Bridge's, since release 0.7."""
     keys = _NAMES["adapters"]["megatron" if _is_megatron(given.values) else "fsdp"]
-    rank, key = given.whole(keys[0]), keys[1]
-    named = re.findall(r"[\w-]+", str(given.get(key, "all-linear")))
-    if unknown := [each for each in named if each not in MODULES]:
-        raise InputError(f"{unknown[0][:60]!r} has no price here", where=key, hint=", ".join(MODULES))
-    parts = [part for each in named for part in MODULES[each]]
-    return adapters_of(given, key, rank, parts) if rank else {}
+    rank, parts = given.whole(keys[0]), parts_of(given, keys[1], "all-linear")
+    return adapters_of(given, keys[1], rank, parts) if rank else {}
 
 
 def _read_objective(given: Given) -> Mapping[str, Any]:
@@ -192,42 +185,28 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
     on_host = not _is_megatron(given.values) or given.flag("actor_rollout_ref.ref.megatron.param_offload")
     own = "policy" if _read_adapters(given) else "host" if on_host else "resident"
     found: dict[str, Any] = {"training.objective": "grpo", "training.reference": own if any(diverges) else "none"}
-    if not given.flag(f"{_ROLLOUT}.free_cache_engine", default=True):
-        found["training.rollout_memory"] = given.number(f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
+    if not given.flag("actor_rollout_ref.rollout.free_cache_engine", default=True):
+        found["training.rollout_memory"] = given.number("actor_rollout_ref.rollout.gpu_memory_utilization", 0.5)
     return found | loss
-
-
-def _read(given: Given) -> Mapping[str, Any]:
-    steps = (_read_degrees, _read_sharding, _read_batch, _read_recompute)
-    parts = (*steps, _read_offload, _read_adapters, _read_objective)
-    mistakes = Mistakes()
-    found = [mistakes.attempt(read, given) or {} for read in parts]
-    mistakes.raise_if_any()
-    return {field: value for part in found for field, value in part.items()}
 
 
 _NAMES: Final = names_beside(__file__)
 
-TABLE: Final = only_read("verl", "verl, the training step of the actor", _NAMES, _read)
+TABLE: Final = only_read(
+    *("verl", "verl, the training step of the actor", _NAMES, _read_degrees, _read_sharding, _read_batch),
+    *(_read_recompute, _read_offload, _read_adapters, _read_objective),
+)
+
+_READERS: Final = _NAMES["readers"]
 
 READER: Final = Reader(
-    name="a command line of verl",
-    signs=(r"actor_rollout_ref\.\S+=|verl\.trainer\.main_\w+",),
+    **_READERS["command"],
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=TABLE,
     files={"config": _of_document},
     is_shell=True,
 )
-
-FILE: Final = replace(
-    READER, name="a file over verl's own", signs=(r"^actor_rollout_ref:\s*$",), values=_of_document, is_shell=False
-)
-
-SFT: Final = replace(
-    READER,
-    name="a command line of verl's fine-tuning",
-    signs=(r"^[^#\n]*verl\.trainer\.(fsdp_)?sft_trainer",),
-    values=_of_fine_tuning,
-    renamed=_NAMES["sft"]["renamed"],
-)
+FILE: Final = replace(READER, **_READERS["file"], values=_of_document, is_shell=False)
+SFT: Final = replace(READER, **_READERS["sft"], values=_of_fine_tuning, renamed=_NAMES["sft"]["renamed"])
+READERS: Final = (READER, FILE, SFT)
