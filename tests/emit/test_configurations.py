@@ -261,3 +261,68 @@ def test_lines_of_mistakes_are_those_of_the_launcher_s_file(read) -> None:
     with pytest.raises(InputError) as caught:
         read(f"name: a\nsetup: |\n  echo\nrun: |\n  {VERL}{ACTOR}fsdp_config.model_dtype=int8\n", "sky.yaml")
     assert caught.value.mistakes[0].where.endswith("sky.yaml:5")
+
+
+NEMO = (
+    "policy.model_name=Qwen/Qwen2.5-7B policy.train_global_batch_size=64 policy.train_micro_batch_size=2 "
+    "policy.max_total_sequence_length=2048 policy.dtensor_cfg.enabled=True policy.dtensor_cfg.tensor_parallel_size=2 "
+    "policy.precision=bfloat16 sft.max_num_steps=10 cluster.gpus_per_node=8 cluster.num_nodes=1"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uv run examples/run_sft.py --config a.yaml {}\n",
+        'COMMAND="uv run ./examples/run_sft.py --config a.yaml {}" \\\nsbatch --nodes=1 ray.sub\n',
+    ],
+    ids=["command", "text for ray.sub"],
+)
+@pytest.mark.parametrize(("more", "offload"), [("", "none"), ("policy.dtensor_cfg.cpu_offload=True", "optimizer")])
+def test_commands_of_nemo_rl_are_read(text, more, offload, tmp_path, read) -> None:
+    (tmp_path / "a.yaml").write_text("policy: {precision: float32}\nsft: {max_num_epochs: 1}\n")
+    found = read(text.format(f"{NEMO} {more}"), model=None)
+    assert found.model.name == "qwen2.5-7b"
+    expected = {"tp": "2", "mbs": "2", "zero": "3", "offload": offload}
+    assert {"offload": "none", **found.layout}.items() >= expected.items()
+
+
+OPENRLHF = (
+    "deepspeed --module openrlhf.cli.{} --pretrain {} --zero_stage 3 --max_len 2048 --bf16 --micro_train_batch_size 1"
+)
+
+
+@pytest.mark.parametrize("trainer", ["train_ebft_ray", "train_compressor"])
+def test_trainers_that_openrlhf_does_not_have_are_refused(trainer, read) -> None:
+    with pytest.raises(InputError, match="this trainer, which is not the program's own"):
+        read(OPENRLHF.format(trainer, "Qwen/Qwen2.5-7B"))
+    assert read(OPENRLHF.format("train_sft", "Qwen/Qwen2.5-7B"), model=None).layout["zero"] == "3"
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-1.5-7b-hf", "OpenGVLab/InternVL3-8B"])
+def test_names_of_models_with_an_encoder_are_refused_unless_ignored(name, read) -> None:
+    text = OPENRLHF.format("train_sft", name)
+    with pytest.raises(InputError, match="an encoder of images or sound"):
+        read(text)
+    assert read(text, ignore=("launch.model",)).layout["zero"] == "3"
+
+
+@pytest.mark.parametrize("option", ["mse_loss", "compress_rate", "distill_weight"])
+def test_a_further_loss_of_own_code_leaves_the_verdict_open(option, tmp_path, read) -> None:
+    (tmp_path / "z.json").write_text('{"zero_optimization": {"stage": 3}}')
+    text = f"accelerate launch train.py --model_name_or_path Qwen/Qwen2.5-7B --bf16 --deepspeed z.json --{option} 4"
+    assert option in opened(read(text))
+
+
+@pytest.mark.parametrize("key", ["gradient_accumulation_steps", "grad_accumulation_steps", "grad_accum_steps"])
+def test_rounds_of_microbatches_in_forks_of_torchtitan(key, read) -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 2048\n'
+    assert "training.global_batch_size=64" in read(f"{text}{key} = 4\n", "a.toml", model="llama3-8b").settings
+
+
+def test_a_variable_of_a_job_without_a_value_is_no_variable(read) -> None:
+    text = (
+        "apiVersion: batch/v1\nkind: Job\nspec:\n  containers:\n  - env:\n    - {name: KEY, valueFrom: {a: b}}\n"
+        f"    - {{name: MODEL, value: Qwen/Qwen2.5-7B}}\n    command: [bash, -c]\n    args: ['{VERL}']\n"
+    )
+    assert read(text, "job.yaml").layout["mbs"] == "2"

@@ -598,6 +598,10 @@ OF_EACH_FORMAT = {
         "modules:\n  post_trainer:\n    framework: megatron_bridge\n    model: llama3_8B.yaml\n    overrides:\n"
         "      tensor_model_parallel_size: 2\n      KEY: 2\n"
     ),
+    "a command line of NeMo RL": (
+        "uv run examples/run_sft.py policy.train_micro_batch_size=1 policy.max_total_sequence_length=2048 "
+        "policy.dtensor_cfg.enabled=true policy.dtensor_cfg.KEY=2\n"
+    ),
     "a file of NeMo RL": (
         "sft:\n  seed: 1\npolicy:\n  train_micro_batch_size: 1\n  max_total_sequence_length: 2048\n"
         "  dtensor_cfg:\n    enabled: true\n    KEY: 2\n"

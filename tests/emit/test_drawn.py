@@ -264,7 +264,7 @@ cluster: {gpus_per_node: 8, num_nodes: 1}
     ("own", "layout"),
     [
         ("  dtensor_cfg: {tensor_parallel_size: 4, activation_checkpointing: true}\n", "tp=4,zero=3,recompute=full"),
-        ("  dtensor_cfg: {dp_replicate_size: 2, cpu_offload: true}\n", "zero=3,hsdp=2,offload=states+params"),
+        ("  dtensor_cfg: {dp_replicate_size: 2, cpu_offload: true}\n", "zero=3,hsdp=2,offload=optimizer"),
         (
             (
                 "  dtensor_cfg: {enabled: false}\n  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, "

@@ -22,10 +22,9 @@ _NAMES: Final = names_beside(__file__)
 
 def script_of(text: str) -> str:
     """The commands that a launcher's file runs, behind the variables that it sets; any other text as it is."""
-    if not re.search(_NAMES["sign"], text, re.MULTILINE):
-        return text
+    pieces = re.split(r"(?m)^---.*$", text) if re.search(_NAMES["sign"], text, re.MULTILINE) else []
     try:
-        parts = [parse_yaml(part, "").plain for part in re.split(r"(?m)^---.*$", text) if part.strip()]
+        parts = [parse_yaml(piece, "").plain for piece in pieces if piece.strip()]
     except InputError:
         return text
     commands = list(_found(parts, _commands))
@@ -40,17 +39,13 @@ def _found(data: Any, lines: Any) -> Iterator[str]:
 
 
 def _variables(data: dict[str, Any]) -> Iterator[str]:
-    rows = data.get("env") or data.get("envs") or {}
-    pairs = [*rows.items()] if isinstance(rows, dict) else [_pair(row) for row in rows]
-    yield from (f"export {name}={shlex.quote(str(value))}" for name, value in pairs if isinstance(value, str | int))
+    rows = data.get("env") or data.get("envs") or ()
+    if isinstance(rows, dict):
+        rows = [{"name": name, "value": value} for name, value in rows.items()]
+    pairs = [map(row.get, ("name", "value")) if isinstance(row, dict) else (*str(row).split("=", 1), 0) for row in rows]
+    yield from (f"export {name}={shlex.quote(str(value))}" for name, value, *_ in pairs if isinstance(value, str | int))
     counts = {name: re.search(r"(?:^|:)\s*(\d+)\D*$", str(data.get(key))) for key, name in _NAMES["sizes"].items()}
     yield from (f"export {name}={count[1]}" for name, count in counts.items() if count)
-
-
-def _pair(row: Any) -> tuple[Any, Any]:
-    """The name and the value of a variable; a value that only the launcher has is None."""
-    name, equals, value = str(row).partition("=")
-    return (row.get("name"), row.get("value")) if isinstance(row, dict) else (name, value if equals else None)
 
 
 def _commands(data: dict[str, Any]) -> Iterator[str]:

@@ -17,6 +17,7 @@ READERS: Final[tuple[Reader, ...]] = (
     overrides.BRIDGE,
     *primus.READERS,
     megatron.READER,
+    nemo_rl.COMMAND,
     nemo_rl.READER,
     *hugging_face.READERS,
 )

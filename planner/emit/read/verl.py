@@ -16,6 +16,7 @@ from planner.emit.programs.hugging_face import flat
 from planner.emit.read import METHOD, Reader
 from planner.emit.read.options import document_of, option_words, overrides_of
 from planner.errors import InputError
+from planner.specs.mistakes import Mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,13 +63,16 @@ def _is_megatron(values: Values) -> bool:
 
 def _read_degrees(given: Given) -> dict[str, Any]:
     is_megatron, start = _is_megatron(given.values), f"{_ACTOR}.megatron."
+    mistakes = Mistakes()
     found = {
-        field: (given.whole(start + key, 1) or 1) if is_megatron else 1 for field, key in _NAMES["degrees"].items()
+        field: (mistakes.attempt(given.whole, start + key, 1) or 1) if is_megatron else 1
+        for field, key in _NAMES["degrees"].items()
     }
-    own = [given.whole(f"{_ACTOR}.{part}ulysses_sequence_parallel_size", 1) for part in ("", "fsdp_config.")]
+    ulysses = [mistakes.attempt(given.whole, key, 1) or 1 for key in _NAMES["ulysses"]]
+    mistakes.raise_if_any()
     is_cut = given.flag(f"{start}sequence_parallel", default=True)
     if not is_megatron:
-        found["layout.cp"] = max(*own, 1)
+        found["layout.cp"] = max(ulysses)
     elif found["layout.tp"] > 1:
         found["layout.sp"] = int(is_cut)
     is_dense = given.model is None or given.model.moe is None
@@ -127,10 +131,8 @@ def _replicas(given: Given) -> int:
 
 
 def _read_recompute(given: Given) -> Mapping[str, Any]:
-    start, key = (
-        f"{_ACTOR}.megatron.override_transformer_config.",
-        "actor_rollout_ref.model.enable_gradient_checkpointing",
-    )
+    start = f"{_ACTOR}.megatron.override_transformer_config."
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
     kind = given.text(f"{start}recompute_granularity", "none")
     method, number = given.text(f"{start}recompute_method", "uniform"), given.whole(f"{start}recompute_num_layers", 1)
     if kind != "selective" or "core_attn" in given.text(f"{start}recompute_modules", "core_attn"):
@@ -173,8 +175,7 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
     (need_critic, need_reference_policy); trainer/config/rollout/rollout.yaml; workers/actor/dp_actor.py;
     workers/engine/fsdp/transformer_impl.py (logprobs_from_logits); trainer/fsdp_sft_trainer.py (CrossEntropyLoss).
     """
-    is_one_kernel = not _is_megatron(given.values) and not given.number(f"{_ACTOR}.entropy_coeff")
-    loss = {"training.loss": "fused"} if is_one_kernel else {}
+    loss = {} if _is_megatron(given.values) or given.number(f"{_ACTOR}.entropy_coeff") else {"training.loss": "fused"}
     if "algorithm.adv_estimator" not in given:
         return loss if _TUNED_BY_TOKENS in given else {}
     if given.flag("trainer.val_only"):
@@ -193,20 +194,17 @@ def _read_objective(given: Given) -> Mapping[str, Any]:
 _NAMES: Final = names_beside(__file__)
 
 TABLE: Final = only_read(
-    *("verl", "verl, the training step of the actor", _NAMES, _read_degrees, _read_sharding, _read_batch),
-    *(_read_recompute, _read_offload, _read_adapters, _read_objective),
+    _NAMES, _read_degrees, _read_sharding, _read_batch, _read_recompute, _read_offload, _read_adapters, _read_objective
 )
 
-_READERS: Final = _NAMES["readers"]
-
 READER: Final = Reader(
-    **_READERS["command"],
+    **_NAMES["readers"]["command"],
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=TABLE,
     files={"config": _of_document},
     is_shell=True,
 )
-FILE: Final = replace(READER, **_READERS["file"], values=_of_document, is_shell=False)
-SFT: Final = replace(READER, **_READERS["sft"], values=_of_fine_tuning, renamed=_NAMES["sft"]["renamed"])
+FILE: Final = replace(READER, **_NAMES["readers"]["file"], values=_of_document, is_shell=False)
+SFT: Final = replace(READER, **_NAMES["readers"]["sft"], values=_of_fine_tuning, renamed=_NAMES["sft"]["renamed"])
 READERS: Final = (READER, FILE, SFT)
