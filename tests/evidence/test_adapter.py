@@ -754,6 +754,17 @@ def test_a_pipeline_layout_is_read_from_words(flags: str) -> None:
     assert (found.layout.interleave, found.layout.layers_per_stage) == (2, (3, 4, 4, 4, 4, 4, 4, 3))
 
 
+@pytest.mark.parametrize(("pp", "layers"), [("2", (11, 5)), ("4", (6, 5, 5, 0)), ("8", (3, 3, 2, 3, 2, 2, 1, 0))])
+def test_nanotron_divides_a_pipeline_by_parameters(pp: str, layers: tuple[int, ...]) -> None:
+    """By hand: the head, 2048 x 131072, counts as 4 of the layers; stages end above 20 / pp, 40 / pp and so on.
+
+    With 8 stages nanotron's have 3, 3, 2, 3, 2 and 3 layers, and the last two hold the head and the loss alone.
+    """
+    shape = {"layers": "16", "hidden": "2048", "ffn": "8192", "heads": "32", "kv_heads": "32", "vocab": "131072"}
+    found = setup_of(framework="nanotron", model="Llama-3.2-1B", pp=pp, **shape)
+    assert found.layout.layers_per_stage == layers
+
+
 def test_hai_llm_has_a_profile_of_its_own() -> None:
     assert setup_of(framework="HAI-LLM").job.engine.name == "hai-llm"
 
