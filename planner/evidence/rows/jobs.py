@@ -339,8 +339,6 @@ _LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")
 def _precision(run: Run) -> Precision:
     """The precision by its class, or by its words; 16 bits mean fp16 if the row says so or the GPU has no bf16."""
     words, kind = run.precision.lower(), run.precision_class.lower()
-    if words.endswith("?") and re.search(r"fp8.dpa", run.flags.lower()):
-        return "fp8"  # attention in 8 bits needs a recipe of 8 bits; the precision was the table's guess
     for low in _LOW:
         if kind == low or (not kind and (low in words or low.replace("fp", "float") in words)):
             return low
