@@ -116,6 +116,7 @@ class EnginePipeline(_Explained):
 
     zero_stages: ZeRO stages under a pipeline.
     uneven_stages: stages may hold different numbers of layers.
+    divides_by_cost: stages hold equal parts of the model's parameters, those of the head included.
     places_ends: the first and last chunk may hold the embedding and the loss without a layer, and layers for
     multi-token prediction may stand in a chunk before the loss.
     recompute_per_stage: stages may have different recompute policies; otherwise all stages share one policy.
@@ -126,6 +127,7 @@ class EnginePipeline(_Explained):
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]
     uneven_stages: bool
+    divides_by_cost: bool = False
     places_ends: bool = False
     recompute_per_stage: bool = False
     context_parallel: bool = True
