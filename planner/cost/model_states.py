@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.activations import kept_activation_bytes
-from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, largest_layer, trained_params
+from planner.cost.adapters import constant_bytes_per_param, frozen_bytes, largest_layer, trained_params
 from planner.cost.loss import num_logits
 from planner.cost.microbatch import num_microbatches
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
@@ -213,7 +213,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
         copies = np.equal(layout.zero, 2) & np.greater(shard_degree(layout), 1)
         weights = weights + copies * frozen_shard
     weights = weights + low_precision_bytes(job, layout, stage)
-    if constants := job.training.lora_rank and CONSTANT_BYTES[job.training.frozen_weights]:
+    if constants := constant_bytes_per_param(job):
         weights = weights + constants * _params_of_layers(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer
