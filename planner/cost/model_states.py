@@ -190,7 +190,7 @@ def ends_beside_whole_gradients(job: PoolJob, layout: Degrees, stage: Stage, sto
     copied = (grads * (1.0 + 1.0 / ranks) - weights) * np.greater(ranks, 1)
     layer = largest_layer(job, layout, stage)
     freed = kept_activation_bytes(job, layout, stage)[0] / chunks
-    moments = (
+    moments: tuple[Number, ...] = (
         np.where(piped, copied * head + logits - missing - stored, copied * layer + waits - freed / each),
         piped * (copied * np.maximum(embedding, layer) - gone - stored),
         waits + weights * embedding + logits * np.equal(chunks, 1) - alone * gone - freed,
