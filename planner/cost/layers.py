@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from planner.cost.adapters import CONSTANT_BYTES, adapted_matrices, frozen_bytes_per_param
+from planner.cost.adapters import adapted_matrices, constant_bytes_per_param, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.microbatch import sequences_per_microbatch, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
@@ -394,7 +394,7 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
     if job.training.frozen_weights == "16-bit":
         return PassSeconds()
     held = layer_params_on_device(job.model, layout, experts=experts).total
-    read = frozen_bytes_per_param(job) + CONSTANT_BYTES[job.training.frozen_weights]
+    read = frozen_bytes_per_param(job) + constant_bytes_per_param(job)
     seconds = memory_bound_seconds(job, (read + job.compute_bytes) * held)
     return PassSeconds(forward=seconds, backward_input=seconds)
 

@@ -17,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import GraphExecGroup
 
 from planner.trainer.cross_entropy import cross_entropy
 from planner.trainer.parallelize import COMPUTE_TYPES, local_tensor
@@ -193,12 +194,14 @@ class _Stage(PipelineStage):
             options["loss"].detach_()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
-        """Add the gradients to their fp32 sums at once.
+        """Add the gradients to their fp32 sums at once, and recompute each layer once.
 
-        FSDP2 leaves them in 16 bits until the next backward pass of the chunk, and until then adds gradients of further
-        microbatches in 16 bits.
+        FSDP2 leaves the gradients in 16 bits until the next backward pass of the chunk, and until then adds those of
+        further microbatches in 16 bits. torch runs a backward pass for each matrix, of which each would recompute the
+        whole layer, and keep what it does not read.
         """
-        super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
+        with GraphExecGroup():
+            super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
         for module in self.submod.modules():
             group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None  # noqa: SLF001 # torch has no public name
             for each in group.fsdp_params if group is not None else ():

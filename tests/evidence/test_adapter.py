@@ -19,6 +19,7 @@ from published_runs import published_runs
 
 from planner.cost.band import band
 from planner.cost.flops import model_flops_per_step
+from planner.cost.parameters import num_params
 from planner.errors import InputError
 from planner.evidence.compare.score import score
 from planner.evidence.rows.jobs import Setup, Unsupported, job_of
@@ -455,6 +456,16 @@ def test_activations_of_some_layers_on_the_host_are_named() -> None:
     found = setup_of(cpu_offload="40")
     assert found.layout.offload == "none"
     assert "activations of 40" in found.assumed[0].rule
+
+
+def test_litgpt_has_a_head_beside_the_embedding_in_every_model() -> None:
+    """litgpt, model.py (GPT): 1,235,814,400 parameters of Llama 3.2 1B, and 128,256 rows of 2,048 once more."""
+    rows = [row for row in CELLS if row["model"] == "Llama-3.2-1B" and row["framework"].startswith("litgpt")]
+    found = [job_of(run_of(row)) for row in rows]
+    assert rows
+    assert {num_params(each.job.model) for each in found if isinstance(each, Setup)} == {1_498_482_688}
+    constants = {each.job.engine.memory.quantised_constants for each in found if isinstance(each, Setup)}
+    assert constants == {4 / 64}  # bnb.nf4, one number in fp32 for 64 weights
 
 
 @pytest.mark.parametrize(("flags", "beside"), [("TP_COMM_OVERLAP", True), ("compile; AsyncTP", True), ("", False)])
