@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
-    from planner.search.space.placements import Placements
     from planner.search.space.space import Space
     from planner.specs.job import Job
 
@@ -246,52 +245,34 @@ def _least_in_time(
     """
     found, rows, bounds = near
     least, piped = bounds.copy(), np.flatnonzero(found.pp > 1)
-    used, of_found = np.unique(rows[piped], return_inverse=True)
+    used, of_found = np.unique(rows, return_inverse=True)
     left, chosen = degrees.take(used), masks_of(policies, used)
     capacity = np.stack([capacities_of_stages(pool, left, chosen).layers for pool in job.pools])
-    first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each configuration
+    first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each placement, on the last axis of `capacity`
+
+    def hold_all(part: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Whether the stages can hold all layers if the slowest takes as long as a step of `seconds` allows."""
+        x, own = found.take(part), costs.take(rows[part])
+        place, m, v = placements_of(job, x), num_microbatches(job, x), x.interleave
+        _, work = _slowest_and_work(job, x, own, place.stages, place.last)
+        tail = np.where(place.stages > 0, own.tail, np.inf).min(axis=1)
+        most = (seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
+        owner, index, _ = unrolled(x.pp)
+        pool, stage = place.pool_of(owner, index), first[part][owner] + index
+        spare = np.where(np.isfinite(most), most, LONG)[owner]
+        spare = spare - np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
+        held = held_in_time(spare, own.by_policy[:, owner, pool], capacity[pool, :, stage].T)
+        return np.bincount(owner, weights=held, minlength=len(x)) >= num_main_layers(job) * (1 - 1e-9)
+
     for start in range(0, len(piped), _MOST_ROWS):
-        block = slice(start, start + _MOST_ROWS)
-        part, begins = piped[block], first[block]
-        low, high = np.array([bounds[part], cutoff_seconds[part]])
-        held = _hold_all(job, found.take(part), costs.take(rows[part]), capacity, begins, high)
+        part = piped[start : start + _MOST_ROWS]
+        held = hold_all(part, cutoff_seconds[part])
         least[part[~held]] = np.inf
-        part, begins, low, high = part[held], begins[held], low[held], np.minimum(high, 2 * low)[held]
+        part = part[held]
+        low, high = bounds[part], np.minimum(cutoff_seconds[part], 2 * bounds[part])
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            held = _hold_all(job, found.take(part), costs.take(rows[part]), capacity, begins, middle)
+            held = hold_all(part, middle)
             low, high = np.where(held, low, middle), np.where(held, middle, high)
         least[part] = low
     return least
-
-
-def _hold_all(
-    job: Job,
-    x: DegreeArrays,
-    costs: _PoolCosts,
-    capacity: NDArray[np.float64],
-    begins: NDArray[np.int64],
-    seconds: NDArray[np.float64],
-) -> NDArray[np.bool_]:
-    """Whether the stages of placed configurations can hold all layers if a step takes at most `seconds`, [n].
-
-    capacity: layers that memory allows, [pools, policies, stages]; each configuration's stages start at `begins`.
-    """
-    place = placements_of(job, x)
-    spare = _most_of_slowest(job, x, costs, place, seconds)
-    owner, index, _ = unrolled(x.pp)
-    pool, stage = place.pool_of(owner, index), begins[owner] + index
-    ends = np.where(index == x.pp[owner] - 1, costs.ends[owner, pool], 0.0)
-    held = held_in_time(spare[owner] - ends, costs.by_policy[:, owner, pool], capacity[pool, :, stage].T)
-    return np.bincount(owner, weights=held, minlength=len(x)) >= num_main_layers(job) * (1 - 1e-9)
-
-
-def _most_of_slowest(
-    job: Job, degrees: DegreeArrays, costs: _PoolCosts, place: Placements, cutoff_seconds: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The longest time of one microbatch in the slowest stage for which the step stays within the cutoff, [n]."""
-    m, v = num_microbatches(job, degrees), degrees.interleave
-    _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
-    tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)
-    most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
-    return np.asarray(np.where(np.isfinite(most), most, LONG))
