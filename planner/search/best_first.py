@@ -282,11 +282,11 @@ class _Search:
         """The configurations that may still be wanted with at least one number of replicas of the sharded group."""
         policies = self._space.policies(degrees)
         seconds = self._lower.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
-        if len(self._job.pools) > 1:
-            self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
-        else:
+        if len(self._job.pools) == 1:
             lowest = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
             self._try_even(self._space.replicas(lowest, every=False))
+        elif not self._has_incumbent:  # later splits are of the placements of least bounds
+            self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
         return degrees.take(self._keep(degrees, seconds))
 
     def _replicated(self, degrees: DegreeArrays) -> DegreeArrays:
