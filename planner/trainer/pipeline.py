@@ -137,9 +137,8 @@ class Pipeline:
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
         """See `Executor`."""
-        for_all: dict[str, Any] = (
-            {} if starts is None else {"starts_BT": starts}
-        )  # torch cuts it into microbatches for every stage
+        # torch cuts it into microbatches for every stage
+        for_all: dict[str, Any] = {} if starts is None else {"starts_BT": starts}
         losses: list[Tensor] = []
         self.schedule.step(
             *((tokens,) if self.first else ()),

@@ -93,7 +93,8 @@ class Trainer:
         finite = math.isfinite(total) and math.isfinite(grad_norm)
         if finite:
             self._update(grad_norm, rate)
-        self._synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         finished = time.perf_counter()
         return StepResult(
             loss=total,
@@ -171,10 +172,6 @@ class Trainer:
         self.optimizer.zero_grad()
         self.step_number += 1
         self.scale.note_good_step()
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
         """The ranks of the first and last stage with the same share of the tied embedding, or None."""
