@@ -32,6 +32,7 @@ from planner.trainer.float8 import apply_float8
 from planner.trainer.mesh import sharded_axes
 from planner.trainer.model import Block, Transformer, initial_value
 from planner.trainer.tensor_parallel import apply_tensor_parallel
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Types of computation apart from 8-bit products; weights, gradient sums and optimizer states are fp32."""
 
-SMALL_BYTES = 25 * 2**20
+SMALL_BYTES = parse_quantity("25 MiB", "bytes")
 """Weights of a chunk that sends its gradients together, as DistributedDataParallel does (its `bucket_cap_mb`)."""
 
 

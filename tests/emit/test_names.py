@@ -71,7 +71,7 @@ def is_field(path: str, kind: Any = None) -> bool:
     """Whether a path names a field, by the types of the documents that a plan has."""
     name, _, rest = path.partition(".")
     if kind is None:
-        return name in DOCUMENTS_OF_A_PLAN and is_field(rest, DOCUMENTS_OF_A_PLAN[name])
+        return name in DOCUMENTS_OF_A_PLAN and (not rest or is_field(rest, DOCUMENTS_OF_A_PLAN[name]))
     fields = getattr(kind, "model_fields", {}) | getattr(kind, "__dataclass_fields__", {})
     if rest or name not in fields:
         return name in fields and any(is_field(rest, each) for each in get_args(fields[name].annotation))

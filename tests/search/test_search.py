@@ -583,8 +583,8 @@ def job_of_parts(with_engine, gib, per_stage, parts=PARTS):
 @pytest.mark.parametrize(
     ("gib", "per_stage", "check", "parts"),
     [
-        (0.0034, False, False, PARTS), (0.0052, True, False, FEW_PARTS),
-        *long_forms(*itertools.product((0.0032, 0.0034), (False,), (True,), (PARTS,))),
+        (0.0032, False, False, PARTS), (0.0052, True, False, FEW_PARTS),
+        *long_forms(*itertools.product((0.0031, 0.0033), (False,), (True,), (PARTS,))),
         *long_forms(*itertools.product((0.0052, 0.0054), (True,), (True,), (PARTS,))),
     ],
 )  # fmt: skip
