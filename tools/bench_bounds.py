@@ -104,7 +104,7 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "whole-layers": tuple((each, "layers_of_slowest", _no_layers) for each in (of_layers, of_steps)),
     "tail": ((least_costs, "_least_tail", _zeros),),
     "transfer": tuple((each, "least_transfer", _zeros) for each in (least_costs, of_steps)),
-    "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_holds_in_time", lambda *a: _all(0, a[4]))),
+    "holds-in-time": ((of_steps, "_holds_in_time", _all), (of_pools, "_least_in_time", lambda *a: a[4][2])),
     "first-assignments": ((the_search._Search, "_try_even", _nothing),),  # noqa: SLF001
     "splits": ((the_search._Search, "_try_splits", _nothing),),  # noqa: SLF001
     "may-fit": ((the_search, "may_fit", _all),),

@@ -58,6 +58,7 @@ CASES: Final = (
     ("deepseek-v2-lite", 4, 4096, "dp=8,ep=8,zero=1,mbs=1", 0, "bf16"),
     ("llama3-8b", 8, 4096, "pp=4,mbs=1,schedule=gpipe", 0, "bf16"),
     ("llama3-8b", 8, 4096, "pp=2,interleave=2,schedule=zbv,mbs=1", 0, "bf16"),
+    ("llama3-8b", 8, 4096, "pp=2,interleave=2,schedule=zbv,mbs=1,recompute=full", 1, "bf16"),
     ("llama3-8b", 8, 4096, "pp=2,interleave=2,schedule=dualpipev,mbs=1", 0, "bf16"),
 )
 

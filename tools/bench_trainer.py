@@ -7,6 +7,7 @@ seconds.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from rich.table import Table
+from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import InputError
 from planner.layout_text import parse_layout
@@ -108,21 +110,19 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def plain_loop(plan: Plan, corpus: Corpus) -> Callable[[], None]:
-    """One step of a plain training loop in one process: the same model, batches and optimizer, without parallelism."""
-    training = plan.training
-    model = Transformer(plan.model)
+    """One step of a plain loop: the same model, batches and optimizer, replicated if there are several ranks."""
+    training, num_rows = plan.training, BATCH // dist.get_world_size()
+    model = replicated(Transformer(plan.model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, fused=True)
     steps = itertools.count()
 
     def step() -> None:
-        tokens, targets = corpus.batch(next(steps) * BATCH, BATCH)
-        for inputs, wanted in zip(
-            torch.split(tokens, plan.layout.mbs), torch.split(targets, plan.layout.mbs), strict=True
-        ):
-            loss = (
-                torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten()) * len(inputs) / BATCH
-            )
-            loss.backward()  # type: ignore[no-untyped-call] # torch's
+        batch = corpus.batch(next(steps) * BATCH + dist.get_rank() * num_rows, num_rows)
+        microbatches = list(zip(*(torch.split(each, plan.layout.mbs) for each in batch), strict=True))
+        for left, (inputs, wanted) in zip(reversed(range(len(microbatches))), microbatches, strict=True):
+            with unsent(model) if left else contextlib.nullcontext():
+                loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten())
+                torch.autograd.backward(loss * len(inputs) / num_rows)
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -130,24 +130,52 @@ def plain_loop(plan: Plan, corpus: Corpus) -> Callable[[], None]:
     return step
 
 
-def overhead(plan: Plan) -> list[tuple[float, float]]:
-    """Ratios of wall and of CPU seconds, trainer over plain loop, which run alternately; called on a rank."""
+def replicated(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, under DistributedDataParallel if there are several ranks."""
+    return DistributedDataParallel(model) if dist.get_world_size() > 1 else model
+
+
+def unsent(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+    """A block whose gradients stay on their rank."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
+
+
+Pair = tuple[tuple[float, float], tuple[float, float]]
+"""Wall and CPU seconds of a step of one program, and of a step of its yardstick, which ran next to it."""
+
+
+def overhead(plan: Plan) -> list[Pair]:
+    """The trainer's steps beside those of a plain loop; called on every rank."""
     corpus = corpus_of(plan)
     trainer, plain = Trainer(plan, corpus, torch.device("cpu"), num_steps=TURNS), plain_loop(plan, corpus)
-    pairs = [(timed(trainer.step), timed(plain)) for _ in range(TURNS)][WARMUP_STEPS:]
-    return [(ours[0] / theirs[0], ours[1] / theirs[1]) for ours, theirs in pairs]
+    return [(timed(trainer.step), timed(plain)) for _ in range(TURNS)][WARMUP_STEPS:]
+
+
+def ratios(ranks: list[list[Pair]]) -> tuple[float, float]:
+    """Median ratio of the slowest rank's wall seconds, and of all ranks' CPU seconds."""
+    turns = list(zip(*ranks, strict=True))
+    walls = (max(own[0] for own, _ in turn) / max(other[0] for _, other in turn) for turn in turns)
+    cpus = (sum(own[1] for own, _ in turn) / sum(other[1] for _, other in turn) for turn in turns)
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def shapes() -> Iterator[tuple[int, str, int]]:
+    """Number of ranks, model and microbatch size of the compared steps."""
+    for num_ranks, model in itertools.product((1, NUM_CORES), MODELS):
+        for mbs in (BATCH // num_ranks, 8, 4):
+            yield num_ranks, model, mbs
 
 
 def overhead_table() -> Table:
-    """The time of the trainer's step divided by a plain loop's, on one core."""
+    """The time of the trainer's step divided by a plain loop's, on one core and on two."""
     table = Table(
-        "model", "mbs", "wall", "CPU", "target", title=f"trainer / plain loop, one process, median of {TURNS - 1} pairs"
+        "ranks", "model", "mbs", "wall", "CPU", "target", title=f"trainer / plain loop, median of {TURNS - 1} pairs"
     )
-    for model, mbs in itertools.product(MODELS, (BATCH, 4)):
-        plan = plan_for_layout(*with_layout(local_job(model, 1), f"dp=1,mbs={mbs}"))
-        (ratios,) = on_ranks(overhead, 1, plan)
-        wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
-        table.add_row(model, str(mbs), f"{wall:.2f}", f"{cpu:.2f}", f"{MOST_OVERHEAD:.2f}")
+    for num_ranks, model, mbs in shapes():
+        job = local_job(model, num_ranks)
+        layout = parse_layout(f"dp={num_ranks},mbs={mbs}", num_layers=job.model.num_layers, num_devices=num_ranks)
+        wall, cpu = ratios(on_ranks(overhead, num_ranks, plan_for_layout(job, layout)))
+        table.add_row(str(num_ranks), model, str(mbs), f"{wall:.2f}", f"{cpu:.2f}", f"{MOST_OVERHEAD:.2f}")
     return table
 
 

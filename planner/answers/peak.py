@@ -10,7 +10,14 @@ from rich.text import Text
 
 from planner.answers.layout_remedies import FittingChange, single_changes
 from planner.answers.operations import stage_at
-from planner.cost.activations import activation_terms, device_activation_bytes, held_of_stage, kept_share, sent_bytes
+from planner.cost.activations import (
+    activation_terms,
+    device_activation_bytes,
+    held_of_stage,
+    kept_activation_bytes,
+    kept_share,
+    sent_bytes,
+)
 from planner.cost.estimate import estimate
 from planner.cost.ledger import Verdict, worst_stage
 from planner.cost.memory_band import memory_distribution
@@ -145,7 +152,7 @@ def _held_at(
     """Number of held microbatches, bytes of one microbatch, and bytes of each tensor over all microbatches.
 
     before: microbatches whose backward pass has not begun; they hold the tensors that the recompute policy keeps.
-    waiting: microbatches that wait for the gradients of their weights; they hold all tensors (cost/activations.py).
+    waiting: microbatches that wait for the gradients of their weights; they hold more (cost/activations.py).
     """
     sent = float(sent_bytes(job, layout, stage))
     if offloads_activations(layout):
@@ -156,10 +163,12 @@ def _held_at(
     each, parts = 0.0, dict[str, float]()
     for experts, count in layer_kinds(job, layout, stage):
         for term in activation_terms(job, layout, experts=experts):
-            whole = float(count) * float(term.num_bytes)
-            kept = float(by_policy(layout, stage, partial(kept_share, job, term))) * whole
+            kept = (
+                float(by_policy(layout, stage, partial(kept_share, job, term))) * float(count) * float(term.num_bytes)
+            )
             each += kept
-            parts[term.name] = parts.get(term.name, 0.0) + before * kept + waiting * whole
+            parts[term.name] = parts.get(term.name, 0.0) + (before + waiting) * kept
+    parts["kept for the gradients of weights"] = waiting * (float(kept_activation_bytes(job, layout, stage)[1]) - each)
     return before + waiting, each + sent, parts | {"outputs sent to the next stage": before * sent}
 
 

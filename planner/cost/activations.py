@@ -419,7 +419,7 @@ def kept_bytes_of_layer(
 def stored_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number) -> Number:
     """Activations that a stage stores at its peak: bytes per layer, times layers, times microbatches in flight.
 
-    If weight gradients are computed in a later pass, microbatches that wait for it keep all tensors of their layers.
+    If weight gradients are computed in a later pass, microbatches that wait for it keep more (`kept_activation_bytes`).
     Some engines also keep the outputs that a stage has sent, each as large as a layer's input.
 
     Source: Korthikanti et al. (2022), section 4.2.3; Qi et al., Zero Bubble (2023), section 2; DeepSpeed,
@@ -441,8 +441,8 @@ def offloaded_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage, num_
 def _at_peak(job: PoolJob, layout: Degrees, stage: Stage, num_microbatches: Number, besides: Number) -> Number:
     """Peak bytes of the activations of all microbatches, with `besides` additional bytes for each microbatch."""
     moments = held_of_stage(job, layout, stage, num_microbatches)
-    kept, whole = kept_activation_bytes(job, layout, stage)
-    stored = [before * (kept + besides) + waiting * whole for before, waiting in moments]
+    kept, waits = kept_activation_bytes(job, layout, stage)
+    stored = [before * (kept + besides) + waiting * waits for before, waiting in moments]
     return np.maximum.reduce(np.broadcast_arrays(*stored))
 
 
@@ -477,13 +477,28 @@ def held_of_stage(
 
 @once
 def kept_activation_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
-    """Bytes that the layers of a stage keep for one microbatch, under their policy and without recompute.
+    """Bytes that the layers of a stage keep for one microbatch: before its backward pass, and until that for weights.
 
-    Source: `layer_activation_bytes`, layer by layer.
+    In between, most engines keep all tensors. torch's stages free what the pass for inputs computed again, and keep the
+    gradients of outputs.
+
+    Source: `layer_activation_bytes`, layer by layer; torch, utils/checkpoint.py (unpack_hook), distributed/pipelining/
+    _backward.py (stage_backward_input, param_groups); counted in the trainer's own step, tests/cost/test_memory.py.
     """
-    kinds = layer_kinds(job, layout, stage)
-    layers = [(count, kept_bytes_of_layer(job, layout, stage, experts=kind)) for kind, count in kinds]
-    return sum_of(count * kept for count, (kept, _) in layers), sum_of(count * whole for count, (_, whole) in layers)
+    before, waits, frees = [], [], job.engine.memory.whole_gradients == "piped"
+    for kind, count in layer_kinds(job, layout, stage):
+        kept, whole = kept_bytes_of_layer(job, layout, stage, experts=kind)
+        before.append(count * kept)
+        waits.append(count * (kept + _output_gradient_bytes(job, layout, experts=kind) if frees else whole))
+    return sum_of(before), sum_of(waits)
+
+
+def _output_gradient_bytes(job: PoolJob, layout: Degrees, *, experts: bool) -> Number:
+    """Bytes of the gradients of what the matrices and the norms of one layer give."""
+    products, norms = layer_of(job.model, experts=experts).products, job.model.norms_per_layer * job.model.hidden_size
+    rows = ((each, *rows_of(job, layout, each)) for each in products)
+    given = sum_of(each.share * num_rows * batch * each.sides(layout)[1] for each, num_rows, batch in rows)
+    return job.compute_bytes * (given + norms * tokens_per_microbatch(job, layout) / layout.tp)
 
 
 def _on_the_way_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from planner.specs.training import TrainingSpec
 
 _FROZEN_BYTES: Final = {"16-bit": 2.0, "nf4": 0.5}
-CONSTANT_BYTES: Final = {"16-bit": 0.0, "nf4": 0.127 / 8}
-"""Bytes per frozen weight for double-quantised constants (QLoRA, section 3), which every rank holds whole.
-
-Source: bitsandbytes 0.50, nn/modules.py (Params4bit.quant_state): no parameter, which nothing shards; `planner verify`
-counts them.
-"""
-
 _NOT_LINEAR: Final = ("router", "further")
 """Matrices that no program gives an adapter: those of routers, and those of which only the number is known."""
 
@@ -157,6 +150,16 @@ def frozen_bytes_per_param(job: PoolJob) -> float:
     """
     low = job.engine.memory.fp8_frozen_bytes * {"fp8": 1.0, "fp4": 0.5}.get(job.training.precision, 0.0)
     return low or _FROZEN_BYTES[job.training.frozen_weights]
+
+
+def constant_bytes_per_param(job: PoolJob) -> float:
+    """Bytes of the constants of a frozen weight in 4 bits, which every rank holds whole.
+
+    Source: Dettmers et al., QLoRA (2023), section 3; bitsandbytes 0.50, nn/modules.py (Params4bit.quant_state): no
+    parameter, which nothing shards; `planner verify` counts them; engine profile, quantised_constants.
+    """
+    quantised = job.training.lora_rank > 0 and job.training.frozen_weights != "16-bit"
+    return job.engine.memory.quantised_constants * quantised
 
 
 def widens_stream(job: PoolJob) -> bool:

@@ -64,6 +64,15 @@ class PassSeconds:
         """The seconds if the weights are frozen and have no gradients."""
         return PassSeconds(forward=self.forward, backward_input=self.backward_input)
 
+    def delayed(self, forward: Number, backward: Number) -> PassSeconds:
+        """The seconds with further seconds of both passes; both parts of the backward pass take longer alike."""
+        longer = 1.0 + backward / self.backward
+        return PassSeconds(
+            forward=self.forward + forward,
+            backward_input=self.backward_input * longer,
+            backward_weight=self.backward_weight * longer,
+        )
+
     def each(self, change: Callable[[Number], Number]) -> PassSeconds:
         """The seconds with `change` applied to those of every pass."""
         return PassSeconds(

@@ -144,18 +144,18 @@ def estimate(job: Job, layout: Layout) -> Estimate:
     time = _time_lines(job, layout, prices, bubble)
     step_seconds = float(total_exposed_seconds(time))
     flops = model_flops_per_step(job.model, job.training)
-    pools = job.pools
-    shares = [float(np.mean(of_stage == pool)) for pool in range(len(pools))]
-    each = (pool.cluster.device.peak[job.training.precision] for pool in pools)
+    shares = [float(np.mean(of_stage == pool)) for pool in range(len(job.pools))]
+    each = (pool.cluster.device.peak[job.training.precision] for pool in job.pools)
     peak = sum_of(peak * share for peak, share in zip(each, shares, strict=True))
     mfu = flops / (step_seconds * layout.world_size * peak)
+    repeated = float(chunk_flops(job, layout)["repeated"].sum()) * job.training.global_batch_size / layout.mbs
     return Estimate(
         memory=memory_of_stages(job, layout),
         time=time,
         pipeline_seconds=work + bubble,
         slowest_of_mean=slowest / mean if layout.pp > 1 else 1.0,
         mfu=mfu,
-        hfu=mfu * (1.0 + _recomputed_share(job, layout)),
+        hfu=mfu * (1.0 + repeated / flops),
         tokens_per_second_per_device=job.training.step_tokens / (step_seconds * layout.world_size),
     )
 
@@ -182,15 +182,6 @@ def _of_stages(lines: tuple[MemoryLine, ...], pp: int) -> list[tuple[MemoryLine,
         tuple(replace(line, num_bytes=float(num_bytes[r])) for line, num_bytes in zip(lines, of_lines, strict=True))
         for r in range(pp)
     ]
-
-
-def _recomputed_share(job: Job, layout: Layout) -> float:
-    """Ratio of the FLOPs of the recomputed forward passes to the model FLOPs.
-
-    Source: Chen et al., sublinear memory (2016): one more forward pass.
-    """
-    repeated = float(chunk_flops(job, layout)["repeated"].sum()) * job.training.global_batch_size / layout.mbs
-    return repeated / model_flops_per_step(job.model, job.training)
 
 
 def timeline(job: Job, layout: Layout) -> Timeline:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from planner.cost.adapters import CONSTANT_BYTES, adapted_matrices, frozen_bytes_per_param
+from planner.cost.adapters import adapted_matrices, constant_bytes_per_param, frozen_bytes_per_param
 from planner.cost.compute import PassSeconds, linear_seconds, matmul_seconds, memory_bound_seconds
 from planner.cost.microbatch import sequences_per_microbatch, tokens_per_microbatch
 from planner.cost.mixers import mixer_shape
@@ -286,10 +286,6 @@ def norm_is_one_kernel(job: PoolJob) -> bool:
     return job.engine.memory.norm_kernel or job.model.norm != "rmsnorm"
 
 
-def _norm_bytes(job: PoolJob) -> tuple[float, float]:
-    return _NORM_BYTES if norm_is_one_kernel(job) else _NORM_BYTES_BY_OPERATOR
-
-
 def _light_operators(
     job: PoolJob, layout: LayerDegrees, *, experts: bool
 ) -> Iterator[tuple[Number, float, float, frozenset[str], float]]:
@@ -310,7 +306,8 @@ def _light_operators(
     model, training, again = job.model, job.training, norm_modules(job, experts=experts)
     own = own_tokens(job, layout) * model.hidden_size
     split = tokens_per_microbatch(job, layout) / layout.tp
-    norm, residual, cross = _norm_bytes(job), 7.0 if training.dropout else 6.0, cross_attention_share(model)
+    norm = _NORM_BYTES if norm_is_one_kernel(job) else _NORM_BYTES_BY_OPERATOR
+    residual, cross = 7.0 if training.dropout else 6.0, cross_attention_share(model)
     nothing = frozenset[str]()
     for modules in (*again, nothing, nothing, nothing, nothing)[: model.norms_per_layer]:
         yield own, *norm, modules, 1.0
@@ -397,17 +394,9 @@ def _dequantized_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -
     if job.training.frozen_weights == "16-bit":
         return PassSeconds()
     held = layer_params_on_device(job.model, layout, experts=experts).total
-    read = frozen_bytes_per_param(job) + CONSTANT_BYTES[job.training.frozen_weights]
+    read = frozen_bytes_per_param(job) + constant_bytes_per_param(job)
     seconds = memory_bound_seconds(job, (read + job.compute_bytes) * held)
     return PassSeconds(forward=seconds, backward_input=seconds)
-
-
-def _launches_each_expert(job: PoolJob) -> bool:
-    """Whether the host launches each expert's products: the program loops, or the grouped product is no one kernel.
-
-    Source: engine profile, loops_over_experts; the device's generation, grouped_products.
-    """
-    return job.engine.compute.loops_over_experts or not job.cluster.device.efficiency.grouped_products
 
 
 _LOOP_FACTOR: Final = 0.4
@@ -423,9 +412,10 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
 
     A CUDA graph of the step leaves none of both. In a layer with experts, a graph of layers does not contain the
     operators after the router; it is assumed to contain as many operators as a dense layer has. A host trace of one
-    layer would replace this assumption.
+    layer would replace this assumption. Where a program loops over experts, or the device has no grouped product, the
+    host launches each expert's products.
 
-    Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules).
+    Source: engine profile; Megatron-LM, transformer_config.py (cuda_graph_modules); the device's generation.
     """
     compute, graphs = job.engine.compute, job.training.cuda_graphs
     if graphs == "step" or (graphs == "layers" and not experts):
@@ -435,7 +425,8 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
         casts = compute.expert_cast_factor * (job.training.precision in ("fp8", "fp4"))
         factor = compute.expert_host_factor + np.maximum(casts, compute.expert_tp_factor * np.greater(layout.tp, 1))
     each: Number = 0.0
-    if experts and job.model.moe is not None and _launches_each_expert(job):
+    loops = compute.loops_over_experts or not job.cluster.device.efficiency.grouped_products  # one kernel for all
+    if experts and job.model.moe is not None and loops:
         each = _LOOP_FACTOR * job.model.moe.num_experts / layout.ep
     if graphs == "layers":
         return np.maximum(0.0, factor - compute.host_factor) + each, 0.0
@@ -443,7 +434,13 @@ def _host_factors(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> tuple
 
 
 def layer_seconds(
-    job: PoolJob, layout: LayerDegrees, *, experts: bool = False, local: bool = False, exchanges: Number = 0.0
+    job: PoolJob,
+    layout: LayerDegrees,
+    *,
+    experts: bool = False,
+    local: bool = False,
+    exchanges: Number = 0.0,
+    collectives: PassSeconds = PassSeconds(),  # noqa: B008
 ) -> LayerSeconds:
     """Seconds of one transformer layer for one microbatch, without communication.
 
@@ -456,11 +453,12 @@ def layer_seconds(
     local: whether its attention has a sliding window.
     exchanges: seconds of each pass's exchanges in the mean layer, during which the host runs ahead; the device then
         waits less for it.
+    collectives: seconds of the layer's exposed tensor-parallel collectives, during which the host also runs ahead.
 
     Source: sum of the operators; the floor's ratio of 1.6 is about the number of backward per forward operators.
     """
     if job.model.layers:
-        return _mean_seconds(job, layout, experts=experts, local=local, exchanges=exchanges)
+        return _mean_seconds(job, layout, experts=experts, local=local, exchanges=exchanges, collectives=collectives)
     experts = experts and job.model.moe is not None
     # every time is a number, or an array with one entry for each configuration: (layouts,)
     whole = core = _core_seconds(job, layout, local=local)
@@ -477,15 +475,11 @@ def layer_seconds(
     floor = job.cluster.device.efficiency.layer_floor * job.calibration.host * (factor + hops) * split
     slowdown = job.calibration.slowdown
     whole = whole * slowdown
-    floors, busy = (floor, _BACKWARD_OPERATORS * floor), (whole.forward, whole.backward)
-    covered = sum_of(np.clip(each - work, 0.0, exchanges) for each, work in zip(floors, busy, strict=True))
-    floor, backward_floor = (np.maximum(0.0, each - exchanges) for each in floors)
-    stretch = np.maximum(1.0, backward_floor / whole.backward)  # both parts of the backward pass wait for the host
-    passes = PassSeconds(
-        forward=np.maximum(whole.forward, floor),
-        backward_input=whole.backward_input * stretch,
-        backward_weight=whole.backward_weight * stretch,
-    )
+    busy = whole + collectives
+    floors = (floor, busy.forward), (_BACKWARD_OPERATORS * floor, busy.backward)
+    idle = [np.maximum(0.0, least - work) for least, work in floors]
+    covered = sum_of(np.minimum(each, exchanges) for each in idle)
+    passes = whole.delayed(*(np.maximum(0.0, each - exchanges) for each in idle))
     return LayerSeconds(
         passes=passes,
         core=core * slowdown,
@@ -494,13 +488,13 @@ def layer_seconds(
     )
 
 
-def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool, local: bool, exchanges: Number) -> LayerSeconds:
+def _mean_seconds(job: PoolJob, layout: LayerDegrees, *, local: bool, exchanges: Number, **alike: Any) -> LayerSeconds:
     """The mean over the kinds of layers, which are spread evenly over the stack."""
     passes, core, parts, covered = PassSeconds(), PassSeconds(), dict[frozenset[str], "Number"](), 0.0
     for num, kind in job.model.kinds():
         share, own = num / job.model.num_layers, replace(job, model=kind)
         ahead = exchanges / share_with_experts(job.model) if kind.moe else 0.0
-        one = layer_seconds(own, layout, experts=experts, local=local or is_local(kind), exchanges=ahead)
+        one = layer_seconds(own, layout, local=local or is_local(kind), exchanges=ahead, **alike)
         passes, core, covered = passes + one.passes * share, core + one.core * share, covered + one.covered * share
         for modules, seconds in one.parts.items():
             parts[modules] = parts.get(modules, 0.0) + share * seconds

@@ -7,25 +7,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.activations import kept_activation_bytes
-from planner.cost.adapters import CONSTANT_BYTES, frozen_bytes, largest_layer, trained_params
+from planner.cost.activations import activation_terms, kept_activation_bytes
+from planner.cost.adapters import constant_bytes_per_param, frozen_bytes, largest_layer, trained_params
 from planner.cost.loss import num_logits
 from planner.cost.microbatch import num_microbatches
+from planner.cost.operators import layer_of
 from planner.cost.optimizers import extra_moment_bytes, moment_bytes_per_param, sums_last
 from planner.cost.parameters import HeldParams, head_params_on_device, matrices_in_order
 from planner.cost.schedule import is_one_round
 from planner.cost.shapes import alone, distinct_rows
 from planner.cost.stage import (
+    by_policy,
     end_params,
     expert_shard_divisor,
     held_params,
     holds_embedding,
     holds_head,
+    layer_kinds,
     shard_degree,
     shard_of,
 )
 from planner.layout import offloads_optimizer, offloads_params
 from planner.once import once
+from planner.specs.recompute import FULL
+from planner.sums import sum_of
 
 if TYPE_CHECKING:
     from planner.cost.stage import Stage
@@ -155,6 +160,9 @@ def ends_beside_whole_gradients(job: PoolJob, layout: Degrees, stage: Stage, sto
     with their last chunk, and the embedding after all later chunks, whose gathered weights are freed by then. If the
     microbatches are one round, the earlier chunks have no gradients when the head is reduced.
 
+    A chunk's pass for weights leaves gradients of all its weights in the compute precision. FSDP2 adds them to their
+    sums in the chunk's next backward pass, our trainer at once.
+
     stored: bytes of the stage's stored activations at their peak.
 
     Source: torch, distributed/fsdp/_fully_shard/_fsdp_param_group.py (post_backward), _fsdp_collectives.py
@@ -182,13 +190,39 @@ def ends_beside_whole_gradients(job: PoolJob, layout: Degrees, stage: Stage, sto
     copied = (grads * (1.0 + 1.0 / ranks) - weights) * np.greater(ranks, 1)
     layer = largest_layer(job, layout, stage)
     freed = kept_activation_bytes(job, layout, stage)[0] / chunks
-    moments = (
+    moments: tuple[Number, ...] = (
         np.where(piped, copied * head + logits - missing - stored, copied * layer + waits - freed / each),
         piped * (copied * np.maximum(embedding, layer) - gone - stored),
         waits + weights * embedding + logits * np.equal(chunks, 1) - alone * gone - freed,
     )
+    if layout.schedule in ("zbv", "dualpipev"):
+        rests = (weights < grads) * weights * (body / (chunks if job.engine.memory.gradients_apart else 1) + head)
+        moments = (*moments, logits + rests + _left_by_weight_pass(job, layout, stage) / chunks)
     beside, at_end = np.maximum(waits + logits - missing, 0.0), np.maximum(reduce(np.maximum, moments), 0.0)
     return whole * beside, whole * at_end
+
+
+def _left_by_weight_pass(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes that a microbatch's pass for weights holds at its end, beyond those before it, in torch's stages.
+
+    The gradients of outputs are gone. Tensors that were computed again and that no matrix and no norm reads stay until
+    the pass ends. torch runs a pass for each matrix and each norm, of which each computes its layer again, and keeps
+    what it does not read. Our trainer lets these passes share what is computed again.
+
+    Source: torch, distributed/pipelining/_backward.py (stage_backward_weight), utils/checkpoint.py (GraphExecGroup);
+    counted in the trainer's own step, tests/cost/test_memory.py.
+    """
+    again = by_policy(layout, stage, lambda policy: float(policy == FULL))
+    kept, waits = kept_activation_bytes(job, layout, stage)
+    left = kept - waits
+    for kind, count in layer_kinds(job, layout, stage):
+        matrices = sum(len(each.outputs) for each in layer_of(job.model, experts=kind).products)
+        passes = 1 if job.engine.memory.gradients_apart else matrices + job.model.norms_per_layer
+        terms = activation_terms(job, layout, experts=kind)
+        unread = [each for each in terms if "input" not in each.name and each.name not in ("residual", "latents")]
+        sizes = (each.num_bytes * (1.0 - each.saved * each.name.endswith(" inner")) for each in unread)
+        left = left + count * passes * again * sum_of(sizes)
+    return left
 
 
 @once
@@ -213,7 +247,7 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
         copies = np.equal(layout.zero, 2) & np.greater(shard_degree(layout), 1)
         weights = weights + copies * frozen_shard
     weights = weights + low_precision_bytes(job, layout, stage)
-    if constants := job.training.lora_rank and CONSTANT_BYTES[job.training.frozen_weights]:
+    if constants := constant_bytes_per_param(job):
         weights = weights + constants * _params_of_layers(job, layout, stage)
     if job.model.moe is None:
         return weights, grads, optimizer

@@ -58,7 +58,6 @@ from planner.specs.recompute import FULL, SELECTIVE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from planner.cost.layers import LayerSeconds
     from planner.cost.traffic import BesideSeconds
     from planner.cost.transfers import Moment
     from planner.layout import Degrees, LayerDegrees, Layout
@@ -199,7 +198,7 @@ def _work(job: PoolJob, layout: Degrees, stage: Stage, parts: StageParts) -> _Wo
     busy, hidden = (dict.fromkeys(_IN_LAYERS, PassSeconds()) for _ in range(2))
     for kind, count in timed_kinds(job, layout, stage):
         layer = parts.layers[kind]
-        layers += _waiting_for_ranks(job, layout, layer.passes) * count
+        layers += _waiting_for_ranks(job, layout, layer) * count
         forward = forward + count * layer.passes.forward
         recompute = recompute + count * _repeated_seconds(job, layout, stage, layer)
         for line in _IN_LAYERS:
@@ -273,14 +272,17 @@ def _parts_of_stage(job: PoolJob, layout: LayerDegrees, kinds: Sequence[tuple[bo
         for find in (tensor_transfers, head_transfers, context_transfers, expert_transfers, end_transfers)
     )
 
+    endless = PassSeconds(forward=np.inf, backward_input=np.inf, backward_weight=np.inf)
+    exposed = tp + _hidden_of_layer(job, layout, endless, tp) * -1.0  # at least
+
     def layer(experts: bool, local: bool) -> LayerParts:
         # an all-to-all makes the host wait for its sizes; DeepEP and HybridEP keep the sizes on the device
         ahead = ep.forward if experts and job.engine.communication.dispatches_once_per_host else 0.0
-        priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ahead)
+        priced = layer_seconds(job, layout, experts=experts, local=local, exchanges=ahead, collectives=exposed)
         exchange = ep * float(experts)
         beside = np.minimum(priced.passes.total, exchange.total - priced.covered)  # a wait hides seconds only once
         hidden = {
-            LineName.TP_COMM: _hidden_of_layer(job, layout, priced, tp),
+            LineName.TP_COMM: _hidden_of_layer(job, layout, priced.passes + priced.core * -1.0, tp),
             LineName.CP_COMM: PassSeconds(
                 forward=hidden_context_parallel_seconds(job, layout, cp.forward, priced.core.forward),
                 backward_input=hidden_context_parallel_seconds(job, layout, cp.backward, priced.core.backward),
@@ -338,13 +340,15 @@ def _each_way(busy: Mapping[Moment, Number]) -> PassSeconds:
     return PassSeconds(forward=busy["forward"], backward_input=busy["backward"])
 
 
-def _hidden_of_layer(job: PoolJob, layout: LayerDegrees, layer: LayerSeconds, collectives: PassSeconds) -> PassSeconds:
+def _hidden_of_layer(
+    job: PoolJob, layout: LayerDegrees, products: PassSeconds, collectives: PassSeconds
+) -> PassSeconds:
     """Seconds of a layer's tensor-parallel collectives that its own matrix products hide."""
-    core, backward = layer.core, collectives.backward
-    beside_products = hidden_tensor_parallel_seconds(job, layout, backward, layer.passes.backward - core.backward)
-    beside_weights = hidden_behind_weight_gradients(job, layout, backward, layer.passes.backward_weight)
+    backward = collectives.backward
+    beside_products = hidden_tensor_parallel_seconds(job, layout, backward, products.backward)
+    beside_weights = hidden_behind_weight_gradients(job, layout, backward, products.backward_weight)
     return PassSeconds(
-        forward=hidden_tensor_parallel_seconds(job, layout, collectives.forward, layer.passes.forward - core.forward),
+        forward=hidden_tensor_parallel_seconds(job, layout, collectives.forward, products.forward),
         backward_input=np.maximum(beside_products, beside_weights),
     )
 
@@ -359,25 +363,22 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
     return repeated
 
 
-def _waiting_for_ranks(job: PoolJob, layout: Degrees, passes: PassSeconds) -> PassSeconds:
+def _waiting_for_ranks(job: PoolJob, layout: Degrees, layer: LayerParts) -> PassSeconds:
     """Seconds of a layer's passes in engines whose host waits for all tensor-parallel ranks at each collective.
 
     An engine profile states this wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
     forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
-    computes during the wait.
+    computes and communicates during the wait.
 
     Source: derived here from the engine profile.
     """
-    wait = job.engine.communication.rank_wait
+    passes, wait = layer.passes, job.engine.communication.rank_wait
     if not wait or job.cluster.hosts == 1:
         return passes
     of_call = wait * np.where(np.greater(layout.tp, 1) & np.greater(layout.pp, 1), layout.tp, 0)
-    stretch = np.maximum(1.0, 6.0 * of_call / passes.backward)
-    return PassSeconds(
-        forward=np.maximum(passes.forward, 4.0 * of_call),
-        backward_input=passes.backward_input * stretch,
-        backward_weight=passes.backward_weight * stretch,
-    )
+    busy = passes + layer.busy[LineName.TP_COMM] + layer.hidden[LineName.TP_COMM] * -1.0
+    calls = (4.0, busy.forward), (6.0, busy.backward)
+    return passes.delayed(*(np.maximum(0.0, number * of_call - work) for number, work in calls))
 
 
 def _with_repeated(collectives: PassSeconds, share: Number, passes: int) -> PassSeconds:

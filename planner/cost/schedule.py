@@ -290,14 +290,13 @@ def held_microbatches(
     """Microbatches that a stage holds at each moment that can be its peak, as (waiting for I, waiting for W).
 
     While a microbatch waits for its backward pass (I), the stage holds only the tensors that the recompute policy
-    keeps. While it waits for its weight gradients (W), the stage holds all its tensors, recomputed or not. The unit is
-    one microbatch through the whole stage, with n in flight:
+    keeps. While it waits for its weight gradients (W), the stage holds more (`activations.kept_activation_bytes`). The
+    unit is one microbatch through the whole stage, with n in flight:
     zb-h1      (n - k, k), k = min(r + 1, n): W comes r microbatches late
     zbv        steady (n - 1/2, 1/2), and in the drain ((p - r - 1) / 2, min(2 r + 1, 2 n) / 2)
     dualpipev  steady (n, 0), and (n - 1, 1/2) except on the last stage, and in the drain (p - r - 1, r + 1) / 2
     others     (n, 0)
-    The two numbers never sum to more than n, so the split matters only to stages that recompute. With fewer than 2 p -
-    1 microbatches ZB-V's drain is an upper bound.
+    The two numbers never sum to more than n. With fewer than 2 p - 1 microbatches ZB-V's drain is an upper bound.
 
     Source: counted from the schedules' orders (`operations`).
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.adapters import matrices_of
@@ -24,6 +26,26 @@ PEFT: Final[dict[str, str]] = _NAMES["peft"]
 
 MEGATRON: Final = {module: tuple(parts) for module, parts in _NAMES["megatron"].items()}
 """Module -> matrices that the module fuses."""
+
+
+MODULES: Final = {name: (part,) for part, name in PEFT.items()} | MEGATRON
+MODULES |= dict.fromkeys(("all-linear", "all"), ("all-linear",))
+"""Module of PEFT or Megatron-Core, or a word for all of them -> matrices that it holds."""
+
+
+def parts_of(
+    given: Given, key: str, default: str, own: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> list[str]:
+    """The matrices of the modules that a key names in a list or a text; own: a program's further names.
+
+    Raises:
+        InputError: a module that is not known.
+    """
+    named, known = given.get(key) or default, MODULES | own
+    names = named if isinstance(named, tuple) else re.findall(r"[\w.*-]+", str(named))
+    if unknown := [str(each) for each in names if str(each) not in known]:
+        raise InputError(f"{unknown[0][:60]!r} has no price here", where=key, hint=f"known: {', '.join(known)}")
+    return [part for each in names for part in known[str(each)]]
 
 
 def adapters_of(given: Given, key: str, rank: int, parts: Iterable[str]) -> Mapping[str, Any]:

@@ -27,12 +27,12 @@ def names_beside(module: str) -> Any:
     return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader
 
 
-def only_read(name: str, program: str, rows: Mapping[str, Any], read: Callable[[Given], Mapping[str, Any]]) -> Target:
-    """A program whose files are read and never written; rows: its document."""
+def only_read(rows: Mapping[str, Any], *reads: Callable[[Given], Mapping[str, Any]]) -> Target:
+    """A program whose files are read and never written; rows: its document; reads: read a part of its fields each."""
     return Target(
-        name=name,
-        program=program,
-        settings=(replace(not_carried(*listed(rows["says"])), read=read),),
+        name=rows["name"],
+        program=rows["program"],
+        settings=tuple(replace(not_carried(*listed(rows["says"])), read=each) for each in reads),
         command=lambda values, plan, how, place: "",  # noqa: ARG005 - nothing is emitted
         ignores=listed(rows["ignores"]),
         decides=decisive(rows.get("decides", ())),

@@ -95,7 +95,7 @@ def _run(words: Sequence[str]) -> int:
     process = subprocess.Popen(words, start_new_session=True)  # noqa: S603 - the script that was just written
     try:
         told, end = False, math.inf
-        while process.poll() is None or (told and _is_left(process.pid)):
+        while process.poll() is None or (told and _tell_group(process.pid, 0)):
             if taken and not told:
                 told, end = True, time.monotonic() + SECONDS_TO_END
                 _tell_group(process.pid, taken[0])
@@ -113,16 +113,12 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _tell_group(group: int, number: int) -> bool:
-    """Send a signal to every process of a group; returns whether there is one."""
+    """Send a signal to every process of a group, 0 for none; returns whether there is one."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
     return True
-
-
-def _is_left(group: int) -> bool:
-    return _tell_group(group, 0)
 
 
 def _folder(output: Path, host: Host | Place | None) -> Path:

@@ -85,9 +85,9 @@ def _lead(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, head: 
             # false if the hosts never met
             started = state["state"] == "running" or code in (ExitCode.RANK_FAILED, *_BUS_ERROR)
             loss = "a file was cut while it was mapped (SIGBUS)" if code in _BUS_ERROR else head.loss()
-            if not started or stopper.asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
+            if not started or stopper.times_asked or failures >= ATTEMPTS_WITHOUT_PROGRESS:
                 say(f"{loss} at step {state['step']}; no progress since checkpoint {newest}")
-                return stopper.exit_code if stopper.asked else ExitCode.RANK_FAILED
+                return stopper.exit_code if stopper.times_asked else ExitCode.RANK_FAILED
             say(f"{loss}; starting again from checkpoint {newest}")
             port += 1
             time.sleep(2.0 ** (failures - 1))
@@ -101,7 +101,7 @@ def follow(command_of: Callable[[Attempt], tuple[str, ...]], output: Path, *, ho
     """
     follower, stopper, before = Follower(output, host), _Stopper(output), _stamp(output)
     with stopper.listening():
-        while (attempt := follower.join(lambda: stopper.asked)) is not None:
+        while (attempt := follower.join(lambda: stopper.times_asked > 0)) is not None:
             if attempt.exit_code is None:
                 code = _run_once(command_of(attempt), attempt.start, stopper, output, follower.must_end)
                 if code is None:
@@ -221,11 +221,6 @@ class _Stopper:
         self._request = output / "stop"
         self.times_asked = 0
         self._signal = signal.SIGTERM
-
-    @property
-    def asked(self) -> bool:
-        """Whether a signal has arrived."""
-        return self.times_asked > 0
 
     @property
     def exit_code(self) -> ExitCode:

@@ -34,7 +34,6 @@ from planner.search.space.arrays import TIE
 from planner.search.space.degree_rules import leading_layers, least_of_first_stage, searched_ends
 from planner.search.space.refusals import no_candidate
 from planner.search.time_limit import OutOfTime
-from planner.specs.recompute import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,8 +202,7 @@ class _Search:
         one_each = not self._job.engine.pipeline.recompute_per_stage and degrees.schedule not in EXECUTED
         if len(policies) < 2 or len(self._job.pools) > 1 or not one_each:
             return degrees
-        least = [FULL] if FULL in policies else list(policies)  # full recompute needs least memory
-        near = may_fit(self._job, degrees, least, expects_little=not self._has_incumbent)
+        near = may_fit(self._job, degrees, list(policies), expects_little=not self._has_incumbent)
         self.found.drop("memory", len(policies) * int(len(near) - near.sum()))
         degrees = degrees.take(near)
         if not self._has_incumbent:
@@ -284,11 +282,11 @@ class _Search:
         """The configurations that may still be wanted with at least one number of replicas of the sharded group."""
         policies = self._space.policies(degrees)
         seconds = self._lower.sharded_bound_seconds(degrees, policies, self._cutoff(degrees))
-        if len(self._job.pools) > 1:
-            self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
-        else:
+        if len(self._job.pools) == 1:
             lowest = degrees.take(self._order(degrees, seconds)[:_EVEN_SPLITS])
             self._try_even(self._space.replicas(lowest, every=False))
+        elif not self._has_incumbent:  # later splits are of the placements of least bounds
+            self._try_splits(promising_placements(self._space, self._first_of_partitions(degrees, seconds)))
         return degrees.take(self._keep(degrees, seconds))
 
     def _replicated(self, degrees: DegreeArrays) -> DegreeArrays:

@@ -116,6 +116,7 @@ class EnginePipeline(_Explained):
 
     zero_stages: ZeRO stages under a pipeline.
     uneven_stages: stages may hold different numbers of layers.
+    divides_by_cost: stages hold equal parts of the model's parameters, those of the head included.
     places_ends: the first and last chunk may hold the embedding and the loss without a layer, and layers for
     multi-token prediction may stand in a chunk before the loss.
     recompute_per_stage: stages may have different recompute policies; otherwise all stages share one policy.
@@ -126,6 +127,7 @@ class EnginePipeline(_Explained):
     schedules: tuple[Schedule, ...]
     zero_stages: tuple[int, ...]
     uneven_stages: bool
+    divides_by_cost: bool = False
     places_ends: bool = False
     recompute_per_stage: bool = False
     context_parallel: bool = True
@@ -167,6 +169,8 @@ class EngineMemory(_Explained):
     fp8_frozen_bytes: in fp8 training, bytes per frozen weight of a layer beside adapters, half of them in fp4; 0 if
     frozen weights keep their 16 bits.
     quantised_ends: bytes per weight outside quantised layers.
+    quantised_constants: bytes per 4-bit weight of its constants: by default quantised themselves (double quantisation);
+    fp32 for each 64 weights are 0.0625.
     widens_stream: on one device, the inputs of quantised layers are fp32, as the weights outside these layers.
     holds_frozen_inputs: units with frozen weights hold the inputs of recomputed layers, and the gradients of these
     inputs, until the backward pass ends.
@@ -222,6 +226,7 @@ class EngineMemory(_Explained):
     fp8_weight_bytes: float = Field(default=0, ge=0)
     fp8_frozen_bytes: float = Field(default=0, ge=0)
     quantised_ends: float = Field(default=2.0, gt=0)
+    quantised_constants: float = Field(default=0.127 / 8, ge=0)
     widens_stream: bool = False
     holds_frozen_inputs: bool = False
     gradient_placeholders: bool = False

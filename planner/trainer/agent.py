@@ -6,7 +6,6 @@ import importlib
 import logging
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import DistError
@@ -20,11 +19,6 @@ from planner.trainer.options import corpus_of, parse_options
 from planner.trainer.parent import die_with_parent
 from planner.trainer.verdict import write_status
 
-if TYPE_CHECKING:
-    import argparse
-
-    from planner.plan import Plan
-
 ROWS_CHECKED = 64
 
 
@@ -34,7 +28,8 @@ def main() -> int:
     options = parse_options(sys.argv[sys.argv.index("planner.trainer") + 1 :])
     try:
         plan = plan_from_file(options.plan)
-        _check_data(plan, options)
+        # no rank waits while texts are turned into token files
+        corpus_of(plan, options).batch(0, min(ROWS_CHECKED, plan.training.global_batch_size))
     except PlannerError as error:
         sys.stderr.write(f"error: {error}\n")
         options.output.mkdir(parents=True, exist_ok=True)
@@ -64,14 +59,6 @@ def _forking(words: list[str]) -> list[str]:
     torch.set_num_threads(1)  # OpenMP threads do not survive a fork either
     start = words.index("-m")
     return [*words[:start], "--start-method=fork", "--run-path", str(program.__file__), *words[start + 2 :]]
-
-
-def _check_data(plan: Plan, options: argparse.Namespace) -> None:
-    """Read the first batch before any rank starts.
-
-    Reading the batch also turns texts into token files, so that no rank waits for this work.
-    """
-    corpus_of(plan, options).batch(0, min(ROWS_CHECKED, plan.training.global_batch_size))
 
 
 if __name__ == "__main__":

@@ -32,37 +32,17 @@ from transformers.models.auto import modeling_auto as auto
 from planner.errors import ExitCode, InputError, PlannerError
 from planner.specs.huggingface.config import Config
 from planner.specs.huggingface.images import tokens_of
+from planner.specs.yaml import shipped_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_LEFT_OUT: Final = ("auto_map", "quantization_config", "torch_dtype", "dtype")
-"""Keys that change no parameter; the first names code of a checkpoint."""
-_HIDDEN: Final = ("embed_dim", "hidden_size", "n_embd", "d_model", "emb_dim")
-_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "attention_heads")
-_KEY_VALUE_HEADS: Final = ("num_key_value_heads", "num_kv_heads", *_HEADS)
-_HEAD_SIZES: Final = ("head_dim", "attention_head_dim", "kv_channels", "d_head", "d_kv", "dim_head")
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
-_LENGTHS: Final = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len", "seq_length")
-_NAMES: Final = {
-    "query": "q_proj query q_lin wq q_attn project_q q",
-    "key": "k_proj key k_lin wk project_k k",
-    "value": "v_proj value v_lin wv project_v v",
-    "fused": "qkv_proj query_key_value c_attn Wqkv qkv att_proj in_proj qkv_linear",
-    "output": "o_proj out_proj out_lin wo c_proj attn_out attention_out proj projection projection_layer dense o",
-}
-"""Names of attention's matrices."""
+_SAID: Final[Any] = shipped_yaml(Path(__file__).with_suffix(".yaml")).plain
+"""Names of keys and of matrices."""
 _STATES: Final = re.compile("linear|mamba|conv|recurrent|ssm")
 """Names of layers that mix tokens otherwise than by attention."""
 _GATES: Final = re.compile("gate_up|gate_proj|up_gate|input_linear|w3")
 """Names of the first matrices of experts with a gate."""
-_PLAIN: Final[dict[str, Any]] = {
-    "attends": False, "mla": None, "num_heads": 1, "num_kv_heads": 1, "head_size": 1, "value_head_size": 0,
-    "attention_gate": "none", "shares_keys": False, "keys_are_values": False, "ffn_hidden_size": 0,
-    "sliding_window": 0, "shared_by": 1,
-}  # fmt: skip
-"""Fields of a layer without any block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +75,7 @@ class _Layer:
     """
 
     left: list[Tensor]
-    found: dict[str, Any] = field(default_factory=lambda: dict(_PLAIN))
+    found: dict[str, Any] = field(default_factory=lambda: dict(_SAID["no_block"]))
     experts: dict[str, Any] = field(default_factory=dict)
 
     def take(self, tensors: Sequence[Tensor]) -> int:
@@ -149,7 +129,7 @@ def _built(values: Mapping[str, Any]) -> tuple[nn.Module, Any]:
         hint = "a later version may have it; code of a checkpoint is never run"
         raise InputError(f"transformers {transformers.__version__} has no model_type `{name}`", hint=hint)
     try:
-        kept = {key: value for key, value in values.items() if key not in _LEFT_OUT}
+        kept = {key: value for key, value in values.items() if key not in _SAID["left_out"].split()}
         config = transformers.CONFIG_MAPPING[name].from_dict(kept)
         kind = _class_of(values, config)
         if isinstance(config.get_text_config(), kind.config_class):
@@ -191,7 +171,7 @@ class Stack:
 
     def __init__(self, module: nn.Module, config: Any, body: str, without: Sequence[str]) -> None:
         self.module, self.body, self.values = module, body, config.to_dict()
-        self.hidden = self._size(*_HIDDEN)
+        self.hidden = self._size("hidden")
         names = {name: each for name, each in module.named_modules() if not any(_is_in(name, of) for of in without)}
         lists = [name for name, each in names.items() if isinstance(each, nn.ModuleList) and _is_in(name, body)]
         outermost = [each for each in lists if not any(_is_in(each, other) for other in lists if other != each)]
@@ -229,9 +209,9 @@ class Stack:
             if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or found <= self.turned:
                 self.of_matrices |= {id(value) for value in module.parameters(recurse=False) if value.dim() > 1}
 
-    def _size(self, *keys: str) -> int:
-        """The first positive number that the configuration has under one of these keys, or in a list there; or 0."""
-        for key in keys:
+    def _size(self, name: str) -> int:
+        """The first positive number that the configuration has under a key of this size, or in a list there; or 0."""
+        for key in _SAID["sizes"].get(name, name).split():
             value = self.values.get(key)
             value = value[0] if isinstance(value, list) and value else value
             if isinstance(value, int) and value > 0:
@@ -254,7 +234,7 @@ class Stack:
     def _tensor(self, name: str, value: torch.Tensor) -> Tensor:
         """A parameter of a layer; three dimensions are those of experts, or else of a convolution."""
         shape, count = list(value.shape), 1
-        if len(shape) > 2 and shape[0] == self._size(*_EXPERTS):
+        if len(shape) > 2 and shape[0] == self._size("experts"):
             count = shape.pop(0)
         rows, columns = shape[0] if shape else 1, math.prod(shape[1:]) if len(shape) > 1 else 0
         if id(value) in self.turned and columns:
@@ -299,11 +279,11 @@ class Stack:
         named: dict[str, Tensor] = {}
         for each in layer.matrices(r"(?i)att|quer|q_|k_|v_|o_|out_lin|qkv"):
             word = each.name.replace(".linear.weight", "").removesuffix(".weight").rpartition(".")[2]
-            part = next((part for part, words in _NAMES.items() if word in words.split()), "")
+            part = next((part for part, words in _SAID["matrices"].items() if word in words.split()), "")
             if part and not re.search("cross|encoder_attn|mlp|indexer", each.name):
                 named.setdefault(part, each)
-        h, heads, out = self.hidden, self._size(*_HEADS), named.get("output")
-        size = self._size(*_HEAD_SIZES) or h // max(1, heads)
+        h, heads, out = self.hidden, self._size("heads"), named.get("output")
+        size = self._size("head_size") or h // max(1, heads)
         for a in (heads, out.inputs // max(1, size) if out else 0):
             if not out or not a or out.inputs % a:
                 continue
@@ -313,7 +293,7 @@ class Stack:
             wanted: dict[str, tuple[int, int]] = {"output": (a * values, h)}
             if query:
                 d = query.outputs // a // (1 + gated)
-                g = key.outputs // max(1, d) if key else self._size(*_KEY_VALUE_HEADS)
+                g = key.outputs // max(1, d) if key else self._size("key_value_heads")
                 wanted |= {"query": (h, a * d * (1 + gated)), "key": (h, g * d), "value": (h, g * values)}
                 wanted = {part: shape for part, shape in wanted.items() if part in named}
             elif fused:
@@ -337,7 +317,7 @@ class Stack:
             self._size(key)
             for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         )
-        a, h = self._size(*_HEADS), self.hidden
+        a, h = self._size("heads"), self.hidden
         wanted = {"kv_a_proj_with_mqa": (h, kv + rope), "kv_b_proj": (kv, a * (nope + value)), "o_proj": (a * value, h)}
         queries = a * (nope + rope)
         wanted |= {"q_a_proj": (h, q), "q_b_proj": (q, queries)} if q else {"q_proj": (h, queries)}
@@ -354,7 +334,7 @@ class Stack:
 
     def _experts(self, layer: _Layer) -> None:
         """Routed and shared experts, their router, and biases of each expert."""
-        h, total, groups = self.hidden, self._size(*_EXPERTS), dict[str, list[Tensor]]()
+        h, total, groups = self.hidden, self._size("experts"), dict[str, list[Tensor]]()
         for each in layer.matrices():
             if total and (each.count == total or re.search(r"(?<!shared_)experts\.\d+\.", each.name)):
                 name = re.split(r"experts\.\d", each.name.removesuffix(".weight"))[0]
@@ -366,7 +346,7 @@ class Stack:
         if not routed or rest or not router:
             return
         layer.take([*routed, *router])
-        chosen = max(1, self._size(*_CHOSEN))
+        chosen = max(1, self._size("chosen_experts"))
         layer.experts = {"num_experts": total, "ffn_hidden_size": width, "experts_per_token": chosen}
         layer.found["ffn_hidden_size"] = width
         biases = [each for each in layer.left if re.search(r"(?<!shared_)experts\..*bias", each.name)]
@@ -399,7 +379,7 @@ class Stack:
         return {
             "num_layers": len(self.layers), "hidden_size": self.hidden, "attention_bias": False, "mlp_bias": False,
             "norm": "layernorm" if self.norm_parts == 2 else "rmsnorm", "activation": ("gelu", "swiglu")[self.gated],
-            "max_sequence_length": self._size(*_LENGTHS) or 2048, "global_every": 0 if plain["sliding_window"] else 1,
+            "max_sequence_length": self._size("length") or 2048, "global_every": 0 if plain["sliding_window"] else 1,
             "moe": next(iter(experts.values()), None), "layers": others, **plain,
         }  # fmt: skip
 

@@ -31,14 +31,10 @@ def apply_expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
         experts = mixture.experts
         for name, parameter in list(experts.named_parameters()):
             experts.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
-        experts.read = _local
+        experts.read = DTensor.to_local  # type: ignore[assignment] # the weights are DTensors from here on
         exchange = _Exchange(mesh.get_group())
         experts.register_forward_pre_hook(exchange.to_experts)
         experts.register_forward_hook(exchange.to_tokens)
-
-
-def _local(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class _AllToAll(torch.autograd.Function):

@@ -71,6 +71,7 @@ def learning_rate(step: int, num_steps: int, training: TrainingSpec) -> float:
     return training.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+@torch.no_grad()
 def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """This rank's part of the squared gradient norm; the sum over all ranks is the whole model's squared norm.
 

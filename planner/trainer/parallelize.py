@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Types of computation apart from 8-bit products; weights, gradient sums and optimizer states are fp32."""
 
+SMALL_BYTES = 25 * 2**20
+"""Weights of a chunk that sends its gradients together, as DistributedDataParallel does (its `bucket_cap_mb`)."""
+
 
 def build_chunks(plan: Plan, meshes: Meshes, device: torch.device) -> list[Transformer]:
     """This rank's chunks of the model in model order, sharded, on `device` and with their initial values."""
@@ -134,7 +137,8 @@ def compile_layers(parts: Iterable[Transformer], backend: str = "inductor", *, a
 def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
     """Apply FSDP2 to every layer, to the embedding, and to all other modules.
 
-    Gradients are summed, because the loss is already a mean.
+    Gradients are summed, because the loss is already a mean. A small chunk whose weights stay whole during a step is
+    one unit: a unit's hooks would take longer than it could save by sending its gradients early.
 
     Routed experts have their own mesh, because other ranks hold copies of them. FSDP2 has nothing to do in fp32 if no
     other rank holds copies or shards of a weight: its hooks would only take time.
@@ -145,17 +149,19 @@ def apply_data_parallel(part: Transformer, plan: Plan, meshes: Meshes) -> None:
     if plan.training.precision != "fp32":
         policy = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPES[plan.training.precision], reduce_dtype=torch.float32)
     reshard = plan.layout.zero == 3
+    units: list[nn.Module] = [] if part.embedding is None or part.tied else [part.embedding]
+    units += part.layers.values()
+    if not reshard and sum(parameter.nbytes for parameter in part.parameters()) <= SMALL_BYTES:
+        units = []
 
     def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool) -> None:
         fully_shard(module, mesh=mesh[sharded_axes(mesh)], mp_policy=policy, reshard_after_forward=reshard)
 
-    if part.embedding is not None and not part.tied:
-        shard(part.embedding, meshes.dense, reshard=reshard)
     for mixture in mixtures_of(part):
         assert meshes.experts is not None
         shard(mixture.experts, meshes.experts, reshard=reshard)
-    for block in part.layers.values():
-        shard(block, meshes.dense, reshard=reshard)
+    for unit in units:
+        shard(unit, meshes.dense, reshard=reshard)
     shard(part, meshes.dense, reshard=False)
     _gather_ahead(part)
     for module in fsdp_modules([part]):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -17,9 +16,10 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import GraphExecGroup
 
 from planner.trainer.cross_entropy import cross_entropy
-from planner.trainer.parallelize import COMPUTE_TYPES, local_tensor
+from planner.trainer.parallelize import COMPUTE_TYPES, fsdp_modules, local_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ class Accumulation:
     """
 
     def __init__(self, part: Transformer, plan: Plan, loss: Loss) -> None:
-        self.part, self.loss = part, loss
+        self.part, self.loss, self.units = part, loss, fsdp_modules([part])
         self.microbatch_size, self.zero = plan.layout.mbs, plan.layout.zero
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
@@ -86,12 +86,11 @@ class Accumulation:
         return total
 
     def _prepare(self, *, last: bool) -> None:
-        if not isinstance(self.part, FSDPModule):
-            return
-        self.part.set_is_last_backward(last)
-        self.part.set_requires_gradient_sync(last or self.zero >= 2)
-        self.part.set_requires_all_reduce(last)
-        self.part.set_reshard_after_backward(last or self.zero == 3)
+        for unit in self.units:  # by itself FSDP2 would look for its units among all modules, each time
+            unit.set_is_last_backward(last)
+            unit.set_requires_gradient_sync(last or self.zero >= 2, recurse=False)
+            unit.set_requires_all_reduce(last, recurse=False)
+            unit.set_reshard_after_backward(last or self.zero == 3, recurse=False)
 
 
 class ScheduleNaive(Schedule1F1B):
@@ -139,9 +138,8 @@ class Pipeline:
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
         """See `Executor`."""
-        for_all: dict[str, Any] = (
-            {} if starts is None else {"starts_BT": starts}
-        )  # torch cuts it into microbatches for every stage
+        # torch cuts it into microbatches for every stage
+        for_all: dict[str, Any] = {} if starts is None else {"starts_BT": starts}
         losses: list[Tensor] = []
         self.schedule.step(
             *((tokens,) if self.first else ()),
@@ -193,14 +191,16 @@ class _Stage(PipelineStage):
             options["loss"].detach_()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> None:
-        """Add the gradients to their fp32 sums at once.
+        """Add the gradients to their fp32 sums at once, and recompute each layer once.
 
-        FSDP2 leaves them in 16 bits until the next backward pass of the chunk, and until then adds gradients of further
-        microbatches in 16 bits.
+        FSDP2 leaves the gradients in 16 bits until the next backward pass of the chunk, and until then adds those of
+        further microbatches in 16 bits. torch runs a backward pass for each matrix, of which each would recompute the
+        whole layer, and keep what it does not read.
         """
-        super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
-        for module in self.submod.modules():
-            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None  # noqa: SLF001 # torch has no public name
+        with GraphExecGroup():
+            super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **options)
+        for unit in fsdp_modules([self.submod]):
+            group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 # torch has no public name
             for each in group.fsdp_params if group is not None else ():
                 each.accumulate_unsharded_grad_if_needed()
                 each.to_accumulated_grad_if_needed()

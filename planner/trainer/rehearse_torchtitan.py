@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 with mock.patch("torch._utils._get_available_device_type", return_value="cpu"):
     import torchtitan.trainer
@@ -31,7 +30,7 @@ from torchtitan.protocols import BaseModel
 
 from planner.cost.ledger import LineName
 from planner.trainer.measure import MemoryMeter
-from planner.trainer.rehearse import Counter, FusedNorm, Unread, fake_ranks, main_of, warm_up
+from planner.trainer.rehearse import Counter, FusedNorm, Unread, fake_ranks, main_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,10 +42,6 @@ def _attention(self: Any, q_BLNH: torch.Tensor, k_BLNH: torch.Tensor, v_BLNH: to
     """Attention by a kernel that keeps the same tensors as FlexAttention's, which has no backward pass on a CPU."""
     q_BNLH, k_BNLH, v_BNLH = (each.transpose(1, 2) for each in (q_BLNH, k_BLNH, v_BLNH))
     return F.scaled_dot_product_attention(q_BNLH, k_BNLH, v_BNLH, enable_gqa=True).transpose(1, 2)
-
-
-def _norm(self: RMSNorm, x: torch.Tensor) -> Any:
-    return FusedNorm.apply(x, self.weight)  # type: ignore[no-untyped-call] # torch's
 
 
 def _fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> AbstractContextManager[None]:
@@ -71,9 +66,8 @@ def _fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> AbstractCont
         mock.patch.object(BaseModel, "init_weights", faked(BaseModel.init_weights)),
         mock.patch.object(Decoder, "get_attention_masks", return_value=None),
         mock.patch.object(FlexAttention, "forward", _attention),
-        mock.patch.object(RMSNorm, "forward", _norm),
+        mock.patch.object(RMSNorm, "forward", lambda norm, x: FusedNorm.apply(x, norm.weight)),  # type: ignore[no-untyped-call]
         mock.patch.object(activation_checkpoint, "_get_default_save_ops", return_value=saved | kept),
-        mock.patch.object(_PipelineSchedule, "_warmup_p2p", warm_up),
     )
 
 
@@ -96,23 +90,16 @@ def _config(folder: Path) -> Any:
 
 def _batches(config: Any) -> Iterator[Any]:
     """Microbatches without data."""
-    piped = config.parallelism.pipeline_parallel_degree > 1
-    size = config.parallelism.pipeline_parallel_microbatch_size if piped else config.training.local_batch_size
+    size = config.training.local_batch_size, config.training.seq_len
     while True:
-        tokens, positions, labels = (torch.empty(size, config.training.seq_len, dtype=torch.int64) for _ in range(3))
+        tokens, positions, labels = (torch.empty(size, dtype=torch.int64) for _ in range(3))
         yield {"input": tokens, "positions": positions}, labels
 
 
 def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
     """Peak bytes of one rank in a step, and the peak of each ledger line."""
     config, mode = _config(folder), FakeTensorMode(allow_non_fake_inputs=True)
-    degrees = (
-        "data_parallel_replicate",
-        "data_parallel_shard",
-        "context_parallel",
-        "tensor_parallel",
-        "pipeline_parallel",
-    )
+    degrees = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
     num_ranks = math.prod(getattr(config.parallelism, f"{each}_degree") for each in degrees)
     counter = Counter(mode)
     with _fake_world(num_ranks, rank, mode), counter.watch(), Unread():  # type: ignore[no-untyped-call] # torch's
@@ -126,11 +113,10 @@ def counted(folder: Path, rank: int = 0) -> tuple[int, dict[LineName, int]]:
             counter.peak = 0
             trainer.train_step(batches)
             peak = counter.peak
-            wrapped = any(
-                isinstance(each, CheckpointWrapper) for part in trainer.model_parts for each in part.modules()
-            )
+            (model,) = trainer.model_parts
+            wrapped = any(isinstance(each, CheckpointWrapper) for each in model.modules())
             layers: tuple[type, ...] = (CheckpointWrapper if wrapped else TransformerBlock,)
-            meter = MemoryMeter(trainer.model_parts, trainer.optimizers.optimizers[0], layers)
+            meter = MemoryMeter([model], trainer.optimizers.optimizers[0], layers)
             with meter.watch():
                 trainer.train_step(batches)
     return peak, {**meter.peak, LineName.OPTIMIZER_STATE: states}

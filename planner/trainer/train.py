@@ -61,20 +61,14 @@ def run(trainer: Trainer, options: RunOptions) -> ExitCode:
 
 def _resume(trainer: Trainer, options: RunOptions) -> None:
     """Load the checkpoint to resume from; without one, load the initial weights."""
-    if not _restored(trainer, options) and options.weights is not None:
-        load_weights(trainer, options.weights)
-
-
-def _restored(trainer: Trainer, options: RunOptions) -> bool:
-    if options.resume == "never":
-        return False
-    if options.resume != "auto" and not options.resume.isdigit():
+    if options.resume not in ("auto", "never") and not options.resume.isdigit():
         raise InputError(f"--resume {options.resume} is no step", hint="give auto, never or a step")
-    step = None if options.resume == "auto" else int(options.resume)
-    restored = restore(trainer, options.checkpoints, step)
-    if restored is not None and dist.get_rank() == 0:
+    step = int(options.resume) if options.resume.isdigit() else None
+    restored = None if options.resume == "never" else restore(trainer, options.checkpoints, step)
+    if restored is None and options.weights is not None:
+        load_weights(trainer, options.weights)
+    elif restored is not None and dist.get_rank() == 0:
         sys.stderr.write(f"going on from the checkpoint of step {restored}, of {trainer.num_steps} steps\n")
-    return restored is not None
 
 
 class _Run:

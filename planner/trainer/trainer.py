@@ -61,6 +61,7 @@ class Trainer:
         meshes = make_meshes(plan.layout, device.type, has_experts=plan.model.moe is not None)
         self.mesh = meshes.dense
         self.chunks = build_chunks(plan, meshes, device)
+        self._parameters = {name: each for chunk in self.chunks for name, each in chunk.named_parameters()}
         self.optimizer = make_optimizer(self.parameters(), plan.training)
         self.scale = LossScale(plan.training.precision)
         self.executor = make_executor(self.chunks, plan, self.mesh, device, self.scale)
@@ -69,7 +70,7 @@ class Trainer:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their name in the whole model."""
-        return {name: parameter for chunk in self.chunks for name, parameter in chunk.named_parameters()}
+        return self._parameters
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters without the second copy of tied embeddings in a pipeline."""
@@ -92,7 +93,8 @@ class Trainer:
         finite = math.isfinite(total) and math.isfinite(grad_norm)
         if finite:
             self._update(grad_norm, rate)
-        self._synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         finished = time.perf_counter()
         return StepResult(
             loss=total,
@@ -170,10 +172,6 @@ class Trainer:
         self.optimizer.zero_grad()
         self.step_number += 1
         self.scale.note_good_step()
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
         """The ranks of the first and last stage with the same share of the tied embedding, or None."""

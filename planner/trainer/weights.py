@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.errors import EnvironmentProblem, InputError
 from planner.trainer.hugging_face import is_no_parameter, pieces_of, whole_config
-from planner.trainer.model import Transformer
+from planner.trainer.model import Transformer, canonical_name
 from planner.trainer.parallelize import set_share
 from planner.units import parse_quantity
 
@@ -49,9 +49,8 @@ def load_weights(trainer: Trainer, folder: Path) -> None:
         _check_config(folder, trainer.plan.model)
         checkpoint.check(trainer)
         for name, parameter in trainer.parameters().items():
-            whole = checkpoint.parameter(
-                pieces_of(_kept_name(name, trainer), trainer.plan.model), parameter.shape, name
-            )
+            pieces = pieces_of(canonical_name(name, trainer.plan.model), trainer.plan.model)
+            whole = checkpoint.parameter(pieces, parameter.shape, name)
             set_share(parameter, whole.to(parameter.device, parameter.dtype))
 
 
@@ -69,12 +68,6 @@ def _check_config(folder: Path, spec: ModelSpec) -> None:
         )
     if config.get("model_type") == "qwen3_moe" and not config.get("norm_topk_prob", False):
         raise InputError(f"{path} does not normalise the weights of the chosen experts, which this trainer does")
-
-
-def _kept_name(name: str, trainer: Trainer) -> str:
-    """The name of a parameter; a tied head has the token embedding's name."""
-    tied = name == "head.weight" and trainer.plan.model.tied_embeddings
-    return "embedding.tokens.weight" if tied else name
 
 
 @contextlib.contextmanager

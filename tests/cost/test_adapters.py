@@ -90,6 +90,11 @@ def test_nf4_takes_4_bits_and_an_eighth(make_job, ranks, outside):
     ends = 2 * 32000 * 4096 + 4096
     inside = num_params(job.model) - ends
     assert params == pytest.approx(inside * (4 / 8 / ranks + 0.127 / 8) + outside * ends / ranks)
+    once = make_job(
+        "llama2-7b", gpus=ranks, engine="fsdp", settings=(*settings, "engine.memory.quantised_constants=0.0625")
+    )
+    more = float(estimate(once, layout_of(once, f"dp={ranks},zero=3")).memory[0].lines[0].num_bytes) - params
+    assert more == pytest.approx(inside * (32 - 8 - 32 / 256) / 64 / 8, rel=1e-3)  # fp32 for each 64 weights
 
 
 def test_frozen_products_have_no_second_backward_product(make_job):

@@ -13,7 +13,7 @@ from planner.cost.estimate import estimate
 from planner.cost.groups import group
 from planner.cost.layers import layer_seconds
 from planner.cost.ledger import LineName
-from planner.cost.prices import hidden_expert_seconds
+from planner.cost.prices import hidden_expert_seconds, stage_parts
 from planner.cost.stage import stages_of
 from planner.cost.transfers import transfers
 from planner.layout_text import parse_layout
@@ -31,6 +31,23 @@ def priced(make_job, *args, layout, **options):
 
 def seconds(found, *names):
     return sum(float(line.exposed_seconds) for line in found.time if line.name in names)
+
+
+def test_the_host_runs_ahead_during_tensor_parallel_collectives(make_job):
+    """A layer takes what the device computes and sends, or what the host launches: the longer of both, pass by pass."""
+    found, alone = {}, {}
+    for floor in (0.0, 0.9, 1.1, 100.0):  # ms
+        settings = (f"device.efficiency.layer_floor={floor} ms",)
+        options = {"engine": "torchtitan", "batch": 8, "sequence": 4096, "settings": settings}
+        job, layout, _ = priced(make_job, "llama3-8b", "dgx-h100", layout="tp=8,mbs=1", gpus=8, **options)
+        layer = stage_parts(job, layout).layers[False, False]
+        sent = layer.busy[LineName.TP_COMM]
+        alone[floor] = float(layer.passes.forward)
+        found[floor] = [float(layer.passes.forward + sent.forward), float(layer.passes.backward + sent.backward)]
+    device = found[0.0]
+    for floor, both in found.items():
+        assert both == pytest.approx([max(device[0], floor / 1e3), max(device[1], 1.6 * floor / 1e3)])
+    assert alone[0.0] < 0.9e-3 < device[0] < 1.1e-3  # so that each of the two bounds decides once
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 8])

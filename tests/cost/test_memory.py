@@ -390,6 +390,25 @@ def test_embedding_and_head_of_pipelines_beside_whole_gradients(model, text, seq
     assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("engine", "recompute", "stage", "counted"),
+    [
+        ("torch", "full", 0, 38.936e9),
+        ("torch", "full", 1, 19.701e9),
+        ("torch", "none", 0, 42.831e9),
+        ("torch", "none", 1, 22.538e9),
+        ("torchtitan", "full", 1, 27.561e9),  # torch's own stage, which computes a layer again for each matrix
+    ],
+)
+def test_a_pass_for_weights_holds_what_it_computes_again(engine, recompute, stage, counted):
+    """ZB-V, four microbatches and two layers a chunk: bytes of the trainer's own step (planner.trainer.rehearse)."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", gpus=2, sequence_length=4096, global_batch_size=4,
+                   engine=engine, settings=("model.num_layers=8",))  # fmt: skip
+    text = f"pp=2,zero=1,schedule=zbv,mbs=1,recompute={recompute}"
+    lines = memory_of_stages(job, parse_layout(text, num_layers=8, num_devices=2))[stage].lines
+    assert sum(line.num_bytes for line in lines if line.name != "runtime") == pytest.approx(counted, rel=0.02)
+
+
 def lines_of_one_round(chunks, stage, vocab_size=128256):
     layers = sum(map(int, chunks.split("/")))
     job = load_job(model="llama3-8b", cluster="dgx-h100", gpus=8, sequence_length=2048, global_batch_size=8,

@@ -161,7 +161,7 @@ def test_verl_offloads_nothing_in_the_step_of_the_actor_except_by_its_policy(wri
 @pytest.mark.parametrize(
     "more",
     [
-        "critic.model.path=Qwen/Qwen2.5-7B",
+        "verifier.model.path=Qwen/Qwen2.5-7B",
         "reward_model.enable=True",
         "actor_rollout_ref.model.enable_activation_offload=True",
     ],
@@ -570,6 +570,10 @@ OF_EACH_FORMAT = {
         "actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
         "actor_rollout_ref.actor.fsdp_config.KEY=2\n"
     ),
+    "a file over verl's own": (
+        "data: {train_batch_size: 64}\nactor_rollout_ref:\n  actor:\n    ppo_mini_batch_size: 64\n"
+        "    ppo_micro_batch_size_per_gpu: 1\n    fsdp_config:\n      KEY: 2\n"
+    ),
     "a command line of verl's fine-tuning": (
         "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 "
         "data.use_dynamic_bsz=False engine.KEY=2\n"
@@ -577,6 +581,13 @@ OF_EACH_FORMAT = {
     "a command line of ms-swift": (
         "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 "
         "--deepspeed zero3 --KEY 2\n"
+    ),
+    "an ms-swift file": (
+        "model: Qwen/Qwen2.5-7B\ntrain_type: full\nper_device_train_batch_size: 1\nmax_length: 2048\nKEY: 2\n"
+    ),
+    "a command line of LLaMA-Factory": (
+        "llamafactory-cli train --model_name_or_path Qwen/Qwen2.5-7B --finetuning_type full --cutoff_len 2048 "
+        "--per_device_train_batch_size 1 --KEY 2\n"
     ),
     "overrides of a Megatron-Bridge recipe": (
         "python run_recipe.py --recipe llama3_8b model.tensor_model_parallel_size=2 train.global_batch_size=64 "
@@ -593,6 +604,10 @@ OF_EACH_FORMAT = {
     "an experiment of Primus over Megatron-Bridge": (
         "modules:\n  post_trainer:\n    framework: megatron_bridge\n    model: llama3_8B.yaml\n    overrides:\n"
         "      tensor_model_parallel_size: 2\n      KEY: 2\n"
+    ),
+    "a command line of NeMo RL": (
+        "uv run examples/run_sft.py policy.train_micro_batch_size=1 policy.max_total_sequence_length=2048 "
+        "policy.dtensor_cfg.enabled=true policy.dtensor_cfg.KEY=2\n"
     ),
     "a file of NeMo RL": (
         "sft:\n  seed: 1\npolicy:\n  train_micro_batch_size: 1\n  max_total_sequence_length: 2048\n"

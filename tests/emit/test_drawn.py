@@ -264,7 +264,7 @@ cluster: {gpus_per_node: 8, num_nodes: 1}
     ("own", "layout"),
     [
         ("  dtensor_cfg: {tensor_parallel_size: 4, activation_checkpointing: true}\n", "tp=4,zero=3,recompute=full"),
-        ("  dtensor_cfg: {dp_replicate_size: 2, cpu_offload: true}\n", "zero=3,hsdp=2,offload=states+params"),
+        ("  dtensor_cfg: {dp_replicate_size: 2, cpu_offload: true}\n", "zero=3,hsdp=2,offload=optimizer"),
         (
             (
                 "  dtensor_cfg: {enabled: false}\n  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, "
@@ -325,7 +325,6 @@ def test_methods_of_nemo_rl_are_objectives(own, settings, doubts, written) -> No
     [
         ("precision: float32", "policy.precision"),
         ("optimizer: {name: torch.optim.SGD}", "policy.optimizer.name"),
-        ("dynamic_batching: {enabled: true}", "policy.dynamic_batching.enabled"),
         ("dtensor_cfg: {enabled: false}", "policy"),
         ("generation: {colocated: {enabled: false}}", "policy.generation.colocated.enabled"),
         ("dtensor_cfg: {lora_cfg: {enabled: true, exclude_modules: [mlp]}}", "policy.dtensor_cfg.lora_cfg.exclude"),
@@ -403,7 +402,7 @@ VERL_SFT = "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer."
     ("own", "layout", "numbers", "loss"),
     [
         (
-            "fsdp_sft_trainer data.micro_batch_size_per_gpu=4",
+            "fsdp_sft_trainer data.micro_batch_size_per_gpu=4 model.enable_gradient_checkpointing=True",
             "dp=8,zero=3,cp=1,mbs=4,recompute=full",
             (256, 1024, 0),
             "engine",

@@ -383,6 +383,7 @@ def facts_in(text, num_devices):
     values = dict(reader.values(text))
     if name := values.pop("deepspeed", None):
         values |= reader.files["deepspeed"](NAMED[name])
+    values = dict(reader.complete(values))
     hosts, ranks, model = (values.pop(key, None) for key in (HOSTS, RANKS, MODEL))
     spec = load_model("llama3-8b")
     facts = facts_of(reader.target, values, model=spec, num_devices=num_devices or int(hosts or 1) * int(ranks or 0))

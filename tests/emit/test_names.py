@@ -40,7 +40,7 @@ ROWS = {  # section -> the keys that each of its rows has, and those that it may
     "implied": ({"when", "keys"}, set()),
     "decides": ({"keys", "why"}, {"field"}),
 }
-OF_FILES = {"renamed", "said", "strict", "drops", "defaults", "newer"}
+OF_FILES = {"renamed", "said", "strict", "drops", "defaults", "newer", "older"}
 OF_FILES |= {"module", "file", "keeps", "adds", "yours", "refuses", "refused"}
 SIGNS = {  # sign of a condition -> types of what it compares with
     **dict.fromkeys(("is", "not"), (str, int, float, type(None))),

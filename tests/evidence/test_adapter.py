@@ -19,6 +19,7 @@ from published_runs import published_runs
 
 from planner.cost.band import band
 from planner.cost.flops import model_flops_per_step
+from planner.cost.parameters import num_params
 from planner.errors import InputError
 from planner.evidence.compare.score import score
 from planner.evidence.rows.jobs import Setup, Unsupported, job_of
@@ -176,8 +177,7 @@ def check_job(row: dict[str, str]) -> None:
         assert training.global_batch_size * found.share == pytest.approx(int(row["gbs"]))
     else:
         assert row["oom"] == "1"
-    guessed = row["precision"].endswith("?") and "FP8_DPA" in row["flags"]  # 8-bit attention needs an 8-bit recipe
-    kind = "fp8" if guessed else row["precision_class"]
+    kind = "fp8" if "precision" in corrected else row["precision_class"]  # FP8=True in the configuration that ran
     assert {"16": 2, "fp8": 1, "fp4": 0.5}[kind] == {"fp8": 1, "fp4": 0.5}.get(training.precision, 2)
     if row["inter_gb_s_per_gpu"] and "inter_gb_s_per_gpu" not in corrected:
         network = cluster.links[-1]
@@ -458,6 +458,16 @@ def test_activations_of_some_layers_on_the_host_are_named() -> None:
     assert "activations of 40" in found.assumed[0].rule
 
 
+def test_litgpt_has_a_head_beside_the_embedding_in_every_model() -> None:
+    """litgpt, model.py (GPT): 1,235,814,400 parameters of Llama 3.2 1B, and 128,256 rows of 2,048 once more."""
+    rows = [row for row in CELLS if row["model"] == "Llama-3.2-1B" and row["framework"].startswith("litgpt")]
+    found = [job_of(run_of(row)) for row in rows]
+    assert rows
+    assert {num_params(each.job.model) for each in found if isinstance(each, Setup)} == {1_498_482_688}
+    constants = {each.job.engine.memory.quantised_constants for each in found if isinstance(each, Setup)}
+    assert constants == {4 / 64}  # bnb.nf4, one number in fp32 for 64 weights
+
+
 @pytest.mark.parametrize(("flags", "beside"), [("TP_COMM_OVERLAP", True), ("compile; AsyncTP", True), ("", False)])
 def test_collectives_beside_products_are_read_from_flags(flags: str, beside: bool) -> None:
     assert setup_of(flags=flags).job.engine.overlap.tensor_parallel == beside
@@ -494,8 +504,6 @@ def test_fused_kernels_and_attention_in_8_bits_are_read_from_words() -> None:
     assert setup_of(flags="", precision="fp8").job.attention_precision == "bf16"
     words = ("FP8_ACT", "FP8_ACTIVATION", "fp8 activations", "")
     assert [setup_of(flags=each).job.engine.memory.fp8_gates for each in words] == [True, True, False, False]
-    guessed = {"precision": "bf16?", "precision_class": "16"}
-    assert [setup_of(flags=flags, **guessed).job.training.precision for flags in ("FP8_DPA", "")] == ["fp8", "bf16"]
 
 
 def test_mlperf_s_adapters_are_those_of_its_train_py_and_its_submitters_switches() -> None:
@@ -752,6 +760,35 @@ def test_exchanges_of_experts_overlap_in_pipelines_whose_stages_are_interleaved(
 def test_a_pipeline_layout_is_read_from_words(flags: str) -> None:
     found = setup_of(layers="30", pp="4", tp="1", gpus="8", interleave="2", flags=flags)
     assert (found.layout.interleave, found.layout.layers_per_stage) == (2, (3, 4, 4, 4, 4, 4, 4, 3))
+
+
+@pytest.mark.parametrize(("pp", "layers"), [("2", (11, 5)), ("4", (6, 5, 5, 0)), ("8", (3, 3, 2, 3, 2, 2, 1, 0))])
+def test_nanotron_divides_a_pipeline_by_parameters(pp: str, layers: tuple[int, ...]) -> None:
+    """By hand: the head, 2048 x 131072, counts as 4 of the layers; stages end above 20 / pp, 40 / pp and so on.
+
+    With 8 stages nanotron's have 3, 3, 2, 3, 2 and 3 layers, and the last two hold the head and the loss alone.
+    """
+    shape = {"layers": "16", "hidden": "2048", "ffn": "8192", "heads": "32", "kv_heads": "32", "vocab": "131072"}
+    found = setup_of(framework="nanotron", model="Llama-3.2-1B", pp=pp, **shape)
+    assert found.layout.layers_per_stage == layers
+
+
+def test_rows_of_mlperf_run_what_their_configurations_say() -> None:
+    """config_common.sh has FP8=True, and the configurations of B200 and GB300 have cp_comm_type a2a."""
+    seen = {}
+    for run in RUNS:
+        if run.id in ("N2733", "N2740", "N2830", "N2864", "N2896"):
+            found = job_of(run)
+            assert isinstance(found, Setup)
+            exchange = found.job.engine.communication.context_exchange
+            seen[run.id] = (found.job.training.precision, found.job.attention_precision, exchange)
+    assert seen == {
+        "N2733": ("fp8", "bf16", "ring"),  # the table had guessed bf16
+        "N2740": ("fp8", "bf16", "ring"),
+        "N2830": ("fp8", "fp8", "ring"),  # no configuration was found
+        "N2864": ("fp4", "fp8", "all-to-all"),
+        "N2896": ("fp8", "fp8", "all-to-all"),
+    }
 
 
 def test_hai_llm_has_a_profile_of_its_own() -> None:

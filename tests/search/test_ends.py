@@ -99,11 +99,8 @@ def closed_list(priced, longest, fastest):
         for other, (each, seconds) in priced.items():
             alike = replace(base, **{key: getattr(each, key) for key in VARIED})
             mtp = (each.num_chunks - 1 - base.mtp_before,) if base.mtp else ()
-            if (
-                seconds > longest
-                or each != replace(alike, mtp=mtp)
-                or each.interleave not in (1, 2, 4, 8, base.interleave)
-            ):
+            is_listed = each.interleave in (1, 2, 4, 8, base.interleave) or layers % each.num_chunks == 0
+            if seconds > longest or each != replace(alike, mtp=mtp) or not is_listed:
                 continue
             (split, last), inner = stages_of(each), each.interleave * -(-layers // (each.pp * each.interleave))
             even = max(split) - min(split) < 2 and list(split) == sorted(split, reverse=True)

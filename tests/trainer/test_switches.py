@@ -76,3 +76,10 @@ def test_weights_are_gathered_ahead(run_job, make_plan):
 
 def test_pieces_of_tensors_travel_on_request(run_job, make_plan):
     assert run_job("async_tp", make_plan("tp=2,mbs=4"), steps=1) == [False, False, True, True]
+
+
+def test_a_small_chunk_is_one_unit_and_trains_as_its_layers_apart(run_job, make_plan):
+    plan = make_plan("dp=2,zero=1,mbs=2")
+    assert [len(run_job("prefetched", plan, steps=1, **size)) for size in ({}, {"small_bytes": 0})] == [1, 6]
+    one, several = (run_job("steps", plan, steps=3, **size) for size in ({}, {"small_bytes": 0}))
+    assert [each for step in several for each in step] == pytest.approx([each for step in one for each in step])

@@ -31,7 +31,7 @@ from torch.distributed.fsdp import FSDPModule
 from planner.cost.ledger import LineName
 from planner.plan import Plan
 from planner.plan_file import plan_from_json
-from planner.trainer import checkpoint
+from planner.trainer import checkpoint, parallelize
 from planner.trainer import train as train_loop
 from planner.trainer.attention import Attention
 from planner.trainer.context_parallel import held_positions
@@ -62,6 +62,7 @@ def corpus_of(plan: Plan, job: dict[str, Any]) -> Any:
 
 
 def make_trainer(plan: Plan, job: dict[str, Any]) -> Trainer:
+    parallelize.SMALL_BYTES = job.get("small_bytes", parallelize.SMALL_BYTES)
     return Trainer(plan, corpus_of(plan, job), torch.device("cpu"), num_steps=job["steps"])
 
 

@@ -10,7 +10,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.adapters import matrices_of
-from planner.emit.adapters import EXPERTS, MEGATRON, adapters_of
+from planner.emit.adapters import EXPERTS, MEGATRON, adapters_of, parts_of
 from planner.emit.names import listed, names_beside, refusals
 from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.programs.megatron import shown
@@ -162,9 +162,7 @@ def _write_adapters(plan: Plan) -> Values:
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     if "dim" not in given:
         return {}
-    modules = given.get("target_modules", "linear_qkv,linear_proj,linear_fc1,linear_fc2")
-    names = modules if isinstance(modules, tuple) else str(modules).strip("[]").split(",")
-    parts = [part for name in names for part in MEGATRON.get(str(name).strip(" '\""), ())]
+    parts = parts_of(given, "target_modules", "linear_qkv,linear_proj,linear_fc1,linear_fc2")
     return adapters_of(given, "target_modules", given.whole("dim"), parts)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from planner.emit.adapters import EXPERTS, PEFT, adapters_of
+from planner.emit.adapters import EXPERTS, PEFT, adapters_of, parts_of
 from planner.emit.names import decisive, listed, names_beside, refusals, refused, still_open
 from planner.emit.programs.hugging_face_model import config_of
 from planner.emit.settings import choice, follows, known, number, numbers, pair, whole
@@ -416,16 +416,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     if not rank or not given.flag("use_peft", default=True):
         return {}
     found: dict[str, Any] = {"training.lora_dropout": given.number("lora_dropout")}
-    named = given.get("lora_target_modules", ("q_proj", "v_proj"))  # PEFT's for most types, utils/constants.py
-    names = (named,) if isinstance(named, str) else tuple(named)
-    if isinstance(named, str) and named not in ("all-linear", "all"):
-        names = tuple(named.replace(",", " ").split())
-    back = {name: ours for ours, name in PEFT.items()} | dict.fromkeys(("all-linear", "all"), "all-linear")
-    if unknown := [each for each in names if each not in back]:
-        raise InputError(
-            f"{str(unknown[0])[:60]!r} has no price here", where="lora_target_modules", hint=", ".join(back)
-        )
-    parts = [back[each] for each in names]
+    parts = parts_of(given, "lora_target_modules", "q_proj,v_proj")  # PEFT's for most types, utils/constants.py
     parts += [f"expert_{each}" for each in parts]  # PEFT finds experts, too, though one tensor holds their matrices
     found |= adapters_of(given, "lora_target_modules", rank, parts)
     if given.flag("load_in_4bit"):

@@ -55,6 +55,15 @@ def _read_weights(given: Given) -> Mapping[str, Any]:
     return {"training.weights": weights if weights == UNKNOWN_WEIGHTS else f"{OF_MEGATRON}{weights}"}
 
 
+def _read_batch(given: Given) -> Mapping[str, Any]:
+    """Without a global batch, each replica computes one microbatch. Source: arguments.py, validate_args."""
+    tp, pp, cp = (
+        given.whole(f"{each}_parallel_size", 1) or 1 for each in ("tensor_model", "pipeline_model", "context")
+    )
+    replicas = 0 if "global_batch_size" in given else given.num_devices // (tp * pp * cp)
+    return {"training.global_batch_size": given.whole("micro_batch_size") * replicas} if replicas else {}
+
+
 def data_of(plan: Plan, how: How) -> dict[str, Value]:
     """Options for data and tokenizer: the user's, placeholders, or mock data without a real tokenizer."""
     if how.smoke:  # NullTokenizer adds one token
@@ -89,7 +98,7 @@ TARGET: Final = Target(
         LOSS,
         Setting(says=("training.weights",), write=_write_weights, read=_read_weights),
         # has no default, and divides the number of iterations before the first (training/training.py)
-        Setting(says=(), write=lambda plan: {"eval_interval": plan.training.steps}),
+        Setting(says=(), write=lambda plan: {"eval_interval": plan.training.steps}, read=_read_batch),
     ),
     refuse=(*REFUSALS, *PRETRAIN),
     command=_command,

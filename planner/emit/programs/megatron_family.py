@@ -106,7 +106,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
     old = given.text("activations_checkpoint_method")  # the options' names in 2022, and until then
     if given.flag("checkpoint_activations") or old:
         kind = "full"
-    if kind in ("none", "") and given.flag("recompute_activations"):
+    if given.flag("recompute_activations"):  # whatever the granularity is; arguments.py, validate_args
         kind = "selective"
     modules, method = given.get("recompute_modules"), given.text("recompute_method", old or "uniform")
     number = given.whole("recompute_num_layers", given.whole("activations_checkpoint_num_layers", 1))
@@ -145,6 +145,7 @@ def _read_overlap(given: Given) -> Mapping[str, Any]:
 
 def _read_offload(given: Given) -> Mapping[str, Any]:
     optimizer, layers = given.flag("optimizer_cpu_offload"), given.whole("cpu_offloading_num_layers")
+    optimizer &= "lora" not in (given.get("tuner_type"), given.get("train_type"))  # their states are small anywhere
     if optimizer and given.number("optimizer_offload_fraction", 1.0) < 1:
         given.doubt("optimizer_offload_fraction", "a part of the states on the host has no price", "layout.offload")
     on_host = [name for name, is_on in (("states", optimizer), ("activations", layers)) if is_on]

@@ -9,8 +9,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.adapters import EXPERTS, PEFT, adapters_of
-from planner.emit.adapters import MEGATRON as MODULES
+from planner.emit.adapters import EXPERTS, adapters_of, parts_of
 from planner.emit.names import listed, names_beside, refusals, translated
 from planner.emit.programs.megatron import TARGET as MEGATRON
 from planner.emit.programs.megatron import as_flags
@@ -63,13 +62,11 @@ def _command(values: Values, plan: Plan, how: How, place: Place | None) -> str:
 def _read_adapters(given: Given) -> Mapping[str, Any]:
     """The adapters; ms-swift's default is rank 8 on all matrices of the layers."""
     kinds = {given.text("tuner_type"), given.text("train_type")}
-    rank, targets = given.whole("lora_rank", 8), given.get("target_modules", "all-linear")
+    rank = given.whole("lora_rank", 8)
+    parts = parts_of(given, "target_modules", "all-linear", {"all-linear": ("all-linear", *EXPERTS)})
     given.get("lora_alpha")
     if "lora" not in kinds:
         return {}
-    names = targets if isinstance(targets, tuple) else (targets,)
-    known = {"all-linear": ("all-linear", *EXPERTS)} | MODULES | {name: (part,) for part, name in PEFT.items()}
-    parts = [part for name in names for part in known.get(str(name), ())]
     return adapters_of(given, "target_modules", rank, parts)
 
 

@@ -316,7 +316,7 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     ranks = 1
     for axis in ("tensor", "pipeline", "context"):
         ranks *= given.whole(f"parallelism.{axis}_parallel_degree", 1)
-    replicas = given.num_devices // ranks
+    replicas = given.num_devices // ranks * given.whole("training.gradient_accumulation_steps", 1)  # of forks
     return found | ({"training.global_batch_size": own * replicas} if replicas else {})
 
 

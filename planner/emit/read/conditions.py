@@ -18,14 +18,28 @@ UNSET: Final = re.compile(r"\$\{?[A-Za-z_0-9@*]|\$\(|`")
 
 def truth_of(words: list[str]) -> bool | None:
     """Whether a test such as `[ "$A" == 8 ]` holds; None if unknown. An unset variable is empty, as in a shell."""
-    if not words or words[0] not in ("[", "[[") or words[-1] not in ("]", "]]"):
-        return None
-    parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words[1:-1]]
-    if parts[:1] == ["!"]:
-        inner = truth_of(["[", *parts[1:], "]"])
+    if words[:1] == ["!"]:
+        inner = truth_of(words[1:])
         return None if inner is None else not inner
-    if len(parts) == 2 and parts[0] in ("-z", "-n"):
-        return (parts[1] == "") == (parts[0] == "-z")
+    is_test = words and words[0] in ("[", "[[") and words[-1] in ("]", "]]")
+    return _of_parts(words[1:-1]) if is_test else {"true": True, "false": False}.get(" ".join(words))
+
+
+def _joined(left: bool | None, joint: str, right: bool | None) -> bool | None:
+    """Whether two conditions hold that `&&`, `||` or their names in `[` join."""
+    decides = joint in ("||", "-o")
+    return decides if decides in (left, right) else None if None in (left, right) else not decides
+
+
+def _of_parts(words: list[str]) -> bool | None:
+    for joints in (("||", "-o"), ("&&", "-a")):
+        if at := next((at for at, word in enumerate(words) if at and word in joints), 0):
+            return _joined(_of_parts(words[:at]), words[at], _of_parts(words[at + 1 :]))
+    parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words]
+    if parts[:1] == ["!"]:
+        return truth_of(["!", "[", *parts[1:], "]"])
+    if len(parts) < 3 and parts[:-1] in ([], ["-z"], ["-n"]) and not UNSET.search(parts[-1] if parts else ""):
+        return (parts[-1:] in ([], [""])) == (parts[:-1] == ["-z"])
     if len(parts) != 3 or any(UNSET.search(each) for each in parts):
         return None
     left, operator, right = parts
@@ -42,9 +56,10 @@ _COMPARISONS: Final[Mapping[str, Callable[..., bool]]] = {
 }  # fmt: skip
 
 
-_SUM: Final = re.compile(r"(?!.*[0-9]{13})[0-9+*/%()\s-]+", re.DOTALL)
-_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+_SUM: Final = re.compile(r"(?!.*[0-9]{13})[0-9+*/%()<>=!\s-]+", re.DOTALL)
+_OPERATORS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
     ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: floordiv, ast.Mod: mod,
+    ast.Eq: eq, ast.NotEq: ne, ast.Gt: gt, ast.GtE: ge, ast.Lt: lt, ast.LtE: le,
 }  # fmt: skip
 
 
@@ -68,6 +83,8 @@ _ZEROS: Final = re.compile(r"\b0+(?=[0-9])")
 def _value_of(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp):
         return _OPERATORS[type(node.op)](_value_of(node.left), _value_of(node.right))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return int(_OPERATORS[type(node.ops[0])](_value_of(node.left), _value_of(node.comparators[0])))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value_of(node.operand)
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -77,14 +94,14 @@ def _value_of(node: ast.expr) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Branch:
-    """A branch of an `if` or `case`.
+    """A branch of an `if` or `case`, or the body of a loop.
 
     is_taken: whether the branch runs; None if this is unknown.
     value: the word that a `case` compares.
     """
 
     is_taken: bool | None
-    was_taken: bool
+    was_taken: bool = False
     value: str | None = None
 
 
@@ -96,44 +113,45 @@ class Branches:
 
     def __init__(self) -> None:
         self.open: list[_Branch] = []
-        self.num_loops = 0
         self.is_skipped = False
+        self._part: tuple[bool | None, str] | None = None
+        """The first part of a condition whose second part follows, and what joins them."""
 
     @property
     def is_off(self) -> bool:
         """Whether the current position is in a branch that is not taken."""
         return self.is_skipped or any(branch.is_taken is False for branch in self.open)
 
-    @property
-    def are_taken(self) -> bool:
-        """Whether the position is in no loop and in no branch that may not run."""
-        return not self.num_loops and all(branch.is_taken for branch in self.open)
-
     def runs(self, words: list[str], mark: str) -> bool:
         """Update the branches; returns whether the command runs. A command under an unknown condition counts as run."""
         first, *rest = words
         was_skipped, self.is_skipped = self.is_skipped, False
-        if first == "case" and rest[1:2] == ["in"]:
+        if self._part is not None:
+            self._condition(_joined(*self._part, truth_of(words)), mark)
+        elif first == "case" and rest[1:2] == ["in"]:
             self.open.append(_Branch(is_taken=False, value=rest[0], was_taken=self.is_off))
-        elif first in ("fi", "esac"):
+        elif first in ("for", "while", "until", "select"):
+            off = self.is_off or (rest[1:] == ["in"]) or (first == "while" and truth_of(rest) is False)
+            self.open.append(_Branch(is_taken=False if off else None))
+            return not off
+        elif first in ("fi", "esac", "done"):
             del self.open[-1:]
-        elif first == "if":
-            off = self.is_off
-            is_true = False if off else truth_of(rest) if mark not in ("&&", "||") else None
-            self.open.append(_Branch(is_taken=is_true, was_taken=off or is_true is True))
-        elif first in ("elif", "else") and self.open:
-            branch = self.open[-1]
-            is_true = truth_of(rest) if first == "elif" else True
-            branch.is_taken = False if branch.was_taken else is_true if branch.is_taken is False else None
-            branch.was_taken = branch.was_taken or branch.is_taken is True
+        elif first in ("if", "elif", "else"):
+            self.open += [_Branch(is_taken=False, was_taken=self.is_off)] if first == "if" else []
+            self._condition(first == "else" or truth_of(rest), mark)
         elif not was_skipped and not self.is_off:
-            if first not in ("[", "[["):
-                if first == "done":
-                    self.num_loops = max(self.num_loops - 1, 0)
-                return first not in ("then", "do", "done", "{", "}", "!")
+            if first not in ("[", "[[", "true", "false"):
+                return first not in ("then", "do", "{", "}", "!")
             is_true = truth_of(words)
             self.is_skipped = (mark == "&&" and is_true is False) or (mark == "||" and is_true is True)
         return False
+
+    def _condition(self, is_true: bool | None, mark: str) -> None:
+        """Record the condition of the innermost branch, or its first part."""
+        self._part = (is_true, mark) if mark in ("&&", "||") else None
+        for branch in self.open[-1:] if self._part is None else ():
+            branch.is_taken = False if branch.was_taken else is_true if branch.is_taken is False else None
+            branch.was_taken = branch.was_taken or branch.is_taken is True
 
     def compare(self, patterns: list[str]) -> None:
         """Record whether one of these patterns is that of the word which the innermost `case` compares."""

@@ -115,9 +115,9 @@ def not_set(key: str, text: str) -> Mistake:
 
 _LAYOUT: Final = re.compile(
     "parallel|degree|pipeline|stage|checkpoint_activ|activations_checkpoint|recompute|offload|shard"
-    r"|(?:^|[_.])(?:[tpcde]p|world)(?:_size)?\b"
+    r"|(?:^|[_.])(?:[tpcde]p|world)(?:_size)?\b|accum\w*_(?:steps|grad_batches)\b"
 )
-"""Parts of names that programs give to degrees, stages of ZeRO or of a pipeline, recomputation and offload."""
+"""Parts of names that programs give to degrees, stages, recomputation, offload, and rounds of microbatches."""
 _PLAIN: Final = {"1", "0", "false", "none", "null"}
 
 
@@ -163,7 +163,7 @@ def left_over(
 
     Keys of disabled features are omitted.
     """
-    off = (None, False, "false", "False")
+    off = (None, False, "false", "False", (), "")
     doubts: dict[str, Doubt] = {}
     rest: list[str] = []
     harmless: list[str] = []

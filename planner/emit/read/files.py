@@ -18,6 +18,7 @@ from planner.emit.names import names_beside
 from planner.emit.read import THE_FILE, has_all
 from planner.emit.read.conditions import UNSET
 from planner.emit.read.facts import not_set
+from planner.emit.read.launchers import script_of
 from planner.emit.read.overrides import recipe_names, recipe_of
 from planner.emit.read.readers import READERS
 from planner.emit.read.slurm import with_srun
@@ -40,11 +41,12 @@ _NAMED_KINDS: Final = (".json", ".yaml", ".yml", ".toml")
 
 
 class File(NamedTuple):
-    """A file of a run; `shown` is its name in messages."""
+    """A file of a run; `shown` is its name in messages, and `whole` the text around the script that it has."""
 
     path: Path
     shown: str
     text: str
+    whole: str = ""
 
     def where(self, key: str) -> str:
         """The file, with the last line that has the key outside comments, as an option or in YAML, if there is one."""
@@ -53,7 +55,7 @@ class File(NamedTuple):
 
     def _line(self, key: str) -> int:
         spelled = re.compile(rf"(?<![\w-])(--)?{re.escape(key).replace('_', '[-_]')}(?![\w-])")
-        lines = enumerate(self.text.split("\n"), 1)
+        lines = enumerate((self.whole or self.text).split("\n"), 1)
         return max((number for number, line in lines if spelled.search(re.split(r"(?:^|\s)#", line)[0])), default=0)
 
 
@@ -65,7 +67,8 @@ def opened(path: Path) -> File:
     is_name = shown.endswith("_config") and not isfile(path)  # noqa: PTH113 - it accepts names of any length
     if is_name and (hint := did_you_mean(shown, recipe_names())):
         raise InputError(f"{shown} does not exist, and is no recipe that is known here", hint=hint)
-    return File(path, shown, limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown))
+    text = limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown)
+    return File(path, shown, script_of(text), text)
 
 
 def in_folder(folder: Path) -> list[File]:
@@ -79,7 +82,6 @@ def in_folder(folder: Path) -> list[File]:
     files = [file for each in names[:_MOST_NAMES] if (file := readable(each))]
     plans = [file for file in files if kind_of(file.shown, file.text) == "a plan"]
     found = [(file, each) for file in files if file not in plans and (each := _known(file))]
-    found = [(file, each) for file, each in found if not (each.is_shell and file.path.suffix == ".py")]  # a program
     for wanted in (
         [file for file, _ in found if file.path.suffix == ".py"],  # a whole configuration
         [file for file, each in found if each.is_shell],
@@ -221,7 +223,9 @@ def _check_read(file: File) -> None:
 
 
 def _known(file: File) -> Reader | None:
-    return next((each for each in READERS if each.recognises(file.text)), None)
+    """The reader that recognises a file; the options of a program in Python are known when it runs alone."""
+    known = (each for each in READERS if each.recognises(file.text))
+    return next((each for each in known if not (each.is_shell and file.path.suffix == ".py")), None)
 
 
 def _reader_of(file: File, otherwise: Reader | None = None) -> Reader:

@@ -14,6 +14,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside
 from planner.emit.programs import PROGRAMS
 from planner.emit.read import HOSTS, METHOD, MODEL, OF_RECIPE, RANKS
 from planner.emit.read.conditions import UNSET
@@ -129,7 +130,7 @@ def read_foreign(
     training, assumed = dict(facts.of("training")), []
     if any(each.startswith("training.steps=") for each in settings):
         training.pop("epochs", None)
-    given = {each.partition("=")[0] for each in settings}
+    given = {each.partition("=")[0] for each in settings} | ({"model"} if model else set())
     training, memory = place.of(partial(settled, objective, training, every, reader.answer, given))
     weights = () if name is None or "weights" in training else (f"weights={printable(str(name), 80)}",)
     kept = profile.memory.states["fp32" if training.get("precision") == "fp32" else "mixed"]
@@ -268,12 +269,15 @@ _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 def shipped_model(name: str) -> str | None:
     """The shipped model for a name on the Hub such as `Qwen/Qwen2.5-7B-Instruct`; None if there is none."""
-    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    plain = re.sub(r"-(instruct|base|chat|hf|it|mcore|fp8|[0-9]{4}|v0\.\d|v\d\.\d)\b", "", last).replace("meta-", "")
-    plain = plain.replace("moonlight-16b-a3b", "moonlight-16b")
-    plain = re.sub(r"^(gemma|llama|olmo)-(\d)", r"\1\2", re.sub(r"^llama-?3\.1-", "llama3-", plain))
-    wanted = {each.replace(".", "-") for each in (last, plain, plain.replace("llama-", "llama"))}
+    last = plain = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    for pattern, other in _OTHER_NAMES.items():
+        plain = re.sub(pattern, other, plain)
+    wanted = {each.replace(".", "-") for each in (last, plain)}
     return next((known for known in model_names() if known.replace(".", "-") in wanted), None)
+
+
+_OTHER_NAMES: Final[dict[str, str]] = names_beside(__file__)["names"]
+"""Pattern of a name on the Hub -> the name here of a model with the same shapes, replaced one after another."""
 
 
 def _count(value: Value) -> int:
@@ -327,8 +331,8 @@ def _filled(key: str, value: str, rule: str) -> Assumed:
 def _open(key: str, value: Value, doubt: Doubt) -> Assumed:
     """A key that leaves the verdict unknown, with the option that settles it."""
     document, _, name = doubt.field.partition(".")
-    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=..."}.get(document, f"--set {doubt.field}=...")
-    return _line(key, value, doubt.why, "open", settles)
+    settles = {"": f"--ignore {key}", "layout": f"--layout {name}=...", "model": "--model ..."}
+    return _line(key, value, doubt.why, "open", settles.get(document, f"--set {doubt.field}=..."))
 
 
 def _left_out(ignore: Sequence[str], harmless: Mapping[str, Value]) -> Iterator[Assumed]:

@@ -10,20 +10,18 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.names import listed, names_beside, translated
+from planner.emit.names import names_beside, translated
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
 from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
 from planner.emit.read.conditions import UNSET
 from planner.emit.read.methods import NAMES
-from planner.emit.read.options import document_of, mapping_of, option_words, options_of
+from planner.emit.read.options import document_of, mapping_of, option_words, options_of, with_ranks
 from planner.emit.read.overrides import sizes_of
 from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from planner.emit.target import Value, Values
 
 _FSDP: Final = "accelerate.fsdp_config.fsdp_"
@@ -33,11 +31,6 @@ _SWIFT, _AXOLOTL, _FACTORY, _FACTORY_V1 = (
 )
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
-
-
-def _without_auto(values: Values) -> dict[str, Value]:
-    """The values without `auto`, which Trainer replaces later."""
-    return {key: value for key, value in values.items() if value != "auto"}
 
 
 def _engine(values: Values) -> str:
@@ -66,21 +59,17 @@ def _assumed(values: Values) -> dict[str, str]:
 
 
 def _accelerate_values(text: str) -> Values:
-    found = flat(document_of(text), "accelerate.")
+    found = translated(flat(document_of(text), "accelerate."), _NAMES["accelerate"])
     kind = found.get("accelerate.distributed_type")
     if kind == "NO" or str(kind).startswith("MULTI_"):
         found[PLAIN] = True
-    if kind == "DEEPSPEED":
-        found = {key: value for key, value in translated(found, _NAMES["accelerate"]).items() if value is not None}
-    if found.get("accelerate.mixed_precision") == "bf16":
-        found["bf16"] = True
     if "accelerate.num_processes" in found:  # without a launcher of several there is one, whatever the file says
         found[RANKS] = 1 if kind == "NO" else found["accelerate.num_processes"]
-    return _without_auto(found)
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _deepspeed_values(text: str) -> Values:
-    return _without_auto({f"deepspeed.{key}": value for key, value in _filled_in(text, "zero_optimization").items()})
+    return {f"deepspeed.{key}": value for key, value in _filled_in(text, "zero_optimization").items()}
 
 
 def _fsdp_values(text: str) -> Values:
@@ -101,20 +90,17 @@ def _run_values(text: str) -> Values:
 
 _TRAINER_WORDS: Final = (
     r"--(per_device_train_batch_size|model_name_or_path)\b|\b(accelerate\s+launch|(llamafactory-cli|axolotl)\s+train"
-    rf"|trl\s+({NAMES}|sft))\b"
+    rf"|trl\s+({NAMES}|sft))\b|--deepspeed[ =]\S+\.json\b"
 )
 
 
-def _of_trainer(found: dict[str, Value]) -> dict[str, Value]:
+def _of_trainer(own: Values) -> dict[str, Value]:
+    found = dict(own)
     if str(found.get("fsdp", "")).endswith(".json"):
         found["fsdp_config"] = found.pop("fsdp")
-    if "false" in (str(found.get(each)).lower() for each in ("use_peft", "use_lora")):
-        found.pop("lora_r", None)
     if found.pop("num_machines", None):  # else each host of a launcher around Accelerate has its processes
         found.pop(HOSTS, None)
-    if preset := _NAMES["trl_presets"].get(str(found.get("accelerate_config"))):
-        found = {**preset, **{key: value for key, value in found.items() if key != "accelerate_config"}}
-    return _without_auto(translated(found, _NAMES["trainer"]))
+    return translated(found, _NAMES["trainer"])
 
 
 _OF_TRL: Final = {"max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "assistant_only_loss"}
@@ -122,42 +108,52 @@ _FROM_SCRATCH: Final = {"config_name", "config_overrides", "tokenizer_name", "mo
 """Options of transformers' example scripts that build a model without weights."""
 
 
-def _complete(found: Mapping[str, Value], *, is_trl: bool) -> Values:
-    """The values of a whole run: those that its program takes by default, and the weights that it starts from.
-
-    TRL's default learning rate for supervised fine-tuning is 2e-5 (trl/trainer/sft_config.py of 016013e8).
-    """
-    said: dict[str, Value] = {key: value for key, value in found.items() if value is not None}
-    start: dict[str, Value] = {"learning_rate": 2e-5} if is_trl else {}
-    if _FROM_SCRATCH.isdisjoint(said):
-        start["weights"] = UNKNOWN_WEIGHTS
-    return {**DEFAULTS, **start, **_with_weights(said)}
-
-
-def _with_weights(found: dict[str, Value]) -> dict[str, Value]:
+def _with_weights(found: Values) -> Values:
     """The values with the named model as the weights that the training starts from."""
     name = str(found.get(MODEL) or "")
     return {"weights": UNKNOWN_WEIGHTS if UNSET.search(name) else name, **found} if name else found
 
 
 def _of_run(found: Values) -> Values:
-    """The values of all files of a run with Trainer's or TRL's defaults; files of other programs have their own."""
-    if "weights" in found or {MODEL, "per_device_train_batch_size"}.isdisjoint(found):
-        return found
-    return _complete(found, is_trl=not _OF_TRL.isdisjoint(found))
+    """The values of a whole run, with those that its program takes by default, and the weights that it starts from.
+
+    Files of programs with defaults of their own have them already. Releases of TRL before 0.20 have the Trainer's, and
+    options that newer ones have not. The Trainer replaces `auto`; a run without adapters has no use for their options.
+    """
+    no_adapters = "false" in (str(found.get(each)).lower() for each in ("use_peft", "use_lora"))
+    left_out = (_BY_TRL, *(_OF_ADAPTERS if no_adapters else ()))
+    said = {key: value for key, value in found.items() if value is not None and not key.startswith(left_out)}
+    said = {key: value for key, value in said.items() if value != "auto" or key == "vllm_device"}
+    if "weights" in said or {MODEL, "per_device_train_batch_size"}.isdisjoint(said):
+        return said
+    start = {} if _OF_TRL.isdisjoint(said) else {"learning_rate": 2e-5}
+    if _BY_TRL in found and _OF_OLD_TRL.isdisjoint(said):
+        own = _NAMES["trl"][found[_BY_TRL]]
+        start |= {key: value for key, value in own.items() if key != "bf16" or "fp16" not in said}
+    weights = {"weights": UNKNOWN_WEIGHTS} if _FROM_SCRATCH.isdisjoint(said) else {}
+    return {**DEFAULTS, **start, **weights, **_with_weights(said)}
+
+
+_BY_TRL: Final = "launch.trl"
+"""Key of a command of TRL; its value is `sft` for supervised fine-tuning."""
+_OF_OLD_TRL: Final = {"model_name", "max_seq_length", "evaluation_strategy", "torch_dtype", "use_flash_attention_2"}
 
 
 def _trainer_options(text: str) -> Values:
     """Options of the program and of its launcher, and the configuration file that stands alone among the words."""
     words = option_words(text)
-    found = dict(options_of(words))
+    found = with_ranks(options_of(words), words, text)
     alone = [each for before, each in pairwise(words) if _YAML.fullmatch(each) and not _TAKES.fullmatch(before)]
     if alone:
         found |= {match[1]: match[2] for word in words if (match := _OVERRIDE.fullmatch(word))}
         found = {"config": alone[0], **{_OF_FILES.get(key, key): value for key, value in found.items()}}
+    elif "finetuning_type" in found:
+        return _of_trainer(_of_factory(found))
     if "accelerate" not in words or found.pop("multi_gpu", None):
         found[PLAIN] = True
     is_bare = str(found.get("use_peft")).lower() == "true" and {"lora_r", "lora_rank"}.isdisjoint(found)
+    if found.keys().isdisjoint(_OF_OLD_TRL) and (of_trl := next(filter(None, map(_OF_TRLS.fullmatch, words)), None)):
+        found[_BY_TRL] = "sft" if "sft" in (*words, of_trl[1]) else "other"
     if is_bare and any(map(_OWN_SCRIPT.fullmatch, words)):
         raise InputError("the script's own code sets the rank of adapters", where="use_peft", hint="--lora_r N says it")
     return _of_trainer(found)
@@ -165,6 +161,7 @@ def _trainer_options(text: str) -> Values:
 
 _OWN_SCRIPT: Final = re.compile(rf"(?!(?:.*/)?(?:run_)?(?:{NAMES}|sft)(?:_vlm)?\.py).*\.py")
 """Matches the name of a script that is not TRL's."""
+_OF_TRLS: Final = re.compile(r"trl|(?:.*/)?(?:trl|examples)/scripts/(\w+)\.py")
 _YAML: Final = re.compile(r"[^=]+\.ya?ml")
 _TAKES: Final = re.compile(r"--[^=]+")
 """An option whose value is the next word."""
@@ -177,26 +174,21 @@ def _trainer_file(text: str) -> Values:
 
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
-_SWIFT_WORDS: Final = r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b"
-
 
 def _swift_options(text: str) -> Values:
-    """Keys and values of an ms-swift command, with ms-swift's defaults for adapters, recomputation and precision.
+    words = option_words(text)
+    found = with_ranks({**options_of(words), **sizes_of(text)}, words, text)
+    return _of_swift({"rlhf_type": "dpo", **found} if re.search(r"\bswift(?: |/cli/)rlhf\b", text) else found)
+
+
+def _of_swift(found: Values) -> Values:
+    """The values with ms-swift's defaults for adapters, recomputation and precision.
 
     Weights are loaded in 16 bits; DeepSpeed keeps its own copy of them in 32 bits. Source: ms-swift, docs/source_en/
     Instruction/Command-line-parameters.md.
     """
-    own: dict[str, Value] = {
-        "train_type": "lora",
-        "torch_dtype": "bfloat16",
-        "gradient_checkpointing": True,
-        PLAIN: True,
-    }
-    own |= options_of(option_words(text))
+    own = {**_SWIFT["defaults"], **found, PLAIN: True}
     own["train_type"] = own.pop("tuner_type", own["train_type"])
-    own |= sizes_of(text)
-    if re.search(r"\bswift(?: |/cli/)rlhf\b", text):
-        own.setdefault("rlhf_type", "dpo")
     if own["train_type"] == "full" and "deepspeed" not in own and own["torch_dtype"] == "bfloat16":
         own["dtype"] = own.pop("torch_dtype")
     return _with_weights(_of_trainer(translated(own, _SWIFT)))
@@ -205,19 +197,14 @@ def _swift_options(text: str) -> Values:
 # --- OpenRLHF ---------------------------------------------------------------------------------------------------
 
 _OPENRLHF: Final = re.compile(r"\bopenrlhf\.cli\.train_(\w+)")
-_OPENRLHF_PLAIN: Final = listed(_NAMES["openrlhf_plain"])
 
 
 def _openrlhf_options(text: str) -> Values:
     """Keys and values of OpenRLHF's supervised fine-tuning, which DeepSpeed runs; other commands name their method."""
-    said = {_NAMES["openrlhf_renamed"].get(key, key): value for key, value in options_of(option_words(text)).items()}
-    own = {key: value for key, value in said.items() if key.rpartition(".")[2] not in _OPENRLHF_PLAIN}
+    own = {_NAMES["openrlhf_renamed"].get(key, key): value for key, value in options_of(option_words(text)).items()}
     if (method := _OPENRLHF.search(text)) and method[1] != "sft":
         own[METHOD] = method[1]
-    if str(own.get("lora_rank", 0)) == "0":
-        own = {key: value for key, value in own.items() if key not in ("lora_rank", "lora_alpha", "target_modules")}
-    else:
-        own = {"target_modules": "all-linear", "use_peft": True, **own}
+    own = {"target_modules": "all-linear", "use_peft": str(own.get("lora_rank", 0)) != "0", **own}
     found = translated({"param_dtype": "bf16", **own}, _NAMES["openrlhf"])
     return _with_weights({**DEFAULTS, **_NAMES["openrlhf_defaults"], **found})
 
@@ -242,30 +229,25 @@ def _axolotl_values(text: str) -> Values:
     own = {_OF_FSDP.sub(_FSDP, key): value for key, value in _filled_in(text, "fsdp_config").items()}
     if own.pop("fsdp", None) or any(key.startswith(_FSDP) for key in own):
         own["accelerate.distributed_type"] = "FSDP"
-    if not own.get("adapter"):
-        own = {key: value for key, value in own.items() if key != "adapter" and not key.startswith(_OF_ADAPTERS)}
-    elif "lora_r" not in own:
+    own |= {key: own.pop(key, None) for key in ("lora_target_linear", "adapter")}  # the last win
+    if own["adapter"] and "lora_r" not in own:
         raise InputError("adapters need a rank", where="adapter", hint="lora_r: 16 states it")
-    if own.get("lora_target_linear"):
-        own.pop("lora_target_modules", None)
-    if own.get("adapter") == "qlora":
-        own.pop("load_in_4bit", None)
     if own.keys().isdisjoint(_PRECISIONS):
         own["bf16"] = True
     found = translated(own, _AXOLOTL)
     if any(key.startswith("liger_kernel_config.") and found[key] for key in found):
         found = {"liger_kernel_config.fused_linear_cross_entropy": False, **found, "use_liger_kernel": True}
-    return _with_weights(_without_auto({PLAIN: True, **found}))
+    return _with_weights({PLAIN: True, **found})
 
 
 # --- LLaMA-Factory -----------------------------------------------------------------------------------------------
 
 
-def _factory_values(text: str) -> Values:
-    own = {**_FACTORY["defaults"], **_filled_in(text)}
-    if own["finetuning_type"] == "full":
-        own = {key: value for key, value in own.items() if not key.startswith("lora_")}
-    return _complete(_without_auto({PLAIN: True, **translated(own, _FACTORY)}), is_trl=False)
+def _of_factory(found: Values) -> Values:
+    own = {**_FACTORY["defaults"], **found}
+    if own["finetuning_type"] != "full" and own.keys().isdisjoint(_PRECISIONS):
+        own["dtype"] = "bfloat16"  # as the weights of today's models are saved
+    return {PLAIN: True, **translated(own, _FACTORY)}
 
 
 def _factory_v1_values(text: str) -> Values:
@@ -274,7 +256,7 @@ def _factory_v1_values(text: str) -> Values:
     if own.get("dist_config.name") != "deepspeed":
         own.pop("dist_config.config_file", None)
     plain = {} if own.get("dist_config.name") else {PLAIN: True}
-    return _complete(_without_auto({**plain, **translated(own, _FACTORY_V1)}), is_trl=False)
+    return {**plain, **translated(own, _FACTORY_V1)}
 
 
 _OF_FILES: Final = {**_AXOLOTL["renamed"], **_FACTORY["renamed"]}
@@ -307,7 +289,6 @@ _OF_TRAINER: Final = partial(
     Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed, complete=_of_run
 )
 _OF_V1: Final = "dist_config|cutoff_len|micro_batch_size"
-_OF_DEEPSPEED: Final = "zero_optimization|train_micro_batch_size_per_gpu|train_batch_size"
 
 READERS: Final = (
     _file(
@@ -317,17 +298,21 @@ READERS: Final = (
         renamed=_AXOLOTL["renamed"],
     ),
     _file(
-        *("a LLaMA-Factory file", _factory_values, "model_name_or_path", "cutoff_len|finetuning_type|stage|template"),
+        *("a LLaMA-Factory file", lambda text: _of_factory(_filled_in(text))),
+        *("model_name_or_path", "cutoff_len|finetuning_type|stage|template"),
         answer=1024,  # hparams/generating_args.py, max_new_tokens
         lacks=("tp", "pp", "cp", "ep"),  # src/llamafactory/hparams of 00577a85; ep is of its runs over Megatron
         writes="llama-factory",
         renamed=_FACTORY["renamed"],
     ),
+    _file("an ms-swift file", lambda text: _of_swift(_filled_in(text)), "model", "train_type|tuner_type"),
     _file("a LLaMA-Factory file of v1", _factory_v1_values, "model", "model_class", _OF_V1),
     _file("an Accelerate file", _accelerate_values, "distributed_type"),
-    _file("a DeepSpeed file", _deepspeed_values, _OF_DEEPSPEED),
+    _file("a DeepSpeed file", _deepspeed_values, "zero_optimization|train_micro_batch_size_per_gpu|train_batch_size"),
     _file("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
-    _command("ms-swift", _swift_options, _SWIFT_WORDS, 512),  # arguments/rlhf_args.py, max_completion_length
+    # 512: arguments/rlhf_args.py, max_completion_length
+    _command("ms-swift", _swift_options, r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b", 512),
     _command("OpenRLHF", _openrlhf_options, _OPENRLHF.pattern),
+    _command("LLaMA-Factory", _trainer_options, r"llamafactory(?:-cli| train)|--finetuning_type\b", 1024),
     _command("Trainer or TRL", _trainer_options, _TRAINER_WORDS, _ANSWER),
 )

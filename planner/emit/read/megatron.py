@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
-from planner.emit.read import Reader
+from planner.emit.read import OF_RECIPE, Reader
 from planner.emit.read.conditions import UNSET, whole_number
 from planner.emit.read.options import option_words, options_of
 from planner.specs.training import UNKNOWN_WEIGHTS
@@ -23,7 +24,10 @@ DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 
 
 def _values(text: str) -> Values:
-    found = translated(options_of(option_words(text)), _NAMES["old"])
+    words = option_words(text)
+    found = translated(options_of(words), _NAMES["old"])
+    if others := [word for word in words if _OTHER_SCRIPT.search(word)]:
+        found["launch.script"] = others[-1]
     kind = found.get("tokenizer_type") or ("GPT2BPETokenizer" if found.get("merge_file") else None)
     if found.get("vocab_size") is None and kind in _VOCABULARIES:
         found["vocab_size"] = _VOCABULARIES[str(kind)]
@@ -35,6 +39,9 @@ def _values(text: str) -> Values:
     return {**DEFAULTS, **found, **dict.fromkeys(loaded, UNKNOWN_WEIGHTS)}
 
 
+_OTHER_SCRIPT: Final = re.compile(_NAMES["other_script"])
+
+
 def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
     """Convert options of Megatron-DeepSpeed to options of Megatron-LM.
 
@@ -42,11 +49,10 @@ def _of_deepspeed(own: dict[str, Value]) -> dict[str, Value]:
     split evenly, with or without embedding and logits counted as layers. Source: Megatron-DeepSpeed,
     megatron/arguments.py.
     """
-    own["zero_stage"] = "1" if str(own.get("zero_stage", 0)) == "0" and own.get("bf16") else own.get("zero_stage")
+    stage = own.get("zero_stage", f"in {own['deepspeed_config']}" if "deepspeed_config" in own else 0)
+    own["zero_stage"] = "1" if str(stage) == "0" and own.get("bf16") else stage
     if groups := own.pop("num_key_value_heads", None):
         own |= {"group_query_attention": True, "num_query_groups": groups}
-    if padded := own.pop("pad_vocab_size_to", None):
-        own.setdefault("vocab_size", padded)
     found = translated(own, _NAMES["deepspeed"])
     method = str(found.get("pp_partition_method", "type:transformer"))
     ends = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
@@ -72,6 +78,12 @@ def engine_of(values: Values) -> str:
     return "megatron-fsdp" if sharded else "megatron"
 
 
+def _assumed(values: Values) -> dict[str, str]:
+    """Degrees of a command that says neither degrees nor sizes: a script with code of its own has them."""
+    is_said = any(f"{key}_model_parallel_size" in values for key in ("tensor", "pipeline"))
+    return {} if is_said or "num_layers" in values else dict.fromkeys(("tp", "pp", "cp"), OF_RECIPE)
+
+
 _OF_LLM: Final = r"\bpretrain_\w+\.py .*\s+--num_layers\b"
 """Matches the options of Megatron-LLM, which have `_` in place of `-`."""
 
@@ -81,5 +93,6 @@ READER: Final = Reader(
     values=_values,
     engine=engine_of,
     target=megatron.TARGET,
+    assumed=_assumed,
     is_shell=True,
 )

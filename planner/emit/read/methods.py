@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from planner.emit.names import listed, names_beside
-from planner.emit.read import METHOD, MODEL
+from planner.emit.read import METHOD, MODEL, RANKS
 from planner.emit.target import Doubt, matches
 from planner.errors import InputError, Mistake
 from planner.specs.text import printable
@@ -32,8 +32,8 @@ _OWN_CODE: Final = Doubt("the code that runs this decides what it keeps beside t
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
 _SCRIPT: Final = re.compile(
-    rf"^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b|[\s/_]({NAMES}|rm)(?:_[a-z_]+)?\.py\b)",
-    re.MULTILINE,
+    rf"(?im)^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/|open_r1/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b"
+    rf"|(?<![a-z])({NAMES}|rm|simpo)(?![a-z])[\w-]*(?:/(?:train|main|run|finetune)\w*)?\.py\b)"
 )
 """Matches a command or a script of TRL, or a script of other people."""
 _SIGNS: Final = [(key, name) for name, keys in _NAMES["signs"].items() for key in listed(keys)]
@@ -105,7 +105,8 @@ def method_of(values: Values, ignored: Sequence[str]) -> Method:
     if rollout is None or _FURTHER_MODELS.match(name):
         return Method(fields, read, {key: _GENERATION})
     of_engine = listed(_NAMES["of_rollout"])
-    is_trls = key != METHOD or fields["objective"] == "grpo" or str(values[key]).endswith("the script's name")
+    by_sign = fields["objective"] == "grpo" and ", by the script" not in str(values[key])
+    is_trls = key != METHOD or by_sign or str(values[key]).endswith("the script's name")
     doubts = {} if is_trls else {key: _OWN_CODE}
     return Method(fields | rollout, read | {each for each in values if each.rpartition(".")[2] in of_engine}, doubts)
 
@@ -156,15 +157,16 @@ def _rollout(values: Values) -> dict[str, Any] | None:
     The trained model itself keeps nothing, a server runs on other devices, and an engine that sleeps frees its memory.
     Without an engine, TRL takes the log-probabilities before a step's only update from the update itself.
 
-    Source: TRL f2cd5771, trainer/grpo_trainer.py (_generate_and_score_completions); ms-swift 3602360a,
-    rlhf_trainers/args_mixin.py (sleep_level).
+    Source: TRL f2cd5771, trainer/grpo_trainer.py (_generate_and_score_completions), and of 0.14 to 0.16 (vllm_device:
+    `auto` is the device behind those of the ranks); ms-swift 3602360a, rlhf_trainers/args_mixin.py (sleep_level).
     """
     said = {key.rpartition(".")[2]: str(value).lower() for key, value in values.items()}
     if said.get("use_vllm", "false") == "false" and not any("vllm_" in key for key in said):
         again = {"steps_per_generation", "generation_batch_size"} & said.keys()
         return {} if again or said.get("num_iterations", "1") != "1" else {"forward_passes": 0}
     sleeps = said.get("vllm_enable_sleep_mode") == "true" or said.get("sleep_level", "0") != "0"
-    if said.get("vllm_mode") == "server" or sleeps:
+    alone = str(values.get(RANKS)) != "1" and re.fullmatch(r"auto|cuda:[1-9]\d*", said.get("vllm_device", ""))
+    if said.get("vllm_mode") == "server" or sleeps or alone:
         return {}
     share = said.get("vllm_gpu_memory_utilization", "")
     is_said = said.get("vllm_mode") == "colocate" and share[:9].replace(".", "", 1).isdecimal()
@@ -187,5 +189,4 @@ def _length(values: Values, length: int, answer: int) -> int:
 
 
 def _first(values: Mapping[str, Value], keys: Sequence[str]) -> int:
-    found = next((text for key in keys if (text := str(values.get(key, ""))).isdecimal()), "0")
-    return int(found[:9])
+    return int(next((text[:9] for key in keys if (text := str(values.get(key, ""))).isdecimal()), "0"))

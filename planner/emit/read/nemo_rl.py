@@ -6,14 +6,15 @@ sft.yaml; nemo_rl/models/policy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.emit.adapters import adapters_of
+from planner.emit.adapters import adapters_of, parts_of
 from planner.emit.names import names_beside, only_read, translated
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import METHOD, Reader
-from planner.emit.read.options import document_of
+from planner.emit.read.options import document_of, option_words, overrides_of
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ _DTENSOR: Final = "policy.dtensor_cfg."
 
 def _values(text: str) -> Values:
     return flat(document_of(text))
+
+
+def _options(text: str) -> Values:
+    """Overrides of a command, which may be the text that a script leaves to `ray.sub` in a variable."""
+    found = overrides_of(option_words(f"{text}\n$COMMAND\n"))
+    return {key: value for key, value in found.items() if "." in key or key == "config"}
 
 
 def _is_megatron(values: Values) -> bool:
@@ -45,11 +52,10 @@ def _complete(found: Values) -> Values:
     if not _is_megatron(found) and str(found.get(f"{_DTENSOR}enabled")).lower() != "true":
         raise InputError("neither dtensor_cfg nor megatron_cfg is enabled", where="policy")
     off = _DTENSOR if _is_megatron(found) else _MEGATRON
-    for key, known in _NAMES["only"].items():
-        said = None if key.startswith(off) else found.get(key)
-        if said is not None and not fnmatchcase(str(said).lower(), known):
-            raise InputError(f"{str(said)[:40]!r} has no price here", where=key)
     own = {key: each for key, each in found.items() if not key.startswith(off)}
+    for key, known in _NAMES["only"].items():
+        if own.get(key) is not None and not fnmatchcase(str(own[key]).lower(), known):
+            raise InputError(f"{str(own[key])[:40]!r} has no price here", where=key)
     return {METHOD: None, **translated(own, _NAMES["launch"])}
 
 
@@ -80,32 +86,26 @@ def _read(given: Given) -> Mapping[str, Any]:
         if "." not in key or key in given.values
     }
     found |= {"layout.sp": int(given.flag(f"{start}sequence_parallel"))} if found["layout.tp"] > 1 else {}
-    is_on = given.flag(f"{start}activation_checkpointing")
     kind = given.text(f"{start}recompute_granularity", "full")
     zero = given.flag(f"{start}optimizer.use_distributed_optimizer") if is_megatron else 3
-    key, offload = ("optimizer.optimizer_cpu_offload", "optimizer") if is_megatron else ("cpu_offload", "states+params")
-    found |= {"layout.zero": int(zero), "layout.offload": offload if given.flag(start + key) else "none"}
-    found["layout.recompute"] = kind if is_on else "none"
+    is_away = given.flag(start + ("optimizer.optimizer_cpu_offload" if is_megatron else "cpu_offload"))
+    found |= {"layout.zero": int(zero), "layout.offload": "optimizer" if is_away else "none"}
+    found["layout.recompute"] = kind if given.flag(f"{start}activation_checkpointing") else "none"
     part = f"{start}{'peft' if is_megatron else 'lora_cfg'}."
     if given.flag(f"{part}enabled"):
-        if given.get(f"{part}target_modules"):
-            raise InputError("adapters on named modules are not read", where=f"{part}target_modules")
-        found |= adapters_of(given, f"{part}dim", given.whole(f"{part}dim", 8), ("all-linear",))
+        parts = parts_of(given, f"{part}target_modules", "all-linear")
+        found |= adapters_of(given, f"{part}dim", given.whole(f"{part}dim", 8), parts)
         found["training.lora_dropout"] = given.number(f"{part}dropout", 0)
     return found | _objective(given)
 
 
-_SIGN: Final = (
-    r"\A(?=[\s\S]*^policy:\s*$)[\s\S]*^((sft|dpo|grpo|rm|defaults):|\s+(dtensor|megatron)_cfg:)|"
-    r"^defaults:.*\b(sft|dpo|grpo|rm)\b.*\.ya?ml"
-)
-
 READER: Final = Reader(
-    name="a file of NeMo RL",
-    signs=(_SIGN,),
+    **_NAMES["reader"],
     values=_values,
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
-    target=only_read("nemo-rl", "NeMo RL, the training of the policy", _NAMES, _read),
-    files={"defaults": _values},
+    target=only_read(_NAMES, _read),
+    files={"config": _values, "defaults": _values},
     complete=_complete,
 )
+
+COMMAND: Final = replace(READER, **_NAMES["command"], values=_options, is_shell=True)

@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from planner.emit.target import Value
 
@@ -27,9 +27,10 @@ _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL
 
 
 def option_words(text: str) -> list[str]:
-    """Words of the command with the most options; a line that starts with an option continues the previous command.
+    """Words of the command with the most options, else of the first that names a file.
 
-    What `echo` prints is no command, because scripts print a command before they run it.
+    A line that starts with an option continues the previous command. What `echo` prints is no command, because scripts
+    print a command before they run it.
     """
     found: list[list[str]] = []
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
@@ -37,7 +38,13 @@ def option_words(text: str) -> list[str]:
             found[-1] += words
         else:
             found.append(words)
-    return max(found, key=lambda words: sum(map(is_option, words)) * (words[0] != "echo"), default=[])
+    return max(found, key=_num_options, default=[])
+
+
+def _num_options(words: list[str]) -> tuple[int, bool]:
+    """The number of options of a command that runs something, and whether it names a file of a run."""
+    runs = words[0] not in ("echo", "printf")
+    return runs * sum(map(is_option, words)), runs and any(each.endswith((".yaml", ".yml", ".json")) for each in words)
 
 
 def is_option(word: str) -> bool:
@@ -68,6 +75,8 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
     while place < len(words):
         word = words[place]
         place += 1
+        if word == "-np" or (word == "-n" and words[0].startswith("mpi")):  # of all hosts
+            found |= dict.fromkeys([RANKS], words[place]) if place < len(words) else {}
         if not word.startswith("--") or len(word) < 3:
             continue
         name, equals, value = word[2:].partition("=")
@@ -86,6 +95,23 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
     return found
 
 
+_DEVICES: Final = re.compile(r"""(?m)^[^#\n]*(?:CUDA_VISIBLE_DEVICES=|--include[= ])["']?(?:[\w.-]+:)?((?:\d+,?)+)\b""")
+"""Matches the devices that a script shows to its programs, or names for DeepSpeed."""
+_OF_ONE: Final = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|swift)")
+"""Matches programs that start one rank unless they are told a number; LLaMA-Factory and DeepSpeed start one for each
+device that they see. Source: torch 2.13, distributed/run.py; ms-swift 3602360a, cli/main.py; LLaMA-Factory ff6d4d12,
+launcher.py; DeepSpeed 0.19.8, launcher/runner.py."""
+
+
+def with_ranks(found: Mapping[str, Value], words: Sequence[str], text: str) -> dict[str, Value]:
+    """The options of a command, with the number of ranks that it starts if no option says it."""
+    first = next((word for word in words if word not in ("nohup", "exec", "time")), "")
+    is_one = _OF_ONE.fullmatch(first) and "llamafactory.cli" not in words
+    ranks = {1} if is_one else {len(each.strip(",").split(",")) for each in _DEVICES.findall(text)}
+    is_said = not {HOSTS, RANKS, "num_processes"}.isdisjoint(found) or len(ranks) != 1 or "accelerate" in words
+    return dict(found) if is_said else {**found, RANKS: ranks.pop()}
+
+
 def overrides_of(words: Sequence[str]) -> dict[str, Value]:
     """The overrides `a.b.c=value` (Hydra or OmegaConf) and the options of a command line, as keys and values."""
     found = options_of(words)
@@ -97,7 +123,7 @@ def overrides_of(words: Sequence[str]) -> dict[str, Value]:
 
 def document_of(text: str) -> dict[str, Any]:
     """The keys and values of a text in YAML or JSON."""
-    return mapping_of(parse_yaml(text, THE_FILE).plain)
+    return mapping_of(parse_yaml(text.expandtabs() if text.lstrip().startswith("{") else text, THE_FILE).plain)
 
 
 def mapping_of(found: Any, where: str = THE_FILE) -> dict[str, Any]:

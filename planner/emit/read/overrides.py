@@ -67,8 +67,7 @@ def _assumed(values: Values) -> dict[str, str]:
 
 
 BRIDGE: Final = Reader(
-    name="overrides of a Megatron-Bridge recipe",
-    signs=(r"(^|\s)['\"]?\+{0,2}(model|train|ddp|dataset|optimizer)\.[a-z_]+=|--recipe[ =]\w+_config\b",),
+    **_NAMES["readers"]["bridge"],
     values=_bridge_command,
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
@@ -96,8 +95,7 @@ def _swift_values(text: str) -> Values:
 
 
 SWIFT: Final = Reader(
-    name="a command line of ms-swift",
-    signs=(r"\bmegatron\s+(sft|pt|rlhf)\b",),
+    **_NAMES["readers"]["ms_swift"],
     values=_swift_values,
     engine=lambda values: "megatron",  # noqa: ARG005 - as the others
     target=swift.TARGET,

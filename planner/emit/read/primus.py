@@ -79,11 +79,7 @@ def _of_bridge(text: str) -> Values:
 
 
 PRIMUS: Final = Reader(
-    name="an experiment of Primus",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+overrides:\s*$",
-    ),
+    **_NAMES["readers"]["megatron"],
     values=_primus_values,
     engine=engine_of,
     target=replace(
@@ -112,12 +108,7 @@ _SIZE: Final = re.compile(r"(NNODES|GPUS_PER_NODE)=")
 _HOSTS: Final = re.compile(r"\s(?:-N\s*|--nodes[\s=])(\S+)")
 
 PRIMUS_COMMAND: Final = replace(
-    PRIMUS,
-    name="a command line of Primus",
-    signs=(_COMMAND.pattern,),
-    values=_of_command,
-    files={"config": _primus_values},
-    is_shell=True,
+    PRIMUS, **_NAMES["readers"]["command"], values=_of_command, files={"config": _primus_values}, is_shell=True
 )
 
 
@@ -125,34 +116,17 @@ def _bridge_document(text: str) -> Values:
     return bridge_values({key: value for key, value in flat(_document(text)).items() if value is not None})
 
 
-BRIDGE_FILE: Final = replace(
-    BRIDGE,
-    name="YAML overrides of a Megatron-Bridge recipe",
-    signs=(
-        r"^model:\s*$",
-        r"^  (\w+_model_parallel_size|train_iters|train_samples):",
-    ),
-    values=_bridge_document,
-    is_shell=False,
-)
-
+BRIDGE_FILE: Final = replace(BRIDGE, **_NAMES["readers"]["overrides"], values=_bridge_document, is_shell=False)
 PRIMUS_TITAN: Final = replace(
     torchtitan.READER,
-    name="an experiment of Primus over torchtitan",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+framework:\s*torchtitan\b",
-    ),
+    **_NAMES["readers"]["torchtitan"],
     values=_titan_values,
     target=replace(torchtitan.READER.target, ignores=(*torchtitan.READER.target.ignores, "primus_turbo.*")),
 )
 PRIMUS_BRIDGE: Final = replace(
     BRIDGE_FILE,
-    name="an experiment of Primus over Megatron-Bridge",
-    signs=(
-        r"^modules:\s*$",
-        r"^\s+framework:\s*megatron_bridge\b",
-    ),
+    **_NAMES["readers"]["bridge"],
     values=_of_bridge,
     target=replace(BRIDGE_FILE.target, ignores=(*BRIDGE_FILE.target.ignores, *listed(_NAMES["ignores"]))),
 )
+READERS: Final = (PRIMUS_COMMAND, PRIMUS_TITAN, PRIMUS_BRIDGE, PRIMUS, BRIDGE_FILE)

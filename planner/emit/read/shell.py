@@ -25,7 +25,9 @@ _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
 _BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
 _FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\w:-]*\s*\(\s*\))\s*(?=\{)")
-_BEFORE_ASSIGNMENTS: Final = {"export", "local", "declare", "readonly", "-a", "-x", "then", "do", "else", "{"}
+_DECLARES: Final = ("export", "local", "declare", "readonly", "typeset", "-a", "-x", "-r", "-i", "-A", "-g", "-rx")
+_BEFORE_ASSIGNMENTS: Final = {*_DECLARES, "then", "do", "else", "{"}
+_SIGN: Final = re.compile(r"&&|\|\||[()]")
 _END: Final = "\n;&|()"
 _REDIRECTION: Final = re.compile(r"[0-9&]?>>?(&[0-9-]|[ \t]*(?![&(>])[^\s;&|()]+|(?=[ \t]*>?\())")
 """Matches `> FILE` and `2>&1`, and of `> >(COMMAND)` the part before the command."""
@@ -71,9 +73,8 @@ class _Script:
     fixed: set[str] = field(default_factory=set)
     branches: Branches = field(default_factory=Branches)
     place: int = 0
-    budget: int = _MOST_CHARACTERS
+    budget: list[int] = field(default_factory=lambda: [_MOST_CHARACTERS])
     num_evals: int = 0
-    exports: bool = False
 
     def __post_init__(self) -> None:
         if bad := _CONTROL.search(self.text):
@@ -83,12 +84,13 @@ class _Script:
     def commands(self) -> list[list[str]]:
         found: list[list[str]] = []
         words: list[str] = []
-        number = 0
         while self.place < len(self.text):
             if self._skip_blanks():
                 continue
             here = self.text[self.place]
-            if here in _END:
+            if more := self._of_test(words):
+                words += more
+            elif here in _END:
                 if here == ")" and self._closes_a_pattern():
                     words = []
                     continue
@@ -97,34 +99,38 @@ class _Script:
                 self.place += len(mark)
                 if words and self._runs(words, mark):
                     found += self._ran(words)
-                self.exported |= self.assigned if self.exports else set()
-                words, self.assigned, self.exports = [], set(), False
+                words, self.assigned = [], set()
                 if mark == ";;" and self.branches.open:
                     self.branches.open[-1].is_taken = False
             elif set(words) <= _BEFORE_ASSIGNMENTS and (match := _ASSIGNMENT.match(self.text, self.place)):
                 self._assign(match, is_export=not {"export", "-x"}.isdisjoint(words))
                 self.branches.is_skipped = False
                 self.fixed |= {match[1]} if "readonly" in words else set()
-                words = []
+                words = [each for each in words if each == "export"]
             elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
                 self.place = match.end()
-                found += self._nested(self._balanced(1, "}", "{"), {})  # a function has arguments of its own
+                found += self._inner(self._balanced(1, "}", "{"), {}).commands()  # a function has arguments of its own
             else:
                 words = self._after_keyword(words + self._word())
-            number += 1
-            if number > _MOST_WORDS:
-                self._too_much()
+            self._spend(_MOST_CHARACTERS // _MOST_WORDS)
         return [*found, *self._ran(words)] if words and self._runs(words, "\n") else found
 
+    def _of_test(self, words: list[str]) -> list[str]:
+        """The words at the current position if it is in a test: `((...))` as one with `[[`, or a sign between two."""
+        if self.text.startswith("((", self.place) and not {*words} - {"if", "elif", "while", "!"}:
+            return ["[[", self._sum_of(self._balanced(2, "))")), "-ne", "0", "]]"]
+        sign = _SIGN.match(self.text, self.place) if "[[" in words and words[-1] != "]]" else None
+        self.place = sign.end() if sign else self.place
+        return [sign[0]] if sign else []
+
     def _after_keyword(self, words: list[str]) -> list[str]:
-        if not words or words[0] not in ("then", "do", "else", "fi", "esac"):
+        if not words or words[0] not in ("then", "do", "else", "fi", "esac", "done"):
             return words
         self._runs([words[0]], ";")
         return words[1:]
 
     def _ran(self, words: list[str]) -> list[list[str]]:
         """The commands that a command is: itself, those of the text of `eval`, or none for `set --`."""
-        self.branches.num_loops += words[0] in ("for", "while", "until")
         if words[:2] == ["set", "--"]:
             self.arguments = _arguments(words[2:])
             return []
@@ -136,11 +142,10 @@ class _Script:
         if words[0] == "for" and words[2:3] == ["in"]:
             self.values |= {words[1]: words[3:] if len(words) == 4 else [f"${words[1]}"]}  # one pass, or unknown
             return []
-        if (place := next((at for at, each in enumerate(words[:-1]) if each == "-c"), 0)) and self._sets(
-            words[place + 1]
-        ):
+        place = next((at for at, each in enumerate(words[:-1]) if each == "-c"), 0)
+        if place and UNSET.search(words[place + 1]):
             return [[*words[: place + 1], *each] for each in self._other_shell(*words[place + 1 :])]
-        is_followed = self.branches.are_taken and "@" in self.arguments
+        is_followed = all(each.is_taken for each in self.branches.open) and "@" in self.arguments
         count = whole_number((words[1:] or ["1"])[0]) if words[0] == "shift" and is_followed else None
         if count is not None:
             words = self.arguments["@"]
@@ -153,7 +158,7 @@ class _Script:
             return [words]
         if self.num_evals == _MOST_EVALS:
             self._too_deep("evals", _MOST_EVALS)
-        return self._nested(" ".join(words[1:]), self.arguments, 1)
+        return self._inner(" ".join(words[1:]), self.arguments, 1).commands()
 
     def _other_shell(self, text: str, name: str = "bash", *words: str) -> list[list[str]]:
         """The commands of `bash -c TEXT NAME WORDS`: it has exported variables, and those set before its own name."""
@@ -167,16 +172,6 @@ class _Script:
         names, mark = [each for each in words if not each.startswith("-")], self.values.get("IFS", [""])[0]
         parts = text.split(mark if len(mark) == 1 else None, len(names) - 1)
         self.values |= {name: [part] for name, part in zip(names, parts, strict=False) if not UNSET.search(text)}
-
-    def _sets(self, text: str) -> bool:
-        """Whether a text in single quotes, which another shell runs, has a variable of this script."""
-        return any(name in self.values for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text))
-
-    def _nested(self, text: str, arguments: dict[str, list[str]], num_evals: int = 0) -> list[list[str]]:
-        inner = self._inner(text, arguments, num_evals)
-        found = inner.commands()
-        self.budget = inner.budget
-        return found
 
     def _inner(self, text: str, arguments: dict[str, list[str]], num_evals: int = 0, **other: Any) -> _Script:
         """A script with arguments of its own, which shares the variables of this one."""
@@ -210,8 +205,8 @@ class _Script:
         return self.place > start
 
     def _assign(self, match: re.Match[str], *, is_export: bool) -> None:
-        self.exports = self.exports or is_export
         self.assigned |= set() if self.branches.is_off else {match[1]}
+        self.exported |= self.assigned if is_export else set()
         self.place = match.end()
         before = self.values.get(match[1], []) if match[2] else []
         if self.text.startswith("(", self.place):
@@ -224,14 +219,14 @@ class _Script:
                     self.place += 1
                     continue
                 items += self._word()
-                if len(items) > _MOST_WORDS:
-                    self._too_much()
             self.place += 1
             if not self.branches.is_off:
                 self.values[match[1]] = [*before, *items]
             return
         value = " ".join(self._word(split=False)) if self._has_word() else ""
         if self.branches.is_off or (match[1] in self.fixed and re.search(r"\$\(|`", value)):
+            # options that are not taken are none, and no variable of the environment
+            self.values |= {match[1]: self.values.get(match[1], [""])} if value.lstrip().startswith("--") else {}
             return
         self.values[match[1]] = [*before[:-1], (before[-1] if before else "") + value] if match[2] else [value]
 
@@ -251,7 +246,7 @@ class _Script:
                 pieces = self._quoted()
                 part, is_there = _joined(done, part, pieces), is_there or bool(pieces)
             elif here == "\\":
-                part, is_there = part + self.text[self.place : self.place + 1], True
+                part, is_there = part + self.text[self.place : self.place + 1], is_there or self.place < len(self.text)
                 self.place += 1
             elif here in "$`":
                 values = self._expansion(here)
@@ -259,8 +254,6 @@ class _Script:
                 part, is_there = _joined(done, part, pieces), is_there or bool(pieces)
             else:
                 part, is_there = part + here, True
-            if len(part) > _MOST_CHARACTERS or len(done) > _MOST_WORDS:
-                self._too_much()
         return [*done, part] if is_there else done
 
     def _until(self, mark: str) -> str:
@@ -278,7 +271,7 @@ class _Script:
             here = self.text[self.place]
             self.place += 1
             if here == '"':
-                return [*done, part]
+                return [*done, part] if done or part or not self.text.startswith(('$@"', '${@}"'), start) else []
             if here == "\\" and self.text[self.place : self.place + 1] in ('"', "\\", "$", "`"):
                 part += self.text[self.place]
                 self.place += 1
@@ -349,7 +342,6 @@ class _Script:
                 inner.place += 1
                 continue
             found += inner._word()  # noqa: SLF001 - of the same class
-        self.budget = inner.budget
         return found
 
     def _value(self, name: str, *, whole: bool = True) -> list[str]:
@@ -357,9 +349,7 @@ class _Script:
         if known is None:
             return [] if name in "@*#?" else [""] if name.isdigit() and "@" in self.arguments else [f"${name}"]
         found = known if whole else known[:1]
-        self.budget -= sum(map(len, found)) + len(found)
-        if self.budget < 0:
-            self._too_much()
+        self._spend(sum(map(len, found)) + len(found))
         return list(found)
 
     def _known(self, name: str) -> list[str] | None:
@@ -389,8 +379,10 @@ class _Script:
     def _line(self, place: int) -> int:
         return self.text.count("\n", 0, place) + 1
 
-    def _too_much(self) -> NoReturn:
-        raise InputError("the script expands to more text than any command line has", hint="is it one?")
+    def _spend(self, num_characters: int) -> None:
+        self.budget[0] -= num_characters
+        if self.budget[0] < 0:
+            raise InputError("the script expands to more text than any command line has", hint="is it one?")
 
 
 _OPERAND: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$([0-9#])|\$\{([0-9]+)\}")

@@ -6,7 +6,6 @@ Source: Slurm, doc/man/man1/sbatch.1 (INPUT and OUTPUT ENVIRONMENT VARIABLES).
 from __future__ import annotations
 
 import re
-import shlex
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.read import HOSTS, RANKS
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 _LINE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _STARTS: Final = re.compile(r"^[^#\n]*\bsrun\b", re.MULTILINE)
-_SHORT: Final = re.compile(r"(?<!\S)-N\s*(?=\S)")
+_OPTION: Final = re.compile(r"(?<!\S)(?:--([a-z-]+)(?:=|[ \t]+)|-N[ \t]*)[\"']?([\w:.-]+)")
 _VARIABLES: Final = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
     "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
@@ -46,17 +45,8 @@ def _asked(text: str) -> dict[str, str]:
     """Option of sbatch -> whole number; of several lines with one option, the last wins."""
     found: dict[str, str] = {}
     for line in _LINE.findall(text):
-        spelled = _SHORT.sub("--nodes=", line.partition(" #")[0])
-        try:
-            words = shlex.split(spelled)
-        except ValueError:
-            continue
-        for number, word in enumerate(words):
-            option, equals, value = word.removeprefix("--").partition("=")
-            value = value if equals else next(iter(words[number + 1 :]), "")
-            if option == "gres" and value.startswith("gpu:"):
-                option = "gpus-per-node"
-            count = value.rpartition(":")[2]  # as in h100:8
-            if word.startswith("--") and option in _VARIABLES and re.fullmatch(r"[0-9]{1,7}", count):
-                found[option] = count
+        for option, value in _OPTION.findall(line.partition(" #")[0]):
+            named = "gpus-per-node" if option == "gres" and value.startswith("gpu:") else option or "nodes"
+            if named in _VARIABLES and (count := re.fullmatch(r"(?:\S*:)?([0-9]{1,7})", value)):  # as in h100:8
+                found[named] = count[1]
     return found

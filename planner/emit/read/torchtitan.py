@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from planner.emit.target import Values
 
 _PYTHON: Final = r"\A(?=[\s\S]*from torchtitan)[\s\S]*^def \w+\(\)"
-_SIGN: Final = (
-    rf'{_PYTHON}|\A\s*\{{[\s\S]*"data_parallel_shard_degree"|'
-    r"\A(?!\s*\{)[\s\S]*^\s*\[(parallelism|training|activation_checkpoint)\]\s*(#.*)?$"
-)
-"""Python that `planner emit` wrote, saved JSON, or TOML."""
 _NAMES: Final = names_beside(__file__)
 
 
@@ -44,14 +39,12 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _values(text: str) -> Values:
     sections = _parsed(text)
-    spec = sections.get("model_spec")
-    if isinstance(spec, dict):
-        _of_first_layer(spec)
+    spec, recompute = sections.get("model_spec"), sections.get("activation_checkpoint")
     groups = sections.get("optimizer")
     if isinstance(groups, dict) and isinstance(groups.get("param_groups"), list) and groups["param_groups"]:
         sections["optimizer"] = _of_group(groups["param_groups"])
-    recompute = sections.get("activation_checkpoint")
     if isinstance(spec, dict):
+        _of_first_layer(spec)
         sections["activation_checkpoint"] = _recompute(recompute)
     else:  # config/job_config.py of 0.2: every second layer by default
         given = recompute if isinstance(recompute, dict) else {}
@@ -72,13 +65,9 @@ def _recompute(saved: Any) -> str:
 
     Source: distributed/activation_checkpoint.py.
     """
-    if isinstance(saved, str):
-        return saved
-    if not saved:
-        return "none"
-    if "memory_budget" in saved:
-        return "MemoryBudgetAC"
-    return "SelectiveAC" if "force_recompute_mm_shapes_by_fqns" in saved else "FullAC"
+    if not saved or isinstance(saved, str):
+        return saved or "none"
+    return next((kind for field, kind in _NAMES["recompute"].items() if field in saved), "FullAC")
 
 
 def _of_first_layer(spec: dict[str, Any]) -> None:
@@ -173,15 +162,11 @@ def _section(node: ast.expr) -> Any:
     """The keywords of a configuration call, with the class name under the key ``""``; otherwise the literal."""
     if not isinstance(node, ast.Call):
         return _literal(node)
-    return {
-        "": _name(node.func).removesuffix(".Config"),
-        **{str(each.arg): _literal(each.value) for each in node.keywords},
-    }
+    return {"": _name(node.func).removesuffix(".Config")} | {str(key.arg): _literal(key.value) for key in node.keywords}
 
 
 READER: Final = Reader(
-    name="a torchtitan file (TOML of 0.2, saved JSON, emitted Python)",
-    signs=(_SIGN,),
+    **_NAMES["readers"]["file"],
     values=_values,
     engine=lambda values: "torchtitan",  # noqa: ARG005 - as the others
     target=torchtitan.TARGET,
@@ -199,11 +184,4 @@ def _options(text: str) -> Values:
     return found
 
 
-COMMAND: Final = replace(
-    READER,
-    name="a command line of torchtitan",
-    signs=(r"--job\.config[_-]file\b|-m torchtitan\.train\b",),
-    values=_options,
-    files={_FILE: _values},
-    is_shell=True,
-)
+COMMAND: Final = replace(READER, **_NAMES["readers"]["command"], values=_options, files={_FILE: _values}, is_shell=True)

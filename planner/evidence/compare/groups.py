@@ -92,9 +92,7 @@ def time_groups(rows: Sequence[Row], null: Mapping[int, float]) -> tuple[Group, 
         for index, row in enumerate(rows)
         if (error := row.error) is not None
     ]
-    return tuple(
-        group for by, key in _KEYS.items() for group in _grouped(by, [(key(row), entry) for row, entry in entries])
-    )
+    return _grouped(_KEYS, entries)
 
 
 def _null_error(row: Row, predicted: float | None) -> float | None:
@@ -110,9 +108,7 @@ def memory_groups(rows: Iterable[Row]) -> tuple[Group, ...]:
     entries = [
         (row, _Entry(error=error, ratio=1 / (1 + error))) for row in rows if (error := row.memory_error) is not None
     ]
-    return tuple(
-        group for by, key in keys.items() for group in _grouped(by, [(key(row), entry) for row, entry in entries])
-    )
+    return _grouped(keys, entries)
 
 
 class _Entry(NamedTuple):
@@ -121,11 +117,14 @@ class _Entry(NamedTuple):
     null: float | None = None
 
 
-def _grouped(by: str, entries: Iterable[tuple[str, _Entry]]) -> list[Group]:
-    groups: dict[str, list[_Entry]] = defaultdict(list)
-    for value, entry in entries:
-        groups[value].append(entry)
-    return [_group(by, value, members) for value, members in sorted(groups.items())]
+def _grouped(keys: Mapping[str, Callable[[Row], str]], entries: Sequence[tuple[Row, _Entry]]) -> tuple[Group, ...]:
+    found: list[Group] = []
+    for by, key in keys.items():
+        groups: dict[str, list[_Entry]] = defaultdict(list)
+        for row, entry in entries:
+            groups[key(row)].append(entry)
+        found += [_group(by, value, members) for value, members in sorted(groups.items())]
+    return tuple(found)
 
 
 def _group(by: str, value: str, members: Sequence[_Entry]) -> Group:

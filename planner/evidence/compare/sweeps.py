@@ -58,7 +58,8 @@ def sweeps(rows: Iterable[Row]) -> tuple[Sweep, ...]:
         if row.setup is None or not row.measured_seconds or not row.predicted_seconds or not row.run.gbs:
             continue
         run, sequences = row.run, row.run.gbs
-        size = f"{run.gpus} x {run.gpu}, batch {_rounded(sequences)}, sequence {run.seq}"
+        rounded = round(2 ** (round(4 * math.log2(sequences)) / 4))  # so that 2016 and 2048 sequences count as one job
+        size = f"{run.gpus} x {run.gpu}, batch {rounded}, sequence {run.seq}"
         shape = f"{run.model} ({run.layers} layers of {run.hidden}, {run.heads} heads)"
         program = f"{run.release}{'' if run.flash_attention != 0 else ', unfused attention'}"
         job = f"{shape} on {size}, {row.setup.job.training.precision} {program}".strip()
@@ -80,11 +81,6 @@ def _distinct(members: Sequence[tuple[float, float, str]]) -> list[tuple[float, 
         (median(measured for measured, _ in own), median(predicted for _, predicted in own), layout)
         for layout, own in runs.items()
     ]
-
-
-def _rounded(batch: int) -> int:
-    """The batch rounded to a quarter of an octave, so that 2016 and 2048 sequences count as one job."""
-    return round(2 ** (round(4 * math.log2(batch)) / 4))
 
 
 def _sweep(source: str, job: str, members: Sequence[tuple[float, float, str]]) -> Sweep:

@@ -99,16 +99,11 @@ _MARKS: Final = 80
 _DESCRIBED: Final = re.compile(r"(?P<words>[^|\r{}]{1,99}): {0,9}[0-9]{1,3}$")
 """The description of a bar, in front of its percentage."""
 
-_LOSS: Final = _pattern(r"\{'loss': ", "loss")
-_RUNTIME: Final = _pattern(r"'train_runtime': ", "time")
-_RATE: Final = _pattern(r"'train_steps_per_second': ", "rate")
-_SAMPLES: Final = _pattern(r"'train_samples_per_second': ", "samples")
+_TELLS: Final = {name: _pattern(words, name) for name, words in FORMS["trainer"].items()}
+"""Figures in lines of Hugging Face Trainer."""
+
 _NUM_STEPS: Final = re.compile(r"Total optimization steps = (?P<count>[0-9,]{1,20})")
-_WORDS: Final = (
-    *("per iteration", "per_iteration", "tps:", "SamplesPerSec", "iter time", "it/s", "s/it", "'loss'", "'train_"),
-    *("max allocated", "Max_MA", "memory(GiB)"),
-    *(" ..", "_per_gpu ", "batch size", "batch_size", "parameters", "mesh with", "Trainer is", "Total optimization"),
-)
+_WORDS: Final = FORMS["words"]
 """Every line that tells a time or the model has one of these words."""
 
 
@@ -254,7 +249,7 @@ def _bar_steps(lines: Sequence[Line]) -> _Read | None:
     bars: dict[tuple[bool, int], list[_Shown]] = defaultdict(list)
     loss, total = None, None
     for line in lines:
-        if said := _LOSS.search(line.text):
+        if said := _TELLS["loss"].search(line.text):
             loss = _value(said["loss"])
         if count := _NUM_STEPS.search(line.text):
             total = int(count["count"].replace(",", ""))
@@ -314,12 +309,12 @@ def _last_line(name: str, lines: Sequence[Line], plan: Plan) -> _Read | None:
     for line in lines:
         if count := _NUM_STEPS.search(line.text):
             total = int(count["count"].replace(",", ""))
-        found = _RATE.search(line.text)
-        rate, runtime = (_first(pattern, line.text) for pattern in (_RATE, _RUNTIME))
+        found = _TELLS["rate"].search(line.text)
+        rate, runtime, samples = (_first(_TELLS[name], line.text) for name in ("rate", "runtime", "samples"))
         if found is None or not 0 < runtime < _MOST or not 0 <= rate < _MOST:
             continue
         low, high = max(rate - _RATE_ERROR, 0.0), rate + _RATE_ERROR
-        finer = (total / runtime, _first(_SAMPLES, line.text) / plan.training.global_batch_size)
+        finer = (total / runtime, samples / plan.training.global_batch_size)
         is_coarse = rate < _RATE_ERROR / _FINE
         exact = next(
             (each for each in finer if is_coarse and 0 < low <= each * (1 + _FINE) and each <= high * (1 + _FINE)), 0.0

@@ -241,17 +241,13 @@ def _missing_abilities(
 # --- the workload -----------------------------------------------------------------------------------------------
 
 
-_NO_TRAINING: Final = ("inference", "generation", "serving", "rollout", "rlhf", "grpo", "ppo", "dpo", "eval", "distill")
-_ADAPTERS: Final = ("lora", "peft", "adapter")
-
-
 def _settings(
     run: Run, model: ModelSpec, engine: EngineSpec, layout: Mapping[str, Any], assumed: list[Assumed]
 ) -> dict[str, str]:
     """Settings in addition to the options: of the training document, and of the engine if the row states more."""
     words = f"{run.flags} {run.notes} fp8_recipe={run.fp8_recipe}".lower()
     task = run.task.lower()
-    if any(word in task for word in _NO_TRAINING):
+    if any(word in task for word in knowledge("aliases")["no_training"]):
         raise UnpricedRun(f"task {printable(run.task, 40)}")
     found = dict((_framework(run) or {}).get("settings", {}))
     if run.flash_attention == 0:
@@ -263,7 +259,7 @@ def _settings(
     found |= _stated_in_words(words)
     if (recipe := _recipe(run, engine)) != "engine":
         found["training.memory_recipe"] = recipe
-    if any(word in task for word in _ADAPTERS):
+    if any(word in task for word in knowledge("aliases")["adapters"]):
         found |= _adapters(f"{task}; {words}", model, assumed)
     dispatcher = run.dispatcher or next((word for word in ("deepep", "hybridep") if word in words), "")
     if dispatcher and model.moe is not None:
@@ -343,8 +339,6 @@ _LOW: Final[tuple[Precision, ...]] = ("fp4", "fp8")
 def _precision(run: Run) -> Precision:
     """The precision by its class, or by its words; 16 bits mean fp16 if the row says so or the GPU has no bf16."""
     words, kind = run.precision.lower(), run.precision_class.lower()
-    if words.endswith("?") and re.search(r"fp8.dpa", run.flags.lower()):
-        return "fp8"  # attention in 8 bits needs a recipe of 8 bits; the precision was the table's guess
     for low in _LOW:
         if kind == low or (not kind and (low in words or low.replace("fp", "float") in words)):
             return low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.errors import InputError
@@ -14,7 +15,7 @@ from planner.specs.recompute import canonical, policy_fault
 from planner.specs.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from planner.evidence.rows.runs import Run
     from planner.specs.engine import EngineSpec
@@ -102,6 +103,8 @@ def _pipeline(run: Run, model: ModelSpec, engine: EngineSpec, pp: int, assumed: 
         lists = ["/".join(map(str, each)) for each in pieces]
         stated_mtp = {"mtp": lists[1]} if model.mtp_layers and lists[1] else {}
         return {"interleave": len(pieces.layers) // pp, "layers_per_stage": lists[0], **stated_mtp}
+    if engine.pipeline.divides_by_cost:
+        return {"layers_per_stage": "/".join(map(str, _layers_of_equal_cost(model, pp)))}
     if not stated:
         interleaves = stated == 0 and "interleaved" in engine.pipeline.schedules
         interleaves = interleaves or re.search(r"(?<!non-)(?<!not )interleav", words) is not None
@@ -114,6 +117,21 @@ def _pipeline(run: Run, model: ModelSpec, engine: EngineSpec, pp: int, assumed: 
     rule = f"the most of {stated} chunks that hold layers, embedding and loss counted as layers"
     assumed.append(Assumed(key="interleave", value=str(most), rule=rule))
     return {"interleave": most}
+
+
+def _layers_of_equal_cost(model: ModelSpec, pp: int) -> Iterator[int]:
+    """Layers of each stage, if a stage ends with the block by which the costs so far exceed its share of the whole.
+
+    A layer costs 4 h h + 3 h f, whatever it holds, and the head h V. The program leaves stages between the layers and
+    the end of the model empty; here each of them has a layer.
+
+    Source: nanotron, models/base.py (build_model), models/llama.py (get_block_compute_costs).
+    """
+    layers, h = model.num_layers, model.hidden_size
+    layer = 4 * h * h + 3 * h * model.ffn_hidden_size
+    whole = layers * layer + h * model.vocab_size
+    ends = [min((k + 1) * whole // (layer * pp) + 1, layers - max(0, pp - 2 - k)) for k in range(pp)]
+    return (end - start for start, end in pairwise([0, *ends]))
 
 
 def _stated_pieces(run: Run, model: ModelSpec, pp: int) -> Pieces | None:
@@ -150,13 +168,10 @@ def _offload(run: Run, assumed: list[Assumed]) -> Offload:
     if run.cpu_offload:
         rule = f"activations of {printable(run.cpu_offload, 40)} wait on the host, and a layout can say all or none"
         assumed.append(Assumed(key="offload", value="none", rule=rule))
-    if "full cpu offload" in words:
-        return "both"
-    if "weights on the host" in words and _zero(run) == 3:
-        return "params+states"
-    if "checkpoint-in-cpu" in words:
-        return "activations"
-    return "optimizer" if run.offload or "cpu offload" in words or "offload=true" in words else "none"
+    for word, offload in knowledge("aliases")["offloads"].items():
+        if word in words and (offload != "params+states" or _zero(run) == 3):
+            return offload  # type: ignore[no-any-return]
+    return "optimizer" if run.offload else "none"
 
 
 def _zero(run: Run) -> int | None:

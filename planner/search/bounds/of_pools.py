@@ -14,7 +14,7 @@ has the same form as on one pool: (m - 1/v) * slowest + all work / v + the longe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from planner.numbers import Number, Rows
     from planner.search.space.configurations import DegreeArrays, PolicyMasks
-    from planner.search.space.placements import Placements
     from planner.search.space.space import Space
     from planner.specs.job import Job
 
@@ -49,6 +48,7 @@ _ROUNDING: Final = 1 - 1e-12
 """Tolerance for rounding: a bound sums in another order than the prices do, so it is multiplied by this factor."""
 
 _MOST_ROWS: Final = 20_000  # configurations whose stages are checked one by one in one block
+_HALVINGS: Final = 5  # of the span between a bound and the cutoff
 
 
 class PoolBounds:
@@ -196,8 +196,9 @@ def placed(
     bounds = _step_seconds(job, found, costs.take(rows), stages, placements_of(job, found).last)
     kept = np.flatnonzero(bounds <= cutoff_seconds[rows])
     found, rows, bounds = found.take(kept), rows[kept], bounds[kept]
-    held = _holds_in_time(job, degrees, policies, costs, found, rows, cutoff_seconds[rows])
-    return found.take(held), bounds[held]
+    bounds = _least_in_time(job, degrees, policies, costs, (found, rows, bounds), cutoff_seconds[rows])
+    kept = np.flatnonzero(np.isfinite(bounds))
+    return found.take(kept), bounds[kept]
 
 
 def _pool_costs(
@@ -222,52 +223,56 @@ def _pool_costs(
     return _PoolCosts(layer=layer, ends=ends, tail=tail, by_policy=by_policy)
 
 
-def _holds_in_time(
+def _least_in_time(
     job: Job,
     degrees: DegreeArrays,
     policies: PolicyMasks,
     costs: _PoolCosts,
-    found: DegreeArrays,
-    rows: NDArray[np.int64],
+    near: tuple[DegreeArrays, NDArray[np.int64], NDArray[np.float64]],
     cutoff_seconds: NDArray[np.float64],
-) -> NDArray[np.bool_]:
-    """Whether the stages can hold all layers within memory and within the time that the cutoff allows a stage.
-
-    Gain (`holds-in-time`): the search takes 4.30 s instead of over 20 s for Llama-3-70B on three pools.
-
-    found: placed configurations; `rows` are their positions in `degrees`. Configurations with one stage already have
-    exact prices.
-    """
-    holds: NDArray[Any] = np.ones(len(found), dtype=np.bool_)
-    piped: NDArray[np.int64] = np.flatnonzero(found.pp > 1)
-    if not len(piped):
-        return holds
-    used, of_found = np.unique(rows[piped], return_inverse=True)
-    left, chosen = degrees.take(used), masks_of(policies, used)
-    of_stages = [capacities_of_stages(pool, left, chosen) for pool in job.pools]
-    capacity = np.stack([capacities.layers for capacities in of_stages])
-    first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each configuration
-    for start in range(0, len(piped), _MOST_ROWS):
-        part, begins = piped[start : start + _MOST_ROWS], first[start : start + _MOST_ROWS]
-        x = found.take(part)
-        own, place = costs.take(rows[part]), placements_of(job, x)
-        spare = _most_of_slowest(job, x, own, place, cutoff_seconds[part])
-        owner, index, _ = unrolled(x.pp)
-        pool, stage = place.pool_of(owner, index), begins[owner] + index
-        ends = np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
-        prices = own.by_policy[:, owner, pool]
-        held = held_in_time(spare[owner] - ends, prices, np.moveaxis(capacity[pool, :, stage], 0, 1))
-        total = np.bincount(owner, weights=held, minlength=len(part))
-        holds[part] = total >= num_main_layers(job) * (1 - 1e-9)
-    return np.asarray(holds)
-
-
-def _most_of_slowest(
-    job: Job, degrees: DegreeArrays, costs: _PoolCosts, place: Placements, cutoff_seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The longest time of one microbatch in the slowest stage for which the step stays within the cutoff, [n]."""
-    m, v = num_microbatches(job, degrees), degrees.interleave
-    _, work = _slowest_and_work(job, degrees, costs, place.stages, place.last)
-    tail = np.where(place.stages > 0, costs.tail, np.inf).min(axis=1)
-    most = (cutoff_seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
-    return np.asarray(np.where(np.isfinite(most), most, LONG))
+    """The bounds, raised to step times in which the stages cannot hold all layers; infinite where that is the cutoff.
+
+    A step that takes T allows its slowest stage a time that grows with T. Within this time and within their memory the
+    stages hold whole layers. If they cannot hold all layers, T is a lower bound. A few halvings between the bound and
+    the cutoff find such a T, which need not be the greatest.
+
+    Gain (`holds-in-time`): the search takes 4.30 s instead of over 20 s for Llama-3-70B on three pools. Gain of the
+    halvings: it prices 284 configurations in place of 1,717, and takes 3.5 s instead of 6.9 s (busy machine).
+
+    near: placed configurations, their positions in `degrees`, and their bounds. Configurations with one stage already
+    have exact prices.
+    """
+    found, rows, bounds = near
+    least, piped = bounds.copy(), np.flatnonzero(found.pp > 1)
+    used, of_found = np.unique(rows, return_inverse=True)
+    left, chosen = degrees.take(used), masks_of(policies, used)
+    capacity = np.stack([capacities_of_stages(pool, left, chosen).layers for pool in job.pools])
+    first = (np.cumsum(left.pp) - left.pp)[of_found]  # stage of each placement, on the last axis of `capacity`
+
+    def hold_all(part: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Whether the stages can hold all layers if the slowest takes as long as a step of `seconds` allows."""
+        x, own = found.take(part), costs.take(rows[part])
+        place, m, v = placements_of(job, x), num_microbatches(job, x), x.interleave
+        _, work = _slowest_and_work(job, x, own, place.stages, place.last)
+        tail = np.where(place.stages > 0, own.tail, np.inf).min(axis=1)
+        most = (seconds - (work / v + tail) * _ROUNDING) / np.maximum(steady_count(m, v), 1e-9)
+        owner, index, _ = unrolled(x.pp)
+        pool, stage = place.pool_of(owner, index), first[part][owner] + index
+        spare = np.where(np.isfinite(most), most, LONG)[owner]
+        spare = spare - np.where(index == x.pp[owner] - 1, own.ends[owner, pool], 0.0)
+        held = held_in_time(spare, own.by_policy[:, owner, pool], capacity[pool, :, stage].T)
+        return np.bincount(owner, weights=held, minlength=len(x)) >= num_main_layers(job) * (1 - 1e-9)
+
+    for start in range(0, len(piped), _MOST_ROWS):
+        part = piped[start : start + _MOST_ROWS]
+        held = hold_all(part, cutoff_seconds[part])
+        least[part[~held]] = np.inf
+        part = part[held]
+        low, high = bounds[part], np.minimum(cutoff_seconds[part], 2 * bounds[part])
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            held = hold_all(part, middle)
+            low, high = np.where(held, low, middle), np.where(held, middle, high)
+        least[part] = low
+    return least
