@@ -41,7 +41,7 @@ def parts_of(
     Raises:
         InputError: a module that is not known.
     """
-    named, known = given.get(key) or default, MODULES | own
+    named, known = given.get(key) or default, {**MODULES, **own}
     names = named if isinstance(named, tuple) else re.findall(r"[\w.*-]+", str(named))
     if unknown := [str(each) for each in names if str(each) not in known]:
         raise InputError(f"{unknown[0][:60]!r} has no price here", where=key, hint=f"known: {', '.join(known)}")
