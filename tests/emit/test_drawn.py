@@ -23,7 +23,7 @@ DRAWN = Path(__file__).parent / "drawn"
 
 def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> None:
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    draws, of_users = listed["draws"], {5: listed["fifth"], 6: listed["sixth"]}
+    draws, of_users = listed["draws"], {5: listed["fifth"], 6: listed["sixth"], 7: listed["seventh"]}
     owners = [{each["repository"] for each in folders} for folders in (draws, *of_users.values())]
     assert sum(map(len, owners)) == len(set.union(*owners))  # no draw has a repository of another
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
@@ -800,3 +800,72 @@ def test_models_with_a_tower_are_priced_under_zero_3_of_deepspeed(written) -> No
     path = written(f"{text}examples/deepspeed/ds_z3_config.json\nper_device_train_batch_size: 1\n", "a.yaml")
     plan = estimate_file(path, "dgx-h100", model="qwen3-vl-8b", gpus=8)
     assert (plan.layout.zero, plan.verdict) == (3, "fits")
+
+
+def test_commands_of_ms_swift_2_have_its_names_and_its_adapters(written) -> None:
+    """By hand from ms-swift 546e6dc7, swift/llm/utils/argument.py: batch_size is that of a device."""
+    text = "NPROC_PER_NODE=2 swift sft --model_type qwen2-7b --model_id_or_path Qwen/Qwen2.5-7B --batch_size 4 "
+    text += "--max_length 1024 --dtype AUTO --deepspeed default-zero2 --gradient_accumulation_steps 8 --sft_type "
+    for kind, adapters in (
+        ("full", (0, 0)),
+        ("lora", (8, 3)),
+        ("lora --lora_target_modules ALL --lora_rank 16", (16, 7)),
+    ):
+        plan = estimate_file(written(text + kind), "dgx-h100")
+        assert (plan.layout.mbs, plan.layout.zero, plan.training.global_batch_size) == (4, 2, 64)
+        trained = plan.training.lora_rank or 0
+        assert (trained, len(plan.training.lora_targets) if trained else 0) == adapters
+    text = f"{text}full".replace("--gradient_accumulation_steps 8", "")  # release 2 then accumulates 16 sequences
+    with pytest.raises(InputError, match="does not say the global batch"):
+        estimate_file(written(text), "dgx-h100", model="qwen2.5-7b")
+
+
+def test_a_step_of_verl_has_no_more_sequences_than_were_generated(written) -> None:
+    """By hand from verl b178a3cd, workers/actor/dp_actor.py: a mini batch splits the batch of generated answers."""
+    own = "actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
+    for mini, batch in ((16, 64), (1024, 128)):
+        sizes = f"data.train_batch_size=32 actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
+        assert estimate_file(written(f"{GRPO}{own}{sizes}"), "dgx-h100").training.global_batch_size == batch
+
+
+def test_the_output_of_a_command_is_one_word_of_a_path() -> None:
+    """As bash has it after `HERE=/x`: the variable with the command's output stays one word."""
+    text = 'HERE=$(cd "$(dirname $0)"; pwd)\nOPTIONS="--seed 42 --output_dir $HERE/out --max_steps 9"\n'
+    text += "N=$(nvidia-smi -L | wc -l)\npython a.py $OPTIONS --deepspeed ${HERE}/z.json --x $(($((2 * N)) + 1))\n"
+    (words,) = commands_of(text.replace("$(nvidia-smi -L | wc -l)", "8"))
+    place = words.index("--output_dir")
+    assert words[place - 2 : place + 4 : 2] == ["--seed", "--output_dir", "--max_steps"]
+    assert (words[-3].endswith("/z.json"), words[-4:][::2], words[-1]) == (True, ["--deepspeed", "--x"], "17")
+
+
+@pytest.mark.parametrize("script", ["train_lora.py", "src/train/finetune_clm_qlora.py", "run_sft_peft.py"])
+def test_scripts_whose_name_says_adapters_need_their_rank(script, written) -> None:
+    with pytest.raises(InputError, match="needs the rank and the targets of adapters"):
+        read_foreign(written(f"deepspeed {script} {TRAINER}"))
+    found = read_foreign(written(f"deepspeed {script} {TRAINER} --use_peft true --lora_r 8"))
+    assert "training.lora_rank=8" in found.settings
+    merged = written(f"deepspeed train.py {TRAINER}\npython merge_lora.py --base x\n")
+    assert not [each for each in read_foreign(merged).settings if "lora" in each]
+
+
+def test_batch_sizes_in_yaml_make_no_file_of_deepspeed(written) -> None:
+    """DeepSpeed's own file is JSON; programs of other people have its keys in YAML, beside others."""
+    text = "train_micro_batch_size_per_gpu: 4\ngradient_accumulation_steps: 2\nlearning_rate: 3.0e-4\n"
+    with pytest.raises(InputError, match="is of no kind that is known here"):
+        read_foreign(written(text, "a.yaml"), model="qwen3-0.6b", num_devices=2)
+    found = read_foreign(written('{"train_micro_batch_size_per_gpu": 4}', "a.json"), model="qwen3-0.6b", num_devices=2)
+    assert found.layout["mbs"] == "4"
+
+
+def test_convolutions_in_the_layers_of_a_fork_have_no_price(written) -> None:
+    text = f"torchrun --nproc_per_node 8 pretrain_own.py {RUN} --micro-batch-size 1 --use-gate --gate-conv2d-group 1"
+    with pytest.raises(InputError, match="needs the convolutions in each layer"):
+        read_foreign(written(text))
+
+
+def test_files_of_nemo_rl_that_only_inherit_are_known_by_what_they_inherit(written) -> None:
+    base = written(BASE, "sft_own.yaml")
+    for start in ("defaults: sft_own.yaml", "defaults:\n  - sft_own.yaml", "defaults: [sft_own.yaml]"):
+        own = written(f"{start}\ndata:\n  dataset_name: x\n", "a.yaml")
+        found = read_foreign([own, base], model="llama3-8b")
+        assert (found.layout["mbs"], found.num_devices) == ("1", 8)

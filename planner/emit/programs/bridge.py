@@ -38,7 +38,6 @@ OVERLAP: Final = "comm_overlap.tp_comm_overlap"
 """Section `comm_overlap` of a recipe, if present, replaces the model's value. Source: training/comm_overlap.py."""
 INVERTED: Final[dict[str, str]] = _NAMES["inverted"]
 _LEFT_OUT: Final = listed(_NAMES["left_out"])
-_NAN_CHECK: Final = "no_check_for_nan_in_loss_and_grad"
 _PRECISIONS: Final[dict[str, dict[str, Value]]] = _NAMES["precisions"]
 """Precision -> keys of the model. An override cannot change a part of a `mixed_precision` that a recipe only names."""
 _DTYPES: Final = {"model": ("params_dtype", "pipeline_dtype", "autocast_dtype"), "optimizer": ("params_dtype",)}
@@ -72,7 +71,7 @@ def overrides_for(values: Values, plan: Plan) -> dict[str, Value]:
             continue
         if key in INVERTED:
             found[INVERTED[key]] = not value
-            if key == _NAN_CHECK:  # a second check of the same, which graphs of whole steps do not allow either
+            if key == "no_check_for_nan_in_loss_and_grad":  # the second check, which graphs of whole steps do not allow
                 found["rerun_state_machine.check_for_nan_in_loss"] = not value
         else:
             found[RENAMED.get(key, f"{_SECTION_OF.get(key, 'model')}.{key}")] = value

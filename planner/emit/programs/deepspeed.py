@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 FILE: Final = "deepspeed.json"
-_KEYS: Final = names_beside(__file__)
 PIPELINE: Final = files("planner.emit.programs").joinpath("pipeline.py.txt").read_text(encoding="utf-8")
 """Source text of the program that runs plans with a pipeline; it reads model and data in the same way as `train.py`."""
 
@@ -75,7 +74,7 @@ TARGET: Final = Target(
             _write_layout,
             shared.read_layout,
         ),
-        *implied(_KEYS["implied"]),
+        *implied(names_beside(__file__)["implied"]),
         whole("training.mlp_tiles", "mlp_tiles", absent=1),
     ),
     refuse=(

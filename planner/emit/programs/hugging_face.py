@@ -43,8 +43,6 @@ _OPTIMIZERS_READ: Final = {
     **{name: ours for ours, name in OPTIMIZERS.items()},
     **NAMES["optimizers_read"],
 }
-_OTHERS_MODULES: Final[list[str]] = NAMES["fused_matrices"]
-_LIGER: Final = ("rope", "rms_norm", "swiglu")
 _DROPOUT: Final[dict[str, list[str]]] = NAMES["dropout"]
 """Model type -> keys of config.json for dropout whose default is not 0, or which must all have one probability."""
 
@@ -134,7 +132,7 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
     if plan.training.lora_rank and plan.model.moe is not None and of_experts:
         why = f"training.lora_targets has {', '.join(sorted(of_experts))}, by which PEFT 0.19 finds routed experts too"
         return why, "plan with --set training.lora_targets=[query,key,value,output]"
-    if plan.training.lora_rank and (kind in _OTHERS_MODULES or config is None):
+    if plan.training.lora_rank and (kind in NAMES["fused_matrices"] or config is None):
         why = f"training.lora_rank: the matrices of {kind} are not kept one by one"
         return why, "plan with --set training.lora_rank=0"
     return None
@@ -380,7 +378,7 @@ def _write_kernels(plan: Plan) -> Values:
     if training.loss in ("engine", "whole"):
         return found | {"use_liger_kernel": False}
     kernels = {"cross_entropy": training.loss == "fused", "fused_linear_cross_entropy": training.loss == "fused-linear"}
-    kernels |= dict.fromkeys(_LIGER, False)
+    kernels |= dict.fromkeys(("rope", "rms_norm", "swiglu"), False)
     return found | {"use_liger_kernel": True} | {f"liger_kernel_config.{key}": value for key, value in kernels.items()}
 
 

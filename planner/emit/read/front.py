@@ -46,7 +46,6 @@ _OF_THE_RATE: Final = re.compile(r"lr_|warmup|decay|epoch")
 """Matches keys of the run that are not carried; their values are shown."""
 _WRITTEN: Final = re.compile(r"accelerate\.(?!dynamo)")
 """Matches keys of Accelerate's own file, which `planner emit` writes anew."""
-_KERNEL: Final = "attn_implementation"
 _OFF: Final = ("false", "none", "null", "no", "off", "()", "[]")
 
 
@@ -301,7 +300,7 @@ def _left_behind(values: Values, not_carried: Sequence[str], training: Mapping[s
     for key, value in values.items():
         if value and key.rpartition(".")[2] in _LEFT_BEHIND:
             yield printable(f"{key}={value}", 80)
-        elif key == _KERNEL and str(value).startswith("flash"):
+        elif key == "attn_implementation" and str(value).startswith("flash"):
             yield printable(f"{key}={value} (emitted files name sdpa, or the one kernel that a model has)", 120)
         elif key in not_carried and not _is_off(f"={value}") and not _WRITTEN.match(key):
             yield printable(f"{key}={value}" if _OF_THE_RATE.search(key) else key, 80)

@@ -187,6 +187,8 @@ def _of_swift(found: Values) -> Values:
     Weights are loaded in 16 bits; DeepSpeed keeps its own copy of them in 32 bits. Source: ms-swift, docs/source_en/
     Instruction/Command-line-parameters.md.
     """
+    if {"sft_type", "gradient_accumulation_steps"} <= found.keys():  # without the number, release 2 has one of its own
+        found = translated({"lora_target_modules": "DEFAULT", **found}, _NAMES["ms_swift_2"])
     own = {**_SWIFT["defaults"], **found, PLAIN: True}
     own["train_type"] = own.pop("tuner_type", own["train_type"])
     if own["train_type"] == "full" and "deepspeed" not in own and own["torch_dtype"] == "bfloat16":
@@ -308,7 +310,8 @@ READERS: Final = (
     _file("an ms-swift file", lambda text: _of_swift(_filled_in(text)), "model", "train_type|tuner_type"),
     _file("a LLaMA-Factory file of v1", _factory_v1_values, "model", "model_class", _OF_V1),
     _file("an Accelerate file", _accelerate_values, "distributed_type"),
-    _file("a DeepSpeed file", _deepspeed_values, "zero_optimization|train_micro_batch_size_per_gpu|train_batch_size"),
+    # batch sizes alone only in JSON: in YAML, other programs have such keys
+    _file("a DeepSpeed file", _deepspeed_values, 'zero_optimization|(?<=")train_(micro_batch_size_per_gpu|batch_size)'),
     _file("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
     # 512: arguments/rlhf_args.py, max_completion_length
     _command("ms-swift", _swift_options, r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b", 512),

@@ -34,6 +34,7 @@ NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xp
 _SCRIPT: Final = re.compile(
     rf"(?im)^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/|open_r1/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b"
     rf"|(?<![a-z])({NAMES}|rm|simpo)(?![a-z])[\w-]*(?:/(?:train|main|run|finetune)\w*)?\.py\b)"
+    r"|(?:train|tune|sft)\w*[_-](q?lora|peft)\w*\.py\b"
 )
 """Matches a command or a script of TRL, or a script of other people."""
 _SIGNS: Final = [(key, name) for name, keys in _NAMES["signs"].items() for key in listed(keys)]

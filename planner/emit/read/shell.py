@@ -250,7 +250,7 @@ class _Script:
                 self.place += 1
             elif here in "$`":
                 values = self._expansion(here)
-                pieces = [piece for value in values for piece in (value.split() if split else [value])]
+                pieces = [piece for value in values for piece in (_UNSPLIT.findall(value) if split else [value])]
                 part, is_there = _joined(done, part, pieces), is_there or bool(pieces)
             else:
                 part, is_there = part + here, True
@@ -287,8 +287,7 @@ class _Script:
             inner = self._until("`")
             return [self._counted(inner) or f"`{inner}`"]
         if self.text.startswith("((", self.place):
-            inner = self._balanced(2, "))")
-            return [self._sum_of(inner)]
+            return [self._sum_of(self._balanced(2, "))"))]
         if self.text.startswith("(", self.place):
             inner = self._balanced(1, ")")
             return [self._counted(inner) or f"$({inner})"]
@@ -357,7 +356,7 @@ class _Script:
 
     def _sum_of(self, text: str) -> str:
         """The result of whole-number arithmetic, or the unchanged text `$((...))` if it cannot be computed."""
-        spread = _OPERAND.sub(lambda m: " ".join(self._known(m[m.lastindex or 0]) or [m[0]]), text)
+        spread = _OPERAND.sub(lambda m: " ".join(self._known(m[m.lastindex or 0]) or [m[0]]), text.replace("$((", "(("))
         number = whole_number(spread)
         return f"$(({text}))" if number is None else str(number)
 
@@ -385,4 +384,6 @@ class _Script:
             raise InputError("the script expands to more text than any command line has", hint="is it one?")
 
 
+_UNSPLIT: Final = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|\S)+")
+"""Matches the words of a value; a command between brackets is part of one, as its output mostly is."""
 _OPERAND: Final = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$([0-9#])|\$\{([0-9]+)\}")

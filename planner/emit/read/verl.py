@@ -14,6 +14,7 @@ from planner.emit.adapters import adapters_of, parts_of
 from planner.emit.names import names_beside, only_read, translated
 from planner.emit.programs.hugging_face import flat
 from planner.emit.read import METHOD, Reader
+from planner.emit.read.conditions import whole_number
 from planner.emit.read.options import document_of, option_words, overrides_of
 from planner.errors import InputError
 from planner.specs.mistakes import Mistakes
@@ -108,6 +109,7 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     prompt, answer = given.whole("data.max_prompt_length", 512), given.whole("data.max_response_length", 512)
     found: dict[str, Any] = {"training.sequence_length": prompt + answer}
     if mini:
+        mini = min(mini, whole_number(str(given.values.get("data.train_batch_size"))) or mini)  # all that was generated
         found["training.global_batch_size"] = mini * answers
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
     if given.flag(key := _TUNED_BY_TOKENS if _TUNED_BY_TOKENS in given else f"{_ACTOR}.use_dynamic_bsz"):
