@@ -28,8 +28,8 @@ MEGATRON: Final = {module: tuple(parts) for module, parts in _NAMES["megatron"].
 """Module -> matrices that the module fuses."""
 
 
-MODULES: Final = {name: (part,) for part, name in PEFT.items()} | MEGATRON
-MODULES |= dict.fromkeys(("all-linear", "all"), ("all-linear",))
+_ALL: Final = dict.fromkeys(("all-linear", "all"), ("all-linear",))
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {name: (part,) for part, name in PEFT.items()} | MEGATRON | _ALL
 """Module of PEFT or Megatron-Core, or a word for all of them -> matrices that it holds."""
 
 
