@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from planner.api import plan_job
+from planner.cost.prices import stage_fits
+from planner.cost.stage import stage_of
 from planner.search.bounds.of_layers import layers_of_slowest
+from planner.search.bounds.of_memory import capacities_of_stages
+from planner.search.space.constraints import Constraints
+from planner.search.space.space import Space
+from planner.specs.load import load_job
 
 
 def least_of_all_splits(num_layers: int, ends: list[float]) -> float:
@@ -44,3 +50,22 @@ def test_offloaded_activations_cost_least_where_they_are_recomputed() -> None:
         check=True,
     )
     assert plan.layout.offload == "activations"
+
+
+def test_stages_can_hold_at_least_what_fits_into_each() -> None:
+    """Memory of a pipeline of 28 stages is no line from the second to the last but one."""
+    job = load_job(
+        model="gpt3-175b", cluster="dgx-a100", engine="torch", nodes=14, sequence_length=2048, global_batch_size=1536
+    )  # fmt: skip
+    space = Space(job, Constraints.parse(["tp=1,pp=28,dp=4,cp=1,mbs=1,zero=1,interleave=1,sp=0"]))
+    (degrees,) = (each.take([0]) for each in space.blocks(with_replicas=False) if each.schedule == "1f1b")
+    capacities = capacities_of_stages(job.pools[0], degrees, space.policies(degrees))
+    held = capacities.layers.max(axis=0)
+    for index, most in enumerate(held.tolist()):
+        fits = [
+            count
+            for count, policy in itertools.product(range(1, 9), space.policies(degrees))
+            if stage_fits(job, degrees, stage_of(job, index=index, num_layers=count, policy=policy))
+        ]
+        assert most >= max(fits), index
+    assert held[14] == 4.0  # as a line it would be 3

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.cost.chance import memory_limit_bytes
-from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import stage_bytes
-from planner.cost.schedule import in_flight_microbatches
 from planner.search.bounds.of_layers import (
     kinds_main_first,
     leading_layers,
@@ -72,35 +70,22 @@ def held_in_time(spare_seconds: Number, layer_seconds: Number, capacity: Number)
 def capacities_of_stages(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> Capacities:
     """The layers that each stage can hold by its memory.
 
-    From two layers on, memory grows linearly with the number of layers. Below two layers it grows at least as fast. On
-    inner stages memory also grows linearly with the microbatches in flight, so two inner stages determine all others.
-    Layers of uncounted kinds only add to the memory. A first stage with counted layers holds all leading layers, too.
+    From three layers on, and below two, memory grows at least as fast as from two to three layers.
+    Between two stages it need not be linear, because the fullest moment of a stage depends on its microbatches in
+    flight. Layers of uncounted kinds only add to the memory. A first stage with counted layers holds all leading
+    layers, too.
     """
     owner, index, _ = unrolled(degrees.pp)
-    last = degrees.pp - 1
-    ends = np.stack([np.zeros_like(last), np.minimum(1, last), np.maximum(last - 1, 0), last])
-    waiting, some = _in_flight(job, degrees.take(owner), index), _in_flight(job, degrees, ends[1:3])
-    between = some[1] - some[0]
-    share = (waiting - some[0][owner]) / np.where(between == 0, 1.0, between)[owner]
-    is_last, inside = index == last[owner], (index > 0) & (index < last[owner])
-
-    def everywhere(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        linear = values[1][owner] + share * (values[2] - values[1])[owner]
-        return np.asarray(np.where(inside, linear, np.where(is_last, values[3][owner], values[0][owner])))
-
+    each, last = degrees.take(owner), degrees.pp - 1
     limit = np.broadcast_to(memory_limit_bytes(job, degrees), degrees.pp.shape)[owner]
     layers = []
     choices = choices_of(degrees, policies)
     for policy, mask in zip(choices.policy, choices.allowed, strict=True):
-        two, three = (everywhere(_bytes_with(job, degrees, ends, k, policy)) for k in (2, 3))
+        code = np.broadcast_to(policy, degrees.pp.shape)[owner]
+        two, three = (_bytes_with(job, each, index, k, code) for k in (2, 3))
         most = np.maximum(2 + (limit - two) / np.maximum(three - two, 1.0), (index > 0) | (leading_layers(job) == 0))
         layers.append(np.where(mask[owner], _whole(most), 0.0))
-    return Capacities(owner=owner, is_last=is_last, layers=np.stack(layers))
-
-
-def _in_flight(job: PoolJob, degrees: DegreeArrays, stage: Number) -> Number:
-    m = num_microbatches(job, degrees)
-    return in_flight_microbatches(degrees.schedule, degrees.pp, stage, m, degrees.interleave)
+    return Capacities(owner=owner, is_last=index == last[owner], layers=np.stack(layers))
 
 
 def _bytes_with(job: PoolJob, degrees: DegreeArrays, index: Number, num_layers: int, policy: Number) -> Number:
