@@ -34,11 +34,14 @@ def written(tmp_path):
         ("torchrun --nproc_per_node 4 train.py", 4),
         ("deepspeed --include localhost:2,3 train.py", 2),
         ('deepspeed --include="localhost:4,5,6" train.py', 3),
+        ("deepspeed --include=a:0,1@b:0,1 train.py", 0),  # several hosts
+        ("export CUDA_VISIBLE_DEVICES=5,6\ndeepspeed --hostfile hosts train.py", 0),
         ("deepspeed --num_gpus 4 train.py", 4),
         ("export CUDA_VISIBLE_DEVICES=5,6\ndeepspeed train.py", 2),
         ("# CUDA_VISIBLE_DEVICES=5,6\ndeepspeed train.py", 0),
         ("deepspeed train.py", 0),
         ("CUDA_VISIBLE_DEVICES=5,6 accelerate launch --multi_gpu train.py", 0),  # as its own file says
+        ("python -m accelerate.commands.launch train.py", 0),
         ("srun python train.py", 0),
     ],
 )
@@ -65,6 +68,7 @@ def test_a_command_of_llama_factory_is_read_as_its_file(written) -> None:
             ("CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train", 4),
             ("deepspeed --num_gpus 4 src/train.py", 4),
             ("python src/train_bash.py", 1),
+            ("cp a.yml b.yml\nFORCE_TORCHRUN=1 NNODES=2 CUDA_VISIBLE_DEVICES=0,1 python -m llamafactory.cli train", 4),
         ):
             found = read_foreign(written(f"{start} {options}"), num_devices=4)
             told, wanted = ({each for each in one.settings if "engine." not in each} for one in (found, of_file))

@@ -141,8 +141,8 @@ _OF_OLD_TRL: Final = {"model_name", "max_seq_length", "evaluation_strategy", "to
 
 def _trainer_options(text: str) -> Values:
     """Options of the program and of its launcher, and the configuration file that stands alone among the words."""
-    words = option_words(text)
-    found = with_ranks(options_of(words), words, text)
+    words = [each.removesuffix(".commands.launch") for each in option_words(text)]
+    found = with_ranks(options_of(words), words, text) | (sizes_of(text) if "llamafactory" in text else {})
     alone = [each for before, each in pairwise(words) if _YAML.fullmatch(each) and not _TAKES.fullmatch(before)]
     if alone:
         found |= {match[1]: match[2] for word in words if (match := _OVERRIDE.fullmatch(word))}
@@ -316,6 +316,6 @@ READERS: Final = (
     # 512: arguments/rlhf_args.py, max_completion_length
     _command("ms-swift", _swift_options, r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b", 512),
     _command("OpenRLHF", _openrlhf_options, _OPENRLHF.pattern),
-    _command("LLaMA-Factory", _trainer_options, r"llamafactory(?:-cli| train)|--finetuning_type\b", 1024),
+    _command("LLaMA-Factory", _trainer_options, r"llamafactory(?:[.-]cli| train)|--finetuning_type\b", 1024),
     _command("Trainer or TRL", _trainer_options, _TRAINER_WORDS, _ANSWER),
 )
