@@ -10,6 +10,11 @@ from planner.errors import InputError
 
 RUN = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True"
 ZERO = "--deepspeed ds.json"
+OF_RLHF = "--pretrain Qwen/Qwen2.5-7B --max_len 512 --micro_train_batch_size 1 --lora_rank 8 --load_in_4bit"
+OF_SWIFT = "--model Qwen/Qwen2.5-7B --max_length 512 --per_device_train_batch_size 2 --quant_method bnb"
+OF_FACTORY = "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nper_device_train_batch_size: 2\nbf16: true\n"
+NOT_NESTED = "bnb_config_kwargs: {bnb_4bit_use_double_quant: false}\n"
+OF_AXOLOTL = "base_model: Qwen/Qwen2.5-7B\nsequence_len: 512\nmicro_batch_size: 2\nlora_r: 8\nadapter: qlora\n"
 
 
 @pytest.fixture
@@ -233,3 +238,29 @@ def test_a_file_of_ms_swift_is_read_as_its_command(written) -> None:
     command = " ".join(f"--{key} {value}" for key, value in said.items())
     of_command = read_foreign(written(f"NPROC_PER_NODE=8 swift sft {command}"), num_devices=8)
     assert (found.layout, found.settings) == (of_command.layout, of_command.settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "is_nested"),
+    [
+        (f"trl sft {RUN} --use_peft --load_in_4bit", "a.sh", False),  # trl, trainer/model_config.py
+        (f"trl sft {RUN} --use_peft --load_in_4bit --use_bnb_nested_quant", "a.sh", True),
+        (f"python sft.py {RUN} --use_peft --load_in_4bit --bnb_4bit_use_double_quant True", "a.sh", True),
+        (f"deepspeed --num_gpus 2 --module openrlhf.cli.train_sft {OF_RLHF}", "a.sh", True),
+        (f"swift sft {OF_SWIFT} --quant_bits 4", "a.sh", True),
+        (f"swift sft {OF_SWIFT} --quant_bits 4 --bnb_4bit_use_double_quant false", "a.sh", False),
+        (f"{OF_FACTORY}finetuning_type: lora\nquantization_bit: 4\n", "a.yaml", True),
+        (f"{OF_FACTORY}finetuning_type: lora\nquantization_bit: 4\ndouble_quantization: false\n", "a.yaml", False),
+        (f"{OF_AXOLOTL}lora_target_linear: true\nload_in_4bit: true\n", "a.yaml", True),
+        (
+            f"{OF_AXOLOTL}lora_target_linear: true\nload_in_4bit: true\n{NOT_NESTED}",
+            "a.yaml",
+            False,
+        ),
+    ],
+)
+def test_constants_of_4_bit_weights_are_those_that_the_program_keeps(text, name, is_nested, written) -> None:
+    """transformers, BitsAndBytesConfig: double quantisation is off by default; then fp32 for each 64 weights."""
+    settings = read_foreign(written(text, name), num_devices=8).settings
+    assert "training.frozen_weights=nf4" in settings
+    assert ("engine.memory.quantised_constants=0.0625" in settings) is not is_nested
