@@ -346,3 +346,19 @@ def test_a_variable_of_a_job_without_a_value_is_no_variable(read) -> None:
         f"    - {{name: MODEL, value: Qwen/Qwen2.5-7B}}\n    command: [bash, -c]\n    args: ['{VERL}']\n"
     )
     assert read(text, "job.yaml").layout["mbs"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("run: first\nmodel_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: full\nbf16: true\n", "a.yaml"),
+        (
+            f"echo 'a fine-tune run'\n{RUN.replace('$MODEL', 'Qwen/Qwen2.5-7B')} --run_name full_finetune_distributed",
+            "a.sh",
+        ),
+    ],
+    ids=["a key `run` of a training", "words of torchtune in a title"],
+)
+def test_a_title_is_no_sign_of_another_program(text, name, read) -> None:
+    batch = "per_device_train_batch_size: 1\n" if name == "a.yaml" else ""
+    assert read(text + batch, name, model=None).layout["mbs"] == "1"

@@ -162,7 +162,7 @@ def test_four_bits_of_ms_swift_and_stages_that_llama_factory_has_not(written) ->
     keys = "model_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: full\ncutoff_len: 512\nstage: "
     for stage in ("pt", "sft"):
         read_foreign(written(f"{keys}{stage}\n", "a.yaml"), num_devices=8)
-    with pytest.raises(InputError, match="what a stage by this name trains"):
+    with pytest.raises(InputError, match="which is none of LLaMA-Factory"):
         read_foreign(written(f"{keys}lvm\n", "a.yaml"), num_devices=8)
 
 
