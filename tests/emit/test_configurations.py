@@ -362,3 +362,13 @@ def test_a_variable_of_a_job_without_a_value_is_no_variable(read) -> None:
 def test_a_title_is_no_sign_of_another_program(text, name, read) -> None:
     batch = "per_device_train_batch_size: 1\n" if name == "a.yaml" else ""
     assert read(text + batch, name, model=None).layout["mbs"] == "1"
+
+
+def test_ranks_of_a_job_s_replicas_are_not_those_of_one_command(read) -> None:
+    """Kubeflow, pytorch/envvar.go: torchrun reads its numbers from PET_NNODES and PET_NPROC_PER_NODE."""
+    words = RUN.replace("$MODEL", "Qwen/Qwen2.5-7B").replace(" --accelerate_config zero3", "").split()[5:]
+    text = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec:\n  pytorchReplicaSpecs:\n    Worker:\n      SIZE\n"
+    text += f"      template: {{spec: {{containers: [{{command: [torchrun, train.py], args: {words!r}}}]}}}}\n"
+    assert read(text.replace("SIZE", "replicas: 2"), "job.yaml", model=None, engine="deepspeed").num_devices == 0
+    alone = text.replace("SIZE", "name: a")
+    assert read(alone, "job.yaml", model=None, engine="deepspeed").num_devices == 1

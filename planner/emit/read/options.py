@@ -108,7 +108,8 @@ def with_ranks(found: Mapping[str, Value], words: Sequence[str], text: str) -> d
     first = next((word for word in words if word not in ("nohup", "exec", "time")), "")
     is_one = _OF_ONE.fullmatch(first) and "llamafactory.cli" not in words
     ranks = {1} if is_one else {len(each.strip(",").split(",")) for each in _SHOWN.findall(text)}
-    is_said = not {HOSTS, RANKS, "num_processes", "hostfile"}.isdisjoint(found) or "accelerate" in words
+    is_said = not {HOSTS, RANKS, "num_processes", "hostfile"}.isdisjoint(found)
+    is_said = is_said or "accelerate" in words or "PET_N" in text  # Kubeflow's options of torchrun
     return dict(found) if is_said or len(ranks) != 1 else {**found, RANKS: ranks.pop()}
 
 
