@@ -104,13 +104,12 @@ launcher.py; DeepSpeed 0.19.8, launcher/runner.py."""
 
 
 def with_ranks(found: Mapping[str, Value], words: Sequence[str], text: str) -> dict[str, Value]:
-    """The options of a command, with the number of ranks that it starts if no option says it."""
+    """The options of a command, with the number of ranks that it starts; Kubeflow says it in variables."""
     first = next((word for word in words if word not in ("nohup", "exec", "time")), "")
     is_one = _OF_ONE.fullmatch(first) and "llamafactory.cli" not in words
     ranks = {1} if is_one else {len(each.strip(",").split(",")) for each in _SHOWN.findall(text)}
-    is_said = not {HOSTS, RANKS, "num_processes", "hostfile"}.isdisjoint(found)
-    is_said = is_said or "accelerate" in words or "PET_N" in text  # Kubeflow's options of torchrun
-    return dict(found) if is_said or len(ranks) != 1 else {**found, RANKS: ranks.pop()}
+    said = "PET_N" in text or not {HOSTS, RANKS, "num_processes", "hostfile", "accelerate"}.isdisjoint([*found, *words])
+    return dict(found) if said or len(ranks) != 1 else {**found, RANKS: ranks.pop()}
 
 
 def overrides_of(words: Sequence[str]) -> dict[str, Value]:
