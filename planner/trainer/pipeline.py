@@ -138,8 +138,7 @@ class Pipeline:
 
     def forward_backward(self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor | None:
         """See `Executor`."""
-        # torch cuts it into microbatches for every stage
-        for_all: dict[str, Any] = {} if starts is None else {"starts_BT": starts}
+        for_all: dict[str, Any] = {} if starts is None else {"starts_BT": starts}  # torch cuts it for every stage
         losses: list[Tensor] = []
         self.schedule.step(
             *((tokens,) if self.first else ()),

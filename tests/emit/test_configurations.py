@@ -257,6 +257,26 @@ def test_sizes_of_a_launcher_are_the_variables_that_it_sets(size, devices, read)
     assert read(f"{size}\nrun: |\n  {run}\n", "sky.yaml", num_devices=0).num_devices == devices
 
 
+@pytest.mark.parametrize(
+    ("gpu", "devices"),
+    [("8", 16), ("H100:8", 16), ("80GB:8", 16), ("{name: H100, count: 8}", 16), ("24GB", 0), ("A100:40GB", 0)],
+)
+def test_bytes_of_a_device_are_no_number_of_devices(gpu, devices, read) -> None:
+    """dstack, task.md: `gpu` has a name, bytes and a number, of which each may be left out."""
+    run = RUN.replace("_processes 16", "_processes $((2 * DSTACK_GPUS_PER_NODE))").replace("$MODEL", "Qwen/Qwen2.5-7B")
+    text = f"type: task\nnodes: 2\ncommands: ['{run}']\nresources:\n  gpu: {gpu}\n"
+    if devices:
+        assert read(text, "job.yaml", model=None).num_devices == devices
+        return
+    with pytest.raises(InputError, match="DSTACK_GPUS_PER_NODE"):
+        read(text, "job.yaml", model=None)
+
+
+def test_a_variable_that_a_launcher_passes_on_has_no_value(read) -> None:
+    with pytest.raises(InputError, match="MODEL"):
+        read(f"type: task\nenv:\n  - MODEL\ncommands:\n  - {RUN}\n", "job.yaml", model=None)
+
+
 def test_lines_of_mistakes_are_those_of_the_launcher_s_file(read) -> None:
     with pytest.raises(InputError) as caught:
         read(f"name: a\nsetup: |\n  echo\nrun: |\n  {VERL}{ACTOR}fsdp_config.model_dtype=int8\n", "sky.yaml")
@@ -326,3 +346,29 @@ def test_a_variable_of_a_job_without_a_value_is_no_variable(read) -> None:
         f"    - {{name: MODEL, value: Qwen/Qwen2.5-7B}}\n    command: [bash, -c]\n    args: ['{VERL}']\n"
     )
     assert read(text, "job.yaml").layout["mbs"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("run: first\nmodel_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: full\nbf16: true\n", "a.yaml"),
+        (
+            f"echo 'a fine-tune run'\n{RUN.replace('$MODEL', 'Qwen/Qwen2.5-7B')} --run_name full_finetune_distributed",
+            "a.sh",
+        ),
+    ],
+    ids=["a key `run` of a training", "words of torchtune in a title"],
+)
+def test_a_title_is_no_sign_of_another_program(text, name, read) -> None:
+    batch = "per_device_train_batch_size: 1\n" if name == "a.yaml" else ""
+    assert read(text + batch, name, model=None).layout["mbs"] == "1"
+
+
+def test_ranks_of_a_job_s_replicas_are_not_those_of_one_command(read) -> None:
+    """Kubeflow, pytorch/envvar.go: torchrun reads its numbers from PET_NNODES and PET_NPROC_PER_NODE."""
+    words = RUN.replace("$MODEL", "Qwen/Qwen2.5-7B").replace(" --accelerate_config zero3", "").split()[5:]
+    text = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec:\n  pytorchReplicaSpecs:\n    Worker:\n      SIZE\n"
+    text += f"      template: {{spec: {{containers: [{{command: [torchrun, train.py], args: {words!r}}}]}}}}\n"
+    assert read(text.replace("SIZE", "replicas: 2"), "job.yaml", model=None, engine="deepspeed").num_devices == 0
+    alone = text.replace("SIZE", "name: a")
+    assert read(alone, "job.yaml", model=None, engine="deepspeed").num_devices == 1

@@ -10,6 +10,11 @@ from planner.errors import InputError
 
 RUN = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True"
 ZERO = "--deepspeed ds.json"
+OF_RLHF = "--pretrain Qwen/Qwen2.5-7B --max_len 512 --micro_train_batch_size 1 --lora_rank 8 --load_in_4bit"
+OF_SWIFT = "--model Qwen/Qwen2.5-7B --max_length 512 --per_device_train_batch_size 2 --quant_method bnb"
+OF_FACTORY = "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nper_device_train_batch_size: 2\nbf16: true\n"
+NOT_NESTED = "bnb_config_kwargs: {bnb_4bit_use_double_quant: false}\n"
+OF_AXOLOTL = "base_model: Qwen/Qwen2.5-7B\nsequence_len: 512\nmicro_batch_size: 2\nlora_r: 8\nadapter: qlora\n"
 
 
 @pytest.fixture
@@ -34,11 +39,14 @@ def written(tmp_path):
         ("torchrun --nproc_per_node 4 train.py", 4),
         ("deepspeed --include localhost:2,3 train.py", 2),
         ('deepspeed --include="localhost:4,5,6" train.py', 3),
+        ("deepspeed --include=a:0,1@b:0,1 train.py", 0),  # several hosts
+        ("export CUDA_VISIBLE_DEVICES=5,6\ndeepspeed --hostfile hosts train.py", 0),
         ("deepspeed --num_gpus 4 train.py", 4),
         ("export CUDA_VISIBLE_DEVICES=5,6\ndeepspeed train.py", 2),
         ("# CUDA_VISIBLE_DEVICES=5,6\ndeepspeed train.py", 0),
         ("deepspeed train.py", 0),
         ("CUDA_VISIBLE_DEVICES=5,6 accelerate launch --multi_gpu train.py", 0),  # as its own file says
+        ("python -m accelerate.commands.launch train.py", 0),
         ("srun python train.py", 0),
     ],
 )
@@ -65,6 +73,7 @@ def test_a_command_of_llama_factory_is_read_as_its_file(written) -> None:
             ("CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train", 4),
             ("deepspeed --num_gpus 4 src/train.py", 4),
             ("python src/train_bash.py", 1),
+            ("cp a.yml b.yml\nFORCE_TORCHRUN=1 NNODES=2 CUDA_VISIBLE_DEVICES=0,1 python -m llamafactory.cli train", 4),
         ):
             found = read_foreign(written(f"{start} {options}"), num_devices=4)
             told, wanted = ({each for each in one.settings if "engine." not in each} for one in (found, of_file))
@@ -153,7 +162,7 @@ def test_four_bits_of_ms_swift_and_stages_that_llama_factory_has_not(written) ->
     keys = "model_name_or_path: Qwen/Qwen2.5-7B\nfinetuning_type: full\ncutoff_len: 512\nstage: "
     for stage in ("pt", "sft"):
         read_foreign(written(f"{keys}{stage}\n", "a.yaml"), num_devices=8)
-    with pytest.raises(InputError, match="what a stage by this name trains"):
+    with pytest.raises(InputError, match="which is none of LLaMA-Factory"):
         read_foreign(written(f"{keys}lvm\n", "a.yaml"), num_devices=8)
 
 
@@ -229,3 +238,29 @@ def test_a_file_of_ms_swift_is_read_as_its_command(written) -> None:
     command = " ".join(f"--{key} {value}" for key, value in said.items())
     of_command = read_foreign(written(f"NPROC_PER_NODE=8 swift sft {command}"), num_devices=8)
     assert (found.layout, found.settings) == (of_command.layout, of_command.settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "is_nested"),
+    [
+        (f"trl sft {RUN} --use_peft --load_in_4bit", "a.sh", False),  # trl, trainer/model_config.py
+        (f"trl sft {RUN} --use_peft --load_in_4bit --use_bnb_nested_quant", "a.sh", True),
+        (f"python sft.py {RUN} --use_peft --load_in_4bit --bnb_4bit_use_double_quant True", "a.sh", True),
+        (f"deepspeed --num_gpus 2 --module openrlhf.cli.train_sft {OF_RLHF}", "a.sh", True),
+        (f"swift sft {OF_SWIFT} --quant_bits 4", "a.sh", True),
+        (f"swift sft {OF_SWIFT} --quant_bits 4 --bnb_4bit_use_double_quant false", "a.sh", False),
+        (f"{OF_FACTORY}finetuning_type: lora\nquantization_bit: 4\n", "a.yaml", True),
+        (f"{OF_FACTORY}finetuning_type: lora\nquantization_bit: 4\ndouble_quantization: false\n", "a.yaml", False),
+        (f"{OF_AXOLOTL}lora_target_linear: true\nload_in_4bit: true\n", "a.yaml", True),
+        (
+            f"{OF_AXOLOTL}lora_target_linear: true\nload_in_4bit: true\n{NOT_NESTED}",
+            "a.yaml",
+            False,
+        ),
+    ],
+)
+def test_constants_of_4_bit_weights_are_those_that_the_program_keeps(text, name, is_nested, written) -> None:
+    """transformers, BitsAndBytesConfig: double quantisation is off by default; then fp32 for each 64 weights."""
+    settings = read_foreign(written(text, name), num_devices=8).settings
+    assert "training.frozen_weights=nf4" in settings
+    assert ("engine.memory.quantised_constants=0.0625" in settings) is not is_nested

@@ -172,3 +172,10 @@ def test_a_backslash_at_the_end_of_a_file_is_no_word() -> None:
 def test_sizes_that_a_script_asks_of_slurm(lines, sizes, written) -> None:
     found = read_foreign(written(f"#!/bin/bash\n{lines}\nsrun python pretrain_gpt.py {RUN} --bf16\n"))
     assert (found.num_hosts, found.num_devices) == sizes
+
+
+@pytest.mark.parametrize("change", ["(( N += 4 ))", "((N++))", "((N = N * 2))"])
+def test_what_arithmetic_sets_is_not_the_value_before(change) -> None:
+    """bash, ARITHMETIC EVALUATION: the variable has another value, which is not read; it had been taken for 4."""
+    assert commands_of(f"N=4\n{change}\na --n $N") == [["a", "--n", "$N"]]
+    assert commands_of(f"N=4\nif false; then {change}; fi\n((N == 4)) && a --n $N") == [["a", "--n", "4"]]

@@ -398,6 +398,7 @@ def _write_adapters(plan: Plan) -> Values:
         return {}
     four, targets = training.frozen_weights == "nf4", training.lora_targets
     every = "all-linear" in targets  # a word that PEFT knows alone, and not in a list
+    is_nested = plan.engine.memory.quantised_constants < _FP32_CONSTANTS
     return {
         "use_peft": True,
         "lora_r": training.lora_rank,
@@ -405,7 +406,7 @@ def _write_adapters(plan: Plan) -> Values:
         "lora_dropout": training.lora_dropout,
         "lora_target_modules": "all-linear" if every else tuple(PEFT.get(each, each) for each in targets),
         "load_in_4bit": four,
-        **({"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True} if four else {}),
+        **({"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": is_nested} if four else {}),
     }
 
 
@@ -419,9 +420,11 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     found |= adapters_of(given, "lora_target_modules", rank, parts)
     if given.flag("load_in_4bit"):
         found["training.frozen_weights"] = "nf4"
+        found |= {} if given.flag("use_bnb_nested_quant") else {"engine.memory.quantised_constants": _FP32_CONSTANTS}
     return found
 
 
+_FP32_CONSTANTS: Final = 4 / 64  # bytes per weight: fp32 for each 64 of them, the default of BitsAndBytesConfig
 _OF_ADAPTERS: Final = ("lora_rank", "lora_targets", "lora_dropout", "frozen_weights")
 
 SHARED: Final = (

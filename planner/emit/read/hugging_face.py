@@ -95,7 +95,7 @@ _TRAINER_WORDS: Final = (
 
 
 def _of_trainer(own: Values) -> dict[str, Value]:
-    found = dict(own)
+    found = {_OF_LAUNCH.sub(_FSDP, key): value for key, value in own.items()}
     if str(found.get("fsdp", "")).endswith(".json"):
         found["fsdp_config"] = found.pop("fsdp")
     if found.pop("num_machines", None):  # else each host of a launcher around Accelerate has its processes
@@ -103,6 +103,7 @@ def _of_trainer(own: Values) -> dict[str, Value]:
     return translated(found, _NAMES["trainer"])
 
 
+_OF_LAUNCH: Final = re.compile(r"^fsdp_(?!config|min_num|transformer)")  # not the Trainer's own
 _OF_TRL: Final = {"max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "assistant_only_loss"}
 _FROM_SCRATCH: Final = {"config_name", "config_overrides", "tokenizer_name", "model_type"}
 """Options of transformers' example scripts that build a model without weights."""
@@ -141,8 +142,8 @@ _OF_OLD_TRL: Final = {"model_name", "max_seq_length", "evaluation_strategy", "to
 
 def _trainer_options(text: str) -> Values:
     """Options of the program and of its launcher, and the configuration file that stands alone among the words."""
-    words = option_words(text)
-    found = with_ranks(options_of(words), words, text)
+    words = [each.removesuffix(".commands.launch") for each in option_words(text)]
+    found = {**with_ranks(options_of(words), words, text), **(sizes_of(text) if "llamafactory" in text else {})}
     alone = [each for before, each in pairwise(words) if _YAML.fullmatch(each) and not _TAKES.fullmatch(before)]
     if alone:
         found |= {match[1]: match[2] for word in words if (match := _OVERRIDE.fullmatch(word))}
@@ -236,7 +237,7 @@ def _axolotl_values(text: str) -> Values:
         raise InputError("adapters need a rank", where="adapter", hint="lora_r: 16 states it")
     if own.keys().isdisjoint(_PRECISIONS):
         own["bf16"] = True
-    found = translated(own, _AXOLOTL)
+    found = translated({**_AXOLOTL["defaults"], **own}, _AXOLOTL)
     if any(key.startswith("liger_kernel_config.") and found[key] for key in found):
         found = {"liger_kernel_config.fused_linear_cross_entropy": False, **found, "use_liger_kernel": True}
     return _with_weights({PLAIN: True, **found})
@@ -313,9 +314,8 @@ READERS: Final = (
     # batch sizes alone only in JSON: in YAML, other programs have such keys
     _file("a DeepSpeed file", _deepspeed_values, 'zero_optimization|(?<=")train_(micro_batch_size_per_gpu|batch_size)'),
     _file("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
-    # 512: arguments/rlhf_args.py, max_completion_length
-    _command("ms-swift", _swift_options, r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b", 512),
+    _command("ms-swift", _swift_options, r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b", 512),  # rlhf_args.py
     _command("OpenRLHF", _openrlhf_options, _OPENRLHF.pattern),
-    _command("LLaMA-Factory", _trainer_options, r"llamafactory(?:-cli| train)|--finetuning_type\b", 1024),
+    _command("LLaMA-Factory", _trainer_options, r"llamafactory(?:[.-]cli| train)|--finetuning_type\b", 1024),
     _command("Trainer or TRL", _trainer_options, _TRAINER_WORDS, _ANSWER),
 )

@@ -42,9 +42,9 @@ def _variables(data: dict[str, Any]) -> Iterator[str]:
     rows = data.get("env") or data.get("envs") or ()
     if isinstance(rows, dict):
         rows = [{"name": name, "value": value} for name, value in rows.items()]
-    pairs = [map(row.get, ("name", "value")) if isinstance(row, dict) else (*str(row).split("=", 1), 0) for row in rows]
-    yield from (f"export {name}={shlex.quote(str(value))}" for name, value, *_ in pairs if isinstance(value, str | int))
-    counts = {name: re.search(r"(?:^|:)\s*(\d+)\D*$", str(data.get(key))) for key, name in _NAMES["sizes"].items()}
+    both = [map(row.get, ("name", "value")) if isinstance(row, dict) else (*str(row).split("=", 1), ()) for row in rows]
+    yield from (f"export {name}={shlex.quote(str(value))}" for name, value, *_ in both if isinstance(value, str | int))
+    counts = {name: re.search(r"(?:^|:)\s*(\d+)[^\w.]*$", str(data.get(key))) for key, name in _NAMES["sizes"].items()}
     yield from (f"export {name}={count[1]}" for name, count in counts.items() if count)
 
 

@@ -43,7 +43,7 @@ def option_words(text: str) -> list[str]:
 
 def _num_options(words: list[str]) -> tuple[int, bool]:
     """The number of options of a command that runs something, and whether it names a file of a run."""
-    runs = words[0] not in ("echo", "printf")
+    runs = words[0] not in ("echo", "printf", "cat", "cp", "mv", "rm", "sed", "wget", "curl")
     return runs * sum(map(is_option, words)), runs and any(each.endswith((".yaml", ".yml", ".json")) for each in words)
 
 
@@ -95,8 +95,8 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
     return found
 
 
-_DEVICES: Final = re.compile(r"""(?m)^[^#\n]*(?:CUDA_VISIBLE_DEVICES=|--include[= ])["']?(?:[\w.-]+:)?((?:\d+,?)+)\b""")
-"""Matches the devices that a script shows to its programs, or names for DeepSpeed."""
+_SHOWN: Final = re.compile(r"""(?m)^[^#\n]*(?:VISIBLE_DEVICES=|--include[= ])(?:[^@\s]*[:"'])?(\d[\d,]*)(?!\S*[@$])""")
+"""Matches the devices that a script shows to its programs, or names for DeepSpeed on one host."""
 _OF_ONE: Final = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|swift)")
 """Matches programs that start one rank unless they are told a number; LLaMA-Factory and DeepSpeed start one for each
 device that they see. Source: torch 2.13, distributed/run.py; ms-swift 3602360a, cli/main.py; LLaMA-Factory ff6d4d12,
@@ -104,12 +104,12 @@ launcher.py; DeepSpeed 0.19.8, launcher/runner.py."""
 
 
 def with_ranks(found: Mapping[str, Value], words: Sequence[str], text: str) -> dict[str, Value]:
-    """The options of a command, with the number of ranks that it starts if no option says it."""
+    """The options of a command, with the number of ranks that it starts; Kubeflow says it in variables."""
     first = next((word for word in words if word not in ("nohup", "exec", "time")), "")
     is_one = _OF_ONE.fullmatch(first) and "llamafactory.cli" not in words
-    ranks = {1} if is_one else {len(each.strip(",").split(",")) for each in _DEVICES.findall(text)}
-    is_said = not {HOSTS, RANKS, "num_processes"}.isdisjoint(found) or len(ranks) != 1 or "accelerate" in words
-    return dict(found) if is_said else {**found, RANKS: ranks.pop()}
+    ranks = {1} if is_one else {len(each.strip(",").split(",")) for each in _SHOWN.findall(text)}
+    said = "PET_N" in text or not {HOSTS, RANKS, "num_processes", "hostfile", "accelerate"}.isdisjoint([*found, *words])
+    return dict(found) if said or len(ranks) != 1 else {**found, RANKS: ranks.pop()}
 
 
 def overrides_of(words: Sequence[str]) -> dict[str, Value]:

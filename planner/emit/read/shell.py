@@ -28,6 +28,7 @@ _FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\
 _DECLARES: Final = ("export", "local", "declare", "readonly", "typeset", "-a", "-x", "-r", "-i", "-A", "-g", "-rx")
 _BEFORE_ASSIGNMENTS: Final = {*_DECLARES, "then", "do", "else", "{"}
 _SIGN: Final = re.compile(r"&&|\|\||[()]")
+_IS_SET: Final = re.compile(r"\b([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # in ((...)); its new value is not read
 _END: Final = "\n;&|()"
 _REDIRECTION: Final = re.compile(r"[0-9&]?>>?(&[0-9-]|[ \t]*(?![&(>])[^\s;&|()]+|(?=[ \t]*>?\())")
 """Matches `> FILE` and `2>&1`, and of `> >(COMMAND)` the part before the command."""
@@ -118,7 +119,9 @@ class _Script:
     def _of_test(self, words: list[str]) -> list[str]:
         """The words at the current position if it is in a test: `((...))` as one with `[[`, or a sign between two."""
         if self.text.startswith("((", self.place) and not {*words} - {"if", "elif", "while", "!"}:
-            return ["[[", self._sum_of(self._balanced(2, "))")), "-ne", "0", "]]"]
+            inner, is_off = self._balanced(2, "))"), self.branches.is_off
+            self.values |= {} if is_off else {name: [f"${name}"] for name in _IS_SET.findall(inner)}
+            return ["[[", self._sum_of(inner), "-ne", "0", "]]"]
         sign = _SIGN.match(self.text, self.place) if "[[" in words and words[-1] != "]]" else None
         self.place = sign.end() if sign else self.place
         return [sign[0]] if sign else []
