@@ -42,6 +42,10 @@ def written(tmp_path):
         ("deepspeed --include=a:0,1@b:0,1 train.py", 0),  # several hosts
         ("export CUDA_VISIBLE_DEVICES=5,6\ndeepspeed --hostfile hosts train.py", 0),
         ("deepspeed --num_gpus 4 train.py", 4),
+        ("deepspeed --hostfile hosts --num_gpus 4 train.py", 0),
+        ("deepspeed --hostfile hosts --num_nodes 2 --num_gpus 4 train.py", 8),
+        ("CUDA_VISIBLE_DEVICES=3 python train.py", 1),
+        ("CUDA_VISIBLE_DEVICES=0,1 python train.py", 0),  # transformers, training_args.py: n_gpu is 2, in one process
         ("export CUDA_VISIBLE_DEVICES=5,6\ndeepspeed train.py", 2),
         ("# CUDA_VISIBLE_DEVICES=5,6\ndeepspeed train.py", 0),
         ("deepspeed train.py", 0),

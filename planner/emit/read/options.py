@@ -104,11 +104,18 @@ launcher.py; DeepSpeed 0.19.8, launcher/runner.py."""
 
 
 def with_ranks(found: Mapping[str, Value], words: Sequence[str], text: str) -> dict[str, Value]:
-    """The options of a command, with the number of ranks that it starts; Kubeflow says it in variables."""
+    """The options of a command, with the number of ranks that it starts; Kubeflow says it in variables.
+
+    One rank that sees several devices has no number: the Trainer copies the model to each of them, and a `device_map`
+    divides it (transformers 5.23, training_args.py, `n_gpu`).
+    """
     first = next((word for word in words if word not in ("nohup", "exec", "time")), "")
-    is_one = _OF_ONE.fullmatch(first) and "llamafactory.cli" not in words
-    ranks = {1} if is_one else {len(each.strip(",").split(",")) for each in _SHOWN.findall(text)}
-    said = "PET_N" in text or not {HOSTS, RANKS, "num_processes", "hostfile", "accelerate"}.isdisjoint([*found, *words])
+    ranks = {len(each.strip(",").split(",")) for each in _SHOWN.findall(text)}
+    if _OF_ONE.fullmatch(first) and "llamafactory.cli" not in words:
+        ranks = {1} if first.endswith("torchrun") or max(ranks, default=1) == 1 else set()
+    if "hostfile" in found and HOSTS not in found:  # how many hosts it names is not known
+        return {key: value for key, value in found.items() if key != RANKS}
+    said = "PET_N" in text or not {HOSTS, RANKS, "num_processes", "accelerate"}.isdisjoint([*found, *words])
     return dict(found) if said or len(ranks) != 1 else {**found, RANKS: ranks.pop()}
 
 
