@@ -116,7 +116,8 @@ class EnginePipeline(_Explained):
 
     zero_stages: ZeRO stages under a pipeline.
     uneven_stages: stages may hold different numbers of layers.
-    divides_by_cost: stages hold equal parts of the model's parameters, those of the head included.
+    divides_by_cost: stages hold equal parts of the model's parameters, those of the head included. Published runs are
+        read so; the search has every split.
     places_ends: the first and last chunk may hold the embedding and the loss without a layer, and layers for
     multi-token prediction may stand in a chunk before the loss.
     recompute_per_stage: stages may have different recompute policies; otherwise all stages share one policy.
