@@ -106,8 +106,8 @@ def test_frozen_products_have_no_second_backward_product(make_job):
     total = sum(flops[name].sum() for name in ("forward", "backward_input", "backward_weight"))
     assert total * 64 == pytest.approx(model_flops_per_step(lean.model, lean.training))
     exposed = [{x.name: x.busy_seconds for x in estimate(job, layout).time} for job in (whole, lean)]
-    host = whole.cluster.device.efficiency.step_floor
-    assert exposed[1][LineName.OPTIMIZER] - host < (exposed[0][LineName.OPTIMIZER] - host) / 100
+    host = whole.cluster.device.efficiency.step_floor  # adapters' update is almost only launches
+    assert exposed[1][LineName.OPTIMIZER] - host < (exposed[0][LineName.OPTIMIZER] - host) / 40
     assert exposed[1][LineName.DP_COMM] < exposed[0][LineName.DP_COMM]
 
 
