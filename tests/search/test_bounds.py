@@ -13,6 +13,9 @@ from planner.cost.prices import stage_fits
 from planner.cost.stage import stage_of
 from planner.search.bounds.of_layers import layers_of_slowest
 from planner.search.bounds.of_memory import capacities_of_stages
+from planner.search.bounds.of_steps import lower_bound_seconds
+from planner.search.near import candidates_of
+from planner.search.optimum.dynamic_program import best_choice
 from planner.search.space.constraints import Constraints
 from planner.search.space.space import Space
 from planner.specs.load import load_job
@@ -69,3 +72,21 @@ def test_stages_can_hold_at_least_what_fits_into_each() -> None:
         ]
         assert most >= max(fits), index
     assert held[14] == 4.0  # as a line it would be 3
+
+
+def test_exchanges_that_passes_hide_are_no_part_of_the_least_price_of_further_layers() -> None:
+    """Layers for multi-token prediction exchange with experts, too; pairs of passes hide these exchanges."""
+    job = load_job(
+        model="deepseek-v3", cluster="gb300-nvl72", engine="megatron-bridge", gpus=256, sequence_length=4096,
+        global_batch_size=15360, precision="fp8", settings=("training.expert_overlap=true",),
+    )  # fmt: skip
+    space, num_compared = Space(job, Constraints.parse(["tp=1,pp=2,cp=1,ep=64,mbs=1"])), 0
+    for block in space.blocks(with_replicas=False):
+        for row, candidate in enumerate(candidates_of(space, block, np.full(len(block), np.inf))):
+            one, choice = block.take([row]), best_choice(candidate)
+            if choice is not None:
+                cutoff = np.array([choice.objective_seconds * (1 + 1e-9)])
+                bound = lower_bound_seconds(job.pools[0], one, space.policies(one), cutoff_seconds=cutoff)
+                assert bound <= cutoff, candidate.name
+                num_compared += 1
+    assert num_compared > 20

@@ -143,7 +143,7 @@ def _small_prices(
     index, policy, further, *kind = (np.array(column)[:, np.newaxis] for column in zip(*rows, strict=True))
     stage = stage_of_kind(kind, index=index, num_layers=1, policy=policy, num_mtp=further if mtp else None)
     prices = stage_prices(job, distinct, stage, shapes.parts)
-    seconds = np.broadcast_to(_in_proportion(prices), (len(rows), len(distinct)))
+    seconds = np.broadcast_to(_in_proportion(prices) - prices.ep_hidden, (len(rows), len(distinct)))
     inside, whole, without = seconds[:3, shapes.position]
     of_kinds = seconds[3:].reshape(len(others), len(policies), len(distinct))
     last = (without if apart else whole) - inside
@@ -222,7 +222,7 @@ def _takes_turns(job: Job) -> bool:
 
 
 def _in_proportion(prices: StagePrices) -> Number:
-    """Seconds that grow in proportion to the layers, plus the seconds of the model's two ends."""
+    """Seconds that grow in proportion to the layers, with exchanges that passes hide, plus those of the two ends."""
     work = prices.compute + prices.recompute + prices.head + prices.ungraded
     exposed = (prices.tp_comm - prices.tp_hidden) + (prices.cp_comm - prices.cp_hidden)
     return work + exposed + prices.ep_comm
