@@ -1,10 +1,14 @@
-"""Scripts that replace the programs of a cluster."""
+"""Files of users, and scripts that replace the programs of a cluster."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -25,3 +29,15 @@ def tools(tmp_path) -> Path:
         folder, "scontrol", 'if [[ $1 == show ]]; then printf "node7\\nnode8\\n"; else echo "$@" > "$TOLD.requeued"; fi'
     )
     return folder
+
+
+@pytest.fixture
+def written(tmp_path) -> Callable[..., Path]:
+    """A file with this text: `written(text, "train.sh")`."""
+
+    def write(text: str, name: str = "train.sh") -> Path:
+        path: Path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write

@@ -20,19 +20,6 @@ from planner.errors import ExitCode, InputError
 from planner.reading import read_plan
 from planner.specs.training import TrainingSpec
 
-
-@pytest.fixture
-def written(tmp_path):
-    """A file with this text."""
-
-    def write(text, name="train.sh"):
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return write
-
-
 NEOX = """
 pipeline_parallel_size: 4
 model_parallel_size: 2

@@ -52,18 +52,6 @@ def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> Non
     assert sum(found.values()) == sum(rows_of.values())
 
 
-@pytest.fixture
-def written(tmp_path):
-    """A file with this text."""
-
-    def write(text, name="train.sh"):
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return write
-
-
 RUN = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --seq-length 64 --bf16"
 SIZES = "model.seq_length=2048 train.global_batch_size=64 train.micro_batch_size=1"
 

@@ -17,17 +17,10 @@ NOT_NESTED = "bnb_config_kwargs: {bnb_4bit_use_double_quant: false}\n"
 OF_AXOLOTL = "base_model: Qwen/Qwen2.5-7B\nsequence_len: 512\nmicro_batch_size: 2\nlora_r: 8\nadapter: qlora\n"
 
 
-@pytest.fixture
-def written(tmp_path):
-    """A file with this text, beside a file of DeepSpeed."""
+@pytest.fixture(autouse=True)
+def file_of_deepspeed(tmp_path):
+    """The file that commands name, beside them."""
     (tmp_path / "ds.json").write_text('{\n\t"zero_optimization": {\n\t\t"stage": 2\n\t}\n}\n')  # tabs are JSON's
-
-    def write(text, name="train.sh"):
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return write
 
 
 @pytest.mark.parametrize(

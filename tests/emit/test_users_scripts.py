@@ -15,18 +15,6 @@ RUN = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 
 START = "torchrun --nproc_per_node 8 pretrain_gpt.py"
 
 
-@pytest.fixture
-def written(tmp_path):
-    """A file with this text."""
-
-    def write(text, name="train.sh"):
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
