@@ -118,9 +118,9 @@ def _bound(candidate: Candidate, bottleneck: float = 0.0) -> float:
     at least p times the total load, and the slowest stage takes at least an even share of this time.
     bottleneck: the least time of the slowest stage of any choice, where it is known.
     """
-    if candidate.num_columns == 0:
-        return np.inf
     fastest = float(_fastest(candidate, candidate.seconds).max())
+    if fastest == np.inf:  # a stage has no column; zero microbatches times this would be no number, and sort nowhere
+        return np.inf
     bottleneck = max(bottleneck, fastest, _least_total(candidate, candidate.seconds) / candidate.num_stages)
     tail = float(_fastest(candidate, candidate.tail_seconds).max())
     passes = _least_total(candidate, candidate.pass_seconds)
