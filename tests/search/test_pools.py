@@ -264,7 +264,8 @@ def check_against_brute_force(seed, **options):
     """Check the fastest layout, the cheapest, the layout on fewest devices, and the layout with most free memory."""
     job, prices = with_prices(small_job(seed, **options), seed)
     layouts = [each for each in every_layout(job) if each]
-    found = {name: search(job, NO_CONSTRAINTS, objective=Objective(name=name)) for name in OBJECTIVES}
+    top = 3 * (seed % 4 == 0)  # without runners-up the search is cheaper, and drops all that is worse than the best
+    found = {name: search(job, NO_CONSTRAINTS, objective=Objective(name=name), top=top) for name in OBJECTIVES}
     if not layouts:
         assert all(isinstance(each, NothingFits) for each in found.values())
         return 0
