@@ -117,7 +117,7 @@ def search(
     chosen, told = recommended(found, window) if within and complete else (winner, None)
     layout = found.layout_of(chosen)
     priced = estimate(job, layout)
-    _check_ledger(found, window, chosen, winner)
+    _check_ledger(found, window, chosen, priced.step_seconds, winner)
     losers = [found.layout_of(assigned) for assigned in _runners_up(found, chosen, top, objective)]
     evident = None
     with contextlib.suppress(KeyboardInterrupt), limit.ends():  # the plan is proved; only this search ends early
@@ -135,17 +135,18 @@ def search(
     )
 
 
-def _check_ledger(found: Found, window: Window, chosen: Assigned, winner: Assigned) -> None:
+def _check_ledger(found: Found, window: Window, chosen: Assigned, own_seconds: float, winner: Assigned) -> None:
     """Check that the ledger of the plan has the step that the solvers saw, and that it is near the minimum's ledger.
 
     The share above the minimum is computed without `Window`, so that a wrong window shows.
+    own_seconds: the step by the ledger of the chosen layout.
 
     Raises:
         Disagreement: one of these does not hold, which is a bug.
     """
     ranks = []
     for each in (chosen, winner):
-        seconds = estimate(found.space.job, found.layout_of(each)).step_seconds
+        seconds = own_seconds if each == chosen else estimate(found.space.job, found.layout_of(each)).step_seconds
         said = f"the ledger of {found.layout_of(each)} has {seconds!r} s"
         if abs(seconds - each.seconds) > AGREEMENT * seconds:
             raise Disagreement(f"{said}, and the solvers saw {each.seconds!r} s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 
@@ -106,24 +105,49 @@ def shrinks(pp, v, layers):
     return -(-layers // (pp * v)) < -(-layers // (pp * (v - 1)))
 
 
-def step_seconds(m, v, stages):
-    """The formula of the step, written again; stages are (seconds, tail, layers, seconds of their end of the model)."""
-    times, tails, layers, ends = zip(*stages, strict=True)
-    p, longest = len(stages), max(tails)
+def step_seconds(m, v, times, tails, layers, ends, further=0):
+    """The formula of the step, written again; arrays have the stages along their last axis.
+
+    m: microbatches, for each row. times: seconds of a microbatch. ends: seconds of the stage's end of the model.
+    further: layers for multi-token prediction, which are part of the last stage's last chunk.
+    """
+    p, longest = times.shape[-1], tails.max(-1)
     if v == 1:
-        return m * max(times) + sum(times) - max(times) + longest
-    rounds, passes, stalls, bottlenecks = m / p, [], 0.0, []
-    layer = [(t - e) / k for t, k, e in zip(times, layers, ends, strict=True)]
-    small, large = (
-        [w * each for w, each in zip(layer, counts, strict=True)]
-        for counts in ([k // v for k in layers], [math.ceil(k / v) for k in layers])
-    )
-    for r in range(p):
-        passes.append(v * large[r] + ends[r])
-        stalls += (rounds - 1) * max(0.0, large[r] - small[r] - large[r] / p)
-        wait = small[-1] + ends[-1] - small[r] - large[r] / p * (1 - 1 / rounds)
-        bottlenecks.append(times[r] + (max(0.0, wait) if r < p - 1 else 0.0))
-    return m * max(bottlenecks) + (sum(passes) - max(bottlenecks)) / v + stalls + longest
+        slowest = times.max(-1)
+        return m * slowest + times.sum(-1) - slowest + longest
+    rounds = m[..., None] / p
+    after = further * (np.arange(p) == p - 1)
+    layer = (times - ends) / (layers + after)
+    ends = ends + after * layer
+    small, large = layer * (layers // v), layer * -(-layers // v)
+    passes = v * large + ends
+    stalls = ((rounds - 1) * np.maximum(0.0, large - small - large / p)).sum(-1)
+    wait = small[..., -1:] + ends[..., -1:] - small - large / p * (1 - 1 / rounds)
+    wait[..., -1] = 0.0
+    bottleneck = (times + np.maximum(0.0, wait)).max(-1)
+    return m * bottleneck + (passes.sum(-1) - bottleneck) / v + stalls + longest
+
+
+def least_seconds(candidate):
+    """The least step of all choices of a candidate, which are listed from the last stage on; infinite without any."""
+    left, last = np.array([candidate.num_layers]), candidate.num_stages - 1
+    passes, longest, slowest, end = (np.zeros(1) for _ in range(4))  # end: the time of the last chunk
+    for stage in reversed(range(candidate.num_stages)):
+        here = np.flatnonzero(candidate.stage == stage)
+        before = left[:, None] - candidate.layers[here]
+        follows = (
+            (before >= 0) & (candidate.start[here] == candidate.pattern.state(before)) & ((before == 0) | (stage > 0))
+        )
+        way, column = np.nonzero(follows)
+        column = here[column]
+        slack, left = candidate.slack_seconds[column], before[follows]
+        end = slack if stage == last else end[way]
+        seconds = candidate.seconds[column] + np.maximum(0.0, end - slack)
+        slowest = np.maximum(slowest[way], seconds)
+        longest = np.maximum(longest[way], candidate.tail_seconds[column])
+        passes = passes[way] + candidate.pass_seconds[column]
+    steps = candidate.constant_seconds + candidate.steady_count * slowest + passes + longest
+    return steps.min(initial=np.inf)
 
 
 def policies_of(job, offload):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import astuple, replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from enumeration import check_many, compositions, long_forms
-from test_search import every_configuration
+from test_search import every_configuration, listings
 
 from planner.cost.estimate import estimate
 from planner.layout import Layout, balanced_chunks, format_layout
@@ -127,7 +126,7 @@ def check_with_ends(job, within=0.02, **options):
     pins = ",".join(f"{key}={value}" for key, value in PINNED.items()) + ",recompute=none"
     every = {text: (layout, estimate(job, layout)) for text, layout in every_layout_with_ends(job).items()}
     priced = {text: (layout, each.step_seconds) for text, (layout, each) in every.items() if each.fits}
-    with patch.object(recommendation, "shortlist", wraps=recommendation.shortlist) as asked:
+    with listings() as asked:
         found = search(job, Constraints.parse([pins]), within=within, **options)
     if not priced:
         assert isinstance(found, NothingFits)
@@ -136,7 +135,7 @@ def check_with_ends(job, within=0.02, **options):
     assert found.minimum.step_seconds == pytest.approx(least, rel=1e-9), (best, format_layout(found.layout))
     assert found.certificate.dynamic_program_seconds == pytest.approx(least, rel=1e-9)
     assert found.certificate.objective_seconds == pytest.approx(least, rel=1e-9)
-    longest, (of_search, window) = least * (1 + within) * (1 + 1e-12), asked.call_args_list[0].args
+    longest, (of_search, window, listed) = least * (1 + within) * (1 + 1e-12), asked[0]
     fastest = [format_layout(of_search.layout_of(each)) for each in recommendation.fastest_of_kinds(of_search, window)]
     of_depth = {}
     for layout, seconds in priced.values():
@@ -145,9 +144,7 @@ def check_with_ends(job, within=0.02, **options):
         assert priced[text][1] == pytest.approx(of_depth[priced[text][0].pp], rel=1e-9)
     assert {priced[text][0].pp for text in fastest} == {pp for pp, seconds in of_depth.items() if seconds <= longest}
     expected = closed_list(priced, longest, fastest)
-    assert {
-        format_layout(of_search.layout_of(each)) for each in recommendation.shortlist(of_search, window)
-    } == expected
+    assert {format_layout(of_search.layout_of(each)) for each in listed} == expected
     chosen = format_layout(found.layout)
     assert found.certificate.recommendation.num_listed == len(expected)
     ranks = {text: (keys_of(priced[text][0]), priced[text][1]) for text in expected}

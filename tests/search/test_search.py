@@ -8,10 +8,11 @@ import random
 import re
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import astuple, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -21,6 +22,7 @@ from enumeration import (
     check_many,
     compositions,
     grouped,
+    least_seconds,
     long_forms,
     obeying,
     policies_of,
@@ -71,6 +73,9 @@ from planner.specs.calibration import UNCALIBRATED
 from planner.specs.cluster_documents import load_cluster
 from planner.specs.load import load_job
 from planner.specs.recompute import FULL, policy_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NO_CONSTRAINTS = Constraints()
 
@@ -212,7 +217,7 @@ class Priced(NamedTuple):
     """A layout of the brute force: its step, keys and configuration, and what each stage has."""
 
     seconds: float
-    keys: tuple[int, ...]
+    keys: Callable[[], tuple[int, ...]]
     common: dict[str, int | str]
     split: tuple[int, ...]
     chosen: tuple[str, ...]
@@ -235,47 +240,64 @@ def brute_force(job):
 
 def every_layout(job):
     """Every layout with its step and its keys; None if it does not fit."""
-    spread, whole = memory_distribution(job, Layout(layers_per_stage=(1,), recompute=("none",))), job.cluster.device
     for here in grouped(every_configuration(job)).values():
-        ways = [list(assignments(job, *each)) for each in with_some_layers(job, here)]
-        cells = [
-            (c, r, k, policy_code(p), first)
-            for c in range(len(here))
-            for split, chosen in ways[c]
-            for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
+        ways, owners = {}, {}
+        for owner, (common, some) in enumerate(with_some_layers(job, here)):
+            shape = (common["pp"], common["interleave"], *some)
+            ways[shape] = ways.get(shape) or ways_of_stages(assignments(job, common, some))
+            owners.setdefault(shape, []).append(owner)
+        cells = {shape: number for shape, number in ways.items() if number[0]}
+        if cells:
+            yield from layouts_of_group(job, here, cells, owners)
+
+
+def ways_of_stages(assigned):
+    """The assignments, the different cells of their stages, and for each assignment the position of its cells.
+
+    A cell is the stage, its layers, its policy, and the layers before it: stages alike in these have one price.
+    """
+    assigned, position = list(assigned), {}
+    index = [
+        [
+            position.setdefault((stage, count, policy_code(policy), first), len(position))
+            for stage, (count, policy, first) in enumerate(zip(split, chosen, begins(split), strict=True))
         ]
-        cells = sorted(set(cells))
-        if not cells:
-            continue
-        owner, index, layers, policy, before = (np.array(column) for column in zip(*cells, strict=True))
-        degrees = as_arrays(here).take(owner)
-        stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=before, layout=degrees)
-        fits = np.broadcast_to(stage_fits(job, degrees, stage), owner.shape)
-        prices = stage_prices(job, degrees, stage)
-        seconds = np.broadcast_to(prices.microbatch_seconds, owner.shape)
-        tails, ends = (np.broadcast_to(each, owner.shape) for each in (prices.tail_seconds, prices.ends))
-        missing = 1 - chance_of_fitting(stage_bytes(job, degrees, stage), whole.memory, spread)
-        missing = missing if job.headroom is None else 0 * missing  # a plain limit has no classes of risk
-        of_cell = {
-            cell: ((time, tail, cell[2], end), int(miss > 0.01) + int(miss > 0.05))
-            for cell, fit, time, tail, end, miss in zip(
-                cells, fits, seconds, tails, ends, np.broadcast_to(missing, owner.shape), strict=True
-            )
-            if fit
-        }
-        for c, common in enumerate(here):
-            m, v = job.training.global_batch_size // (common["dp"] * common["mbs"]), common["interleave"]
-            for split, chosen in ways[c]:
-                stages = [
-                    of_cell.get((c, r, k, policy_code(p), first))
-                    for r, (k, p, first) in enumerate(zip(split, chosen, begins(split), strict=True))
-                ]
-                if None in stages:
-                    yield None
-                    continue
-                times, risks = zip(*stages, strict=True)
-                keys = keys_of(job, common, split, chosen, max(risks))
-                yield Priced(step_seconds(m, v, times), keys, common, split, chosen)
+        for split, chosen in assigned
+    ]
+    return assigned, np.array([*position], dtype=np.int64), np.array(index, dtype=np.int64)
+
+
+def layouts_of_group(job, here, ways, owners):
+    """The layouts of configurations of one schedule, in which each cell of each configuration is priced once."""
+    spread, whole = memory_distribution(job, Layout(layers_per_stage=(1,), recompute=("none",))), job.cluster.device
+    counts = [len(ways[shape][1]) for shape in ways for _ in owners[shape]]
+    owner = np.repeat([each for shape in ways for each in owners[shape]], counts)
+    index, layers, policy, before = np.concatenate([ways[shape][1] for shape in ways for _ in owners[shape]]).T
+    degrees = as_arrays(here).take(owner)
+    stage = stage_of(job, index=index, num_layers=layers, policy=policy, first=before, layout=degrees)
+    prices = stage_prices(job, degrees, stage)
+    missing = 1 - chance_of_fitting(stage_bytes(job, degrees, stage), whole.memory, spread)
+    missing = missing if job.headroom is None else 0 * missing  # a plain limit has no classes of risk
+    fits, seconds, tails, ends, missing = (
+        np.broadcast_to(each, owner.shape)
+        for each in (
+            stage_fits(job, degrees, stage), prices.microbatch_seconds, prices.tail_seconds, prices.ends, missing
+        )
+    )  # fmt: skip
+    risks, begin = (missing > 0.01).astype(int) + (missing > 0.05), 0
+    for shape, (assigned, own, cells) in ways.items():
+        alike = [here[each] for each in owners[shape]]
+        begins_at = begin + len(own) * np.arange(len(alike))
+        begin += len(own) * len(alike)
+        at = begins_at[:, None, None] + cells
+        m = np.array([job.training.global_batch_size // (each["dp"] * each["mbs"]) for each in alike])
+        prices = (each[at] for each in (seconds, tails, layers, ends))
+        steps = step_seconds(m[:, None], shape[1], *prices, job.model.mtp_layers)
+        columns = (fits[at].all(-1), steps, risks[at].max(-1))
+        for common, *rows in zip(alike, *(each.tolist() for each in columns), strict=True):
+            for (split, chosen), fit, step, risk in zip(assigned, *rows, strict=True):
+                keys = partial(keys_of, job, common, split, chosen, risk)
+                yield Priced(step, keys, common, split, chosen) if fit else None
 
 
 def keys_of(job, common, split, chosen, risk):
@@ -306,12 +328,12 @@ def keys_of(job, common, split, chosen, risk):
 
 def closed_list(layouts, longest, fastest):
     """Of all layouts that fit, the list of the recommendation, from the layouts that it calls the fastest of a kind."""
-    found = {}
+    found, near = {}, [each for each in layouts if each.seconds <= longest]
     for base in fastest:
         rest = {key: value for key, value in base.common.items() if key not in ("zero", "interleave", "schedule")}
         layers, pp, v = sum(base.split), base.common["pp"], base.common["interleave"]
-        for each in layouts:
-            if each.seconds > longest or {**each.common, **rest} != each.common:
+        for each in near:
+            if not rest.items() <= each.common.items():
                 continue
             chunks = each.common["interleave"]
             inner = chunks * math.ceil(layers / (pp * chunks))
@@ -343,10 +365,23 @@ def check_against_brute_force(job, within=0.02, **options):
     return check_answer(job, [each for each in every_layout(job) if each], within, **options)
 
 
+@contextmanager
+def listings():
+    """The calls of `shortlist` meanwhile: what was found, the window, and the list."""
+    calls, honest = [], recommendation.shortlist
+
+    def listed(found, window):
+        calls.append((found, window, honest(found, window)))
+        return calls[-1][2]
+
+    with patch.object(recommendation, "shortlist", listed):
+        yield calls
+
+
 def check_answer(job, layouts, within, **options):
     """The same with all layouts that fit."""
     best = min((each.seconds for each in layouts), default=np.inf)
-    with patch.object(recommendation, "shortlist", wraps=recommendation.shortlist) as asked:
+    with listings() as asked:
         found = search(job, NO_CONSTRAINTS, within=within, reporter=_Finite(), **options)
     if isinstance(found, NothingFits):
         assert best == np.inf, f"brute force found {best} s"
@@ -357,24 +392,29 @@ def check_answer(job, layouts, within, **options):
     assert found.minimum.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.minimum.layout)
     assert found.certificate.objective_seconds == pytest.approx(best, rel=1e-9)
     longest = best * (1 + within) * (1 + 1e-12)
-    of_search, window = asked.call_args_list[0].args  # a later call lists layouts on axes of runs
-    listed = [of_search.layout_of(each) for each in recommendation.shortlist(of_search, window)]
+    of_search, window, answer = asked[0]  # a later call lists layouts on axes of runs
+    listed = [of_search.layout_of(each) for each in answer]
     fastest = [of_search.layout_of(each) for each in recommendation.fastest_of_kinds(of_search, window)]
-    of_kind = {}
-    for each in layouts:
-        of_kind[each.kind] = min(each.seconds, of_kind.get(each.kind, np.inf))
-    tied = {each.layout: each for each in layouts if each.seconds <= min(of_kind[each.kind] * (1 + 1e-9), longest)}
+    of_kind, kinds = {}, [each.kind for each in layouts]
+    for each, kind in zip(layouts, kinds, strict=True):
+        of_kind[kind] = min(each.seconds, of_kind.get(kind, np.inf))
+    tied = {
+        each.layout: each
+        for each, kind in zip(layouts, kinds, strict=True)
+        if each.seconds <= min(of_kind[kind] * (1 + 1e-9), longest)
+    }
     assert {tied[each].kind for each in fastest} == {kind for kind, seconds in of_kind.items() if seconds <= longest}
     expected = closed_list(layouts, longest, [tied[each] for each in fastest])
     assert sorted(map(format_layout, listed)) == sorted(map(format_layout, expected))
-    easiest = min(expected.values(), key=lambda each: (each.keys, each.seconds))
+    ranks = {layout: (each.keys(), each.seconds) for layout, each in expected.items()}
+    keys, seconds = min(ranks.values())
     told = found.certificate.recommendation
     assert told.num_listed == len(expected)
-    assert astuple(told.keys) == expected[found.layout].keys == easiest.keys, format_layout(found.layout)
-    assert found.step_seconds == pytest.approx(easiest.seconds, rel=1e-9), format_layout(found.layout)
-    for each in expected.values():  # what is slower and better in nothing never wins
-        is_better = any(mine < theirs for mine, theirs in zip(astuple(told.keys), each.keys, strict=True))
-        assert is_better or found.step_seconds <= each.seconds * (1 + 1e-9), format_layout(each.layout)
+    assert astuple(told.keys) == ranks[found.layout][0] == keys, format_layout(found.layout)
+    assert found.step_seconds == pytest.approx(seconds, rel=1e-9), format_layout(found.layout)
+    for layout, (theirs, seconds) in ranks.items():  # what is slower and better in nothing never wins
+        is_better = any(mine < other for mine, other in zip(keys, theirs, strict=True))
+        assert is_better or found.step_seconds <= seconds * (1 + 1e-9), format_layout(layout)
     assert found.fits
     assert found.certificate.status == "optimal"
     assert not broken_rules(job, found.layout)
@@ -932,14 +972,26 @@ def predicting(job, further):
     return replace(job, model=job.model.model_copy(update={"mtp_layers": further}))
 
 
+def job_of_further_tokens(seed):
+    return predicting(somehow_slowed(job_of_different_layers(seed), seed), 1 + seed % 2)
+
+
 @pytest.mark.parametrize("seed", [1245, *long_forms(1, 5, 23)])
 def test_search_equals_brute_force_with_layers_for_further_tokens(seed):
-    job = predicting(somehow_slowed(job_of_different_layers(seed), seed), 1 + seed % 2)
-    best, _ = brute_force_by_ledger(job)
+    job = job_of_further_tokens(seed)
+    best, _ = brute_force(job)
     found = search(job, NO_CONSTRAINTS)
     assert isinstance(found, NothingFits) == (best == np.inf)
     assert best == np.inf or found.step_seconds == pytest.approx(best, rel=1e-9), format_layout(found.layout)
     check_bounds(job)
+
+
+@pytest.mark.parametrize("seed", [1245, *long_forms(1, 5, 23, 104, 105, 106, 111, 119, 133)])
+def test_brute_force_by_stages_is_brute_force_by_ledgers_with_layers_for_further_tokens(seed):
+    job = job_of_further_tokens(seed)
+    fast, slow = brute_force(job), brute_force_by_ledger(job)
+    assert fast[1] == slow[1]
+    assert fast[0] == pytest.approx(slow[0], rel=1e-12)
 
 
 @pytest.mark.slow
@@ -1018,14 +1070,11 @@ def check_executed(job, schedule):
 
 
 def check_bounds(job):
-    """Compare every bound of every configuration with its exact optimum, at tight and at loose cutoffs."""
-    everything = list(legal_degrees(Space(job)))
-    best = np.inf
-    for degrees in everything:
-        policies = Space(job).policies(degrees)
-        candidates = price_candidates(Space(job), degrees, policies)
-        choices = [best_choice(candidate) for candidate in candidates]
-        exact = np.array([choice.objective_seconds if choice else np.inf for choice in choices])
+    """Compare every bound of every configuration with the least of all its choices, at tight and at loose cutoffs."""
+    space, best = Space(job), np.inf
+    for degrees in list(legal_degrees(space)):
+        policies = space.policies(degrees)
+        exact = np.array([least_seconds(each) for each in price_candidates(space, degrees, policies)])
         best = min(best, exact.min())
         fits = np.isfinite(exact)
         few = exact * (1 + 1e-12)
@@ -1046,18 +1095,20 @@ def check_bounds(job):
         assert np.all(least_seconds_of_any_policy(job, unreplicated, np.inf) <= few)
         assert np.all(replicas_bound_seconds(job, degrees, policies, np.inf) <= few)
         assert np.all(even_split_seconds(job, degrees, policies) >= exact * (1 - 1e-12))
-        cutoffs = {best, 1.3 * best, exact[fits].min(initial=np.inf)}
-        for cutoff in cutoffs:  # a bound above the cutoff only needs to be
+        for cutoff in {best, 1.3 * best, exact[fits].min(initial=np.inf)}:
+            near = exact <= cutoff  # of the others, bounds only need to be above the cutoff
+            if not near.any() or cutoff == np.inf:
+                continue
             bounds = lower_bound_seconds(job, degrees, policies, cutoff_seconds=cutoff)
-            assert np.all((bounds <= few) | (exact > cutoff))
-            bounds = least_seconds_of_any_policy(job, unreplicated, cutoff)
-            assert np.all((bounds <= few) | (exact > cutoff))
-            bounds = replicas_bound_seconds(job, degrees, policies, cutoff)
-            assert np.all((bounds <= few) | (exact > cutoff))
-            narrow = price_candidates(Space(job), degrees, policies, cutoff_seconds=cutoff)
-            for candidate, seconds in zip(narrow, exact, strict=True):
-                if np.isfinite(seconds) and seconds <= cutoff:
-                    assert best_choice(candidate).objective_seconds == pytest.approx(seconds, rel=1e-12)
+            assert np.all((bounds <= few)[near])
+            assert np.all((least_seconds_of_any_policy(job, unreplicated, cutoff) <= few)[near])
+            assert np.all((replicas_bound_seconds(job, degrees, policies, cutoff) <= few)[near])
+            kept = np.flatnonzero(bounds <= cutoff * (1 + 1e-12))  # those that a search would price
+            own = {policy: mask[kept] for policy, mask in policies.items()}
+            narrow = price_candidates(space, degrees.take(kept), own, cutoff_seconds=cutoff)
+            for candidate, seconds in zip(narrow, exact[kept].tolist(), strict=True):
+                if seconds <= cutoff:
+                    assert least_seconds(candidate) == pytest.approx(seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *long_forms(*range(6, 12))])
