@@ -199,8 +199,5 @@ def _check_memory(space: Space, one: DegreeArrays, policies: PolicyMasks) -> Non
     job, unplaced = space.job, replace(one, placement=0 * one.placement)
     bound = float(least_shares(job, one)[0])
     least = least_of(space, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share
-    fits = bool(may_fit(job, one, list(policies))[0]) and bool(
-        may_fit(job, one, list(policies), expects_little=True)[0]
-    )
-    if bound > least * (1 + SLACK) or (least <= 1 and not fits):
+    if bound > least * (1 + SLACK) or (least <= 1 and not may_fit(job, one, list(policies))[0]):
         raise Disagreement(f"{one}: its fullest stage needs at least {bound!r} of a device by the bound, and {least!r}")
