@@ -140,8 +140,7 @@ def decide(found: Found, best: BestKinds, solver: SolverName, time_limit: float 
             return _checked(found, best, _of_program(found, objective, solver, time_limit))
     except SolverTrouble as trouble:
         warnings = (f"{solver} failed, so the dynamic program decided alone: {trouble}",)
-        status = "optimal" if found.layouts else "infeasible"
-        solution = replace(INTERRUPTED, status=status, gap=0.0, warnings=warnings)
+        solution = replace(INTERRUPTED, status="optimal" if found.layouts else "infeasible", gap=0.0, warnings=warnings)
         rank = _by_dynamic_program(found, objective)
         return _checked(found, best, Decision(solution=solution, num_decided=len(found.near), rank=rank))
     except KeyboardInterrupt:
