@@ -16,10 +16,8 @@ from rich.table import Table
 
 import planner.search.best_first as the_search
 from planner.answers.remedies import remedies
-from planner.search import least_memory
-from planner.search.bounds import least_costs, of_layers, of_memory, of_pools, of_steps
+from planner.search.bounds import least_costs, of_layers, of_pools, of_steps
 from planner.search.bounds.of_layers import most_layers
-from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds
 from planner.search.footprint import NothingFits
 from planner.search.least_memory import least_peak
@@ -68,14 +66,6 @@ def _before_memory(job: Any, degrees: Any, least: Any, *_: Any) -> Any:
     return of_steps._least_step(job, degrees, least, 0.0)  # noqa: SLF001 - a bound is switched off where it is
 
 
-def _each(_: Any, degrees: Any) -> Any:
-    return degrees, np.arange(len(degrees))
-
-
-def _expects_nothing(job: Any, degrees: Any, policies: Any, **_: Any) -> Any:
-    return may_fit(job, degrees, policies)
-
-
 def _without_cutoff(job: Any, degrees: Any, *_: Any) -> Any:
     return most_layers(job, degrees, np.inf)
 
@@ -108,9 +98,6 @@ BOUNDS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "first-assignments": ((the_search._Search, "_try_even", _nothing),),  # noqa: SLF001
     "splits": ((the_search._Search, "_try_splits", _nothing),),  # noqa: SLF001
     "may-fit": ((the_search, "may_fit", _all),),
-    "expects-little": ((the_search, "may_fit", _expects_nothing),),
-    "smallest-microbatches": ((of_memory, "of_smallest_microbatches", _each),),
-    "smallest-microbatches-of-peak": ((least_memory, "of_smallest_microbatches", _each),),
     "most-layers": ((pricing, "most_layers", _without_cutoff),),
     "prune": ((the_search, "prune", _all_columns),),
     "columns": ((integer_program, "columns_within", _all_numbers),),

@@ -146,9 +146,8 @@ def each_lifted(constraints: Constraints) -> Iterator[tuple[str, Constraints]]:
     """Each pin and each forbidden combination, in words, with the constraints that remain without it."""
     for pin in constraints.pins:
         yield str(pin), constraints.without(pin)
-    for index, combination in enumerate(constraints.forbidden):
-        left = (*constraints.forbidden[:index], *constraints.forbidden[index + 1 :])
-        yield f"forbidden {','.join(map(str, combination))}", replace(constraints, forbidden=left)
+    for combination in constraints.forbidden:
+        yield f"forbidden {','.join(map(str, combination))}", constraints.without(combination)
 
 
 def lifted_pins(

@@ -60,8 +60,12 @@ class Explanation:
     sections: Sections
 
     def to_json(self) -> str:
-        """The plan and the answers as JSON text, as `planner explain --json` prints them."""
-        return explanation_to_json(self)
+        """The plan document with a key for each section, as `planner explain --json` prints it.
+
+        The keys are in docs/schemas/explanation.json; equal inputs give equal bytes.
+        """
+        document = plan_to_dict(self.plan) | self.sections.model_dump(mode="json", exclude_unset=True)
+        return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
 
 
 def explain(
@@ -143,9 +147,3 @@ _OTHERS: Final[dict[str, Callable[[Plan], Any]]] = {
     "batch": batch_of,
 }
 """Questions without a value."""
-
-
-def explanation_to_json(found: Explanation) -> str:
-    """The plan document with a key for each section (docs/schemas/explanation.json); equal inputs give equal bytes."""
-    document = plan_to_dict(found.plan) | found.sections.model_dump(mode="json", exclude_unset=True)
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=True) + "\n"

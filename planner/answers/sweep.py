@@ -24,7 +24,7 @@ from planner.search.search import fastest_layout
 from planner.search.space.arrays import TIE
 from planner.search.space.refusals import check_pins
 from planner.search.space.space import Space
-from planner.specs.job import each_pool
+from planner.specs.job import each_pool, with_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,10 +114,6 @@ class Sweep:
         """The point of least cost; None where no layout fits."""
         return min(self.front, key=lambda point: (point.device_seconds, point.num_devices), default=None)
 
-    def fewest_within(self, longest_sequence_seconds: float) -> Point | None:
-        """The point with the fewest devices that takes at most `longest_sequence_seconds` per sequence, or None."""
-        return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
-
     def run(self, point: Point) -> WholeRun:
         """The token budget, or `REFERENCE_TOKENS`, with the layout of a point."""
         job, in_use = self.job, devices_in_use(self.job.cluster, point.layout)
@@ -171,7 +167,7 @@ def sweep(
         points: list[Point] = []
         for _, alike in groupby(sized, key=lambda each: _geometry(each[1].cluster)):
             group = list(alike)
-            batched = _with_batch(group[-1][1], size)
+            batched = with_training(group[-1][1], global_batch_size=size)
             of_group = [rival for rival in rivals if group[0][0] <= rival.hosts <= group[-1][0]]
             steps = _staircase(batched, constraints, num_first, of_group, reporter or Reporter())
             stairs = [replace(point, hosts=max(point.hosts, group[0][0])) for point in steps]
@@ -271,8 +267,9 @@ def _of_best_batch(batch: BatchRange, points: Sequence[Point]) -> Point | None:
 def _point_of_pools(
     job: Job, constraints: Constraints, counts: tuple[int, ...], size: int, reporter: Reporter | None
 ) -> Point | None:
-    of_pool = {pool.cluster.name: count for pool, count in zip(job.pools, counts, strict=True)}
-    sized = each_pool(job, lambda pool: _with_batch(_with_hosts(pool, of_pool[pool.cluster.name]), size))
+    of_pool = dict(zip((pool.cluster.name for pool in job.pools), counts, strict=True))
+    sized = each_pool(job, lambda pool: _with_hosts(pool, of_pool[pool.cluster.name]))
+    sized = with_training(sized, global_batch_size=size)
     found = fastest_layout(sized, constraints, reporter)
     return found and replace(_point(sized, found[0]), hosts=sum(counts), pools=counts)
 
@@ -298,10 +295,6 @@ def _with_hosts(job: PoolJob, hosts: int) -> PoolJob:
     return replace(job, cluster=job.cluster.model_copy(update={"hosts": hosts}))
 
 
-def _with_batch(job: PoolJob, size: int) -> PoolJob:
-    return replace(job, training=job.training.model_copy(update={"global_batch_size": size}))
-
-
 def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
     """The numbers that prices and rules read from the cluster's size; they determine the price of a layout."""
     spans = [link.num_devices or math.inf for link in cluster.links]
@@ -309,7 +302,7 @@ def _geometry(cluster: ClusterSpec) -> tuple[int, ...]:
 
 
 def _staircase(
-    job: PoolJob, constraints: Constraints, num_first: int, rivals: Sequence[Point], reporter: Reporter
+    job: Job, constraints: Constraints, num_first: int, rivals: Sequence[Point], reporter: Reporter
 ) -> list[Point]:
     """Layouts that are faster than every layout on no more devices, fewest devices first.
 

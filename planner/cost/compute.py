@@ -129,11 +129,13 @@ def matmul_seconds(
     *,
     precision: Precision | None = None,
     aligned: Flag | None = None,
+    result_bytes: float | None = None,
 ) -> Number:
     """Seconds of `batch` products (m x k) (k x n): the slower of arithmetic and memory traffic, plus the launch.
 
     `precision` defaults to the training precision. `aligned`: whether the two widths are aligned; by default the widths
     of the right factor are tested. The number of tokens is not tested, because it is not a property of the model.
+    `result_bytes`: bytes moved for each element of the result; by default it is written once, as activations are.
 
     Source: roofline model, Williams et al. (CACM 2009).
     """
@@ -144,7 +146,8 @@ def matmul_seconds(
     share = _kernel_share(device, precision, m, n, k, batch, aligned)
     speed = job.engine.compute.low_precision_speed if precision in ("fp8", "fp4") else 1.0
     arithmetic = 2.0 * m * n * k * batch / (device.peak[precision] * share * speed)
-    traffic = (m * k + k * n + m * n) * batch * job.compute_bytes
+    written = job.compute_bytes if result_bytes is None else result_bytes
+    traffic = ((m * k + k * n) * job.compute_bytes + m * n * written) * batch
     return np.maximum(arithmetic, _stream_seconds(job, traffic)) + job.launch_seconds
 
 
@@ -175,11 +178,15 @@ def linear_seconds(
     In 8 or 4 bits the inputs and the output gradients are quantised first, in both orientations: 2 bytes are read and 2
     written for each element.
 
-    Source: backpropagation has two products of the forward pass's size; Transformer Engine for the casts.
+    If the product itself adds the gradient of the weight to the sum of the step, it reads and writes this sum.
+
+    Source: backpropagation has two products of the forward pass's size; Transformer Engine for the casts; Megatron-LM,
+    tensor_parallel/layers.py (gradient_accumulation_fusion, main_grad).
     """
     of = partial(matmul_seconds, job, precision=precision, aligned=_is_aligned(fan_in) & _is_aligned(fan_out))
     forward, backward = of(tokens, fan_out, fan_in, batch), of(tokens, fan_in, fan_out, batch)
-    weight = of(fan_out, fan_in, tokens, batch)
+    added = None if job.engine.compute.accumulation_bytes else 2.0 * job.state_bytes.grads
+    weight = of(fan_out, fan_in, tokens, batch, result_bytes=added)
     if (precision or job.training.precision) in ("fp8", "fp4"):
         forward = forward + memory_bound_seconds(job, 4.0 * tokens * fan_in * batch)
         backward = backward + memory_bound_seconds(job, 4.0 * tokens * fan_out * batch)

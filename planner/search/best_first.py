@@ -202,7 +202,7 @@ class _Search:
         one_each = not self._job.engine.pipeline.recompute_per_stage and degrees.schedule not in EXECUTED
         if len(policies) < 2 or len(self._job.pools) > 1 or not one_each:
             return degrees
-        near = may_fit(self._job, degrees, list(policies), expects_little=not self._has_incumbent)
+        near = may_fit(self._job, degrees, list(policies))
         self.found.drop("memory", len(policies) * int(len(near) - near.sum()))
         degrees = degrees.take(near)
         if not self._has_incumbent:
@@ -219,7 +219,7 @@ class _Search:
         if degrees.schedule in EXECUTED:
             yield from self._near_of_executed(degrees)
             return
-        fits = may_fit(self._job, degrees, list(policies), expects_little=not self._has_incumbent)
+        fits = may_fit(self._job, degrees, list(policies))
         found.drop("memory", int(len(fits) - fits.sum()))
         for block in _blocks(degrees.take(fits)):
             for part in _blocks(self._replicated(self._space.replicas(self._sharded(block), found.refused))):

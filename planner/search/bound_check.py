@@ -177,30 +177,25 @@ def _check(found: Found, best: Incumbents, solver: SolverName | None, one: Degre
         if len(job.pools) == 1:
             bounds["of any recompute policy"] = least_seconds_of_any_policy(job.pools[0], alone, cutoff)
             bounds["of its replicas"] = replicas_bound_seconds(job.pools[0], one, policies, cutoff)
-        _check_cutoff(space, best, one, optimum)
-        _check_memory(space, one, policies)
+        _check_cutoff(space, best, one, unplaced, optimum)
+        _check_memory(space, one, unplaced, policies)
     for name, values in bounds.items():
         if float(np.max(values, initial=0.0)) > optimum * (1 + SLACK):
             raise Disagreement(f"{candidate.name}: the lower bound {name} is {values} s, and its optimum {optimum!r} s")
 
 
-def _check_cutoff(space: Space, best: Incumbents, one: DegreeArrays, optimum: float) -> None:
+def _check_cutoff(space: Space, best: Incumbents, one: DegreeArrays, unplaced: DegreeArrays, optimum: float) -> None:
     """Check the bound that stops early at a cutoff: it may rule out only configurations beyond the cutoff."""
-    job, unplaced = space.job, replace(one, placement=0 * one.placement)
-    cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(job, one)), (1,)).astype(np.float64)
+    cutoff = np.broadcast_to(best.cutoff_seconds(best.devices(space.job, one)), (1,)).astype(np.float64)
     placements, seconds = placed(space, unplaced, space.policies(one), cutoff)
     left = seconds[placements.placement == one.placement]
     if optimum <= cutoff[0] and not np.any(left <= cutoff[0] * (1 + SLACK)):
         raise Disagreement(f"{one}: a bound rules it out at {cutoff[0]!r} s, and its optimum is {optimum!r} s")
 
 
-def _check_memory(space: Space, one: DegreeArrays, policies: PolicyMasks) -> None:
+def _check_memory(space: Space, one: DegreeArrays, unplaced: DegreeArrays, policies: PolicyMasks) -> None:
     """Compare the memory bound of the fullest stage with the exact least value over all splits and policies."""
-    job, unplaced = space.job, replace(one, placement=0 * one.placement)
-    bound = float(least_shares(job, one)[0])
+    bound = float(least_shares(space.job, one)[0])
     least = least_of(space, unplaced, np.inf, most_placements=_MOST_PLACEMENTS).share
-    fits = bool(may_fit(job, one, list(policies))[0]) and bool(
-        may_fit(job, one, list(policies), expects_little=True)[0]
-    )
-    if bound > least * (1 + SLACK) or (least <= 1 and not fits):
+    if bound > least * (1 + SLACK) or (least <= 1 and not may_fit(space.job, one, list(policies))[0]):
         raise Disagreement(f"{one}: its fullest stage needs at least {bound!r} of a device by the bound, and {least!r}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from planner.errors import SolverTrouble
 from planner.search.optimum.candidate import Candidate, Disagreement
 from planner.search.optimum.certificate import INTERRUPTED, OUT_OF_TIME, Solution, solve
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -90,6 +91,11 @@ def _of_program(found: Found, objective: Objective, solver: SolverName, time_lim
     return Decision(solution=solution, num_decided=num_decided)
 
 
+def _by_dynamic_program(found: Found, objective: Objective) -> Rank:
+    """The rank of the dynamic program's best layout; infinite without one."""
+    return rank_of(found, objective, best_layout(found, objective)) if found.layouts else (math.inf, math.inf)
+
+
 def _checked(found: Found, best: BestKinds, decision: Decision) -> Decision:
     """The decision, after a check that the two methods agree and that no layout tried on the way is better.
 
@@ -98,9 +104,7 @@ def _checked(found: Found, best: BestKinds, decision: Decision) -> Decision:
     Raises:
         Disagreement: the methods found different optima, or a layout that was tried on the way is better than both.
     """
-    objective, theirs = best.objective, (math.inf, math.inf)
-    if found.layouts:
-        theirs = rank_of(found, objective, best_layout(found, objective))
+    objective, theirs = best.objective, _by_dynamic_program(found, best.objective)
     said = f"by {objective.name} the integer program's best is {decision.rank}, the dynamic program's {theirs}"
     if _before(best.first, theirs):
         raise Disagreement(f"{said}, and a layout was tried that has {best.first}")
@@ -124,7 +128,8 @@ def _before(one: Rank, other: Rank) -> bool:
 def decide(found: Found, best: BestKinds, solver: SolverName, time_limit: float | None) -> Decision:
     """The integer program's answer, after a check that the dynamic program agrees (`_checked`).
 
-    After Ctrl-C the answer is the best known layout with its gap to a lower bound, and its status is never "optimal".
+    If the solver failed, the dynamic program decides alone. After Ctrl-C the answer is the best known layout with its
+    gap to a lower bound, and its status is never "optimal".
 
     Raises:
         Disagreement: as `_checked` says.
@@ -133,11 +138,16 @@ def decide(found: Found, best: BestKinds, solver: SolverName, time_limit: float 
     try:
         if bound is None:
             return _checked(found, best, _of_program(found, objective, solver, time_limit))
+    except SolverTrouble as trouble:
+        warnings = (f"{solver} failed, so the dynamic program decided alone: {trouble}",)
+        solution = replace(INTERRUPTED, status="optimal" if found.layouts else "infeasible", gap=0.0, warnings=warnings)
+        rank = _by_dynamic_program(found, objective)
+        return _checked(found, best, Decision(solution=solution, num_decided=len(found.near), rank=rank))
     except KeyboardInterrupt:
         if not found.layouts:
             raise
         bound = found.near.least(objective)
-    rank = rank_of(found, objective, best_layout(found, objective))
+    rank = _by_dynamic_program(found, objective)
     solution = OUT_OF_TIME if found.is_out_of_time else INTERRUPTED
     return Decision(solution=solution, rank=rank, gap=1 - min(bound, rank[0]) / rank[0])
 

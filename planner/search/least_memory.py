@@ -13,11 +13,10 @@ import numpy as np
 from planner.cost.chance import memory_limit_bytes
 from planner.cost.prices import stage_bytes
 from planner.cost.stage import by_pool, stage_of
-from planner.search.bounds.of_memory import least_shares, of_smallest_microbatches
+from planner.search.bounds.of_memory import least_shares
 from planner.search.bounds.of_pools import placed
 from planner.search.optimum.pricing import price_candidates
 from planner.search.optimum.pruning import may_hold_all
-from planner.search.space.arrays import TIE
 from planner.search.space.placements import placements_of
 from planner.search.space.refusals import legal_degrees
 from planner.specs.job import each_pool
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from planner.search.space.space import Space
     from planner.specs.job import Job
 
-_MOST_BOUNDED: Final = 4096  # configurations that are bounded at once
-_MOST_AT_ONCE: Final = 64  # configurations that are priced at once
+_MOST_AT_ONCE: Final = 1024  # configurations that are priced in one round
 _NO_LIMIT: Final = 1e6  # multiple of a plan's memory limit: more than any stage needs, and finite
 
 
@@ -55,15 +53,13 @@ def within_share(job: Job, share: float) -> Job:
 def least_peak(space: Space) -> LeastPeak:
     """The least peak over all legal layouts: the peak of the fullest stage, as a share of its device's limit.
 
-    Configurations are read in the order of a lower bound (`least_stage_bytes`) until the bound exceeds the best peak.
-    Groups of configurations are read in the order of the bound with the smallest microbatches, which many
-    configurations share. Within a group, each configuration's own bound gives the order.
+    Configurations are priced in the order of their lower bounds (`least_shares`), until a bound exceeds the best peak.
 
     Raises:
         InputError: no legal layout exists under the constraints.
     """
     blocks = list(legal_degrees(space, with_replicas=False, smallest=True))
-    bounds = np.concatenate([_least_shares_of_smallest(space.job, degrees) for degrees in blocks])
+    bounds = np.concatenate([least_shares(space.job, degrees) for degrees in blocks])
     block = np.repeat(np.arange(len(blocks)), [len(degrees) for degrees in blocks])
     row = np.concatenate([np.arange(len(degrees)) for degrees in blocks])
     order, first, size = np.argsort(bounds, kind="stable"), 0, 1
@@ -71,29 +67,11 @@ def least_peak(space: Space) -> LeastPeak:
     while first < len(order) and bounds[order[first]] < best.share:
         part = order[first : first + size]
         for number in np.unique(block[part]).tolist():
-            some = blocks[number].take(row[part[block[part] == number]])
-            best = _least_of_nearest(space, some, best)
-        first, size = first + size, min(2 * size, _MOST_BOUNDED)
-    return best
-
-
-def _least_shares_of_smallest(job: Job, degrees: DegreeArrays) -> FloatArray:
-    """`least_shares` with the smallest microbatches, which need no more memory than larger microbatches."""
-    smallest, position = of_smallest_microbatches(job, degrees)
-    return least_shares(job, smallest)[position] * (1 - TIE)
-
-
-def _least_of_nearest(space: Space, some: DegreeArrays, best: LeastPeak) -> LeastPeak:
-    """The least peak of these configurations, or `best` if none is smaller; priced in the order of their bounds."""
-    shares = least_shares(space.job, some)
-    order = np.argsort(shares, kind="stable")
-    for first in range(0, len(order), _MOST_AT_ONCE):
-        part = order[first : first + _MOST_AT_ONCE]
-        near = part[shares[part] < best.share]
-        if not len(near):
-            break
-        found = least_of(space, some.take(near), best.share)
-        best = min(best, found, key=lambda peak: peak.share)
+            here = part[(block[part] == number) & (bounds[part] < best.share)]
+            if len(here):
+                found = least_of(space, blocks[number].take(row[here]), best.share)
+                best = min(best, found, key=lambda peak: peak.share)
+        first, size = first + size, min(2 * size, _MOST_AT_ONCE)
     return best
 
 

@@ -13,7 +13,7 @@ from planner.answers.collectives import collectives_of
 from planner.answers.operations import operations_of_step
 from planner.answers.peak import alternatives_of, peaks_of
 from planner.answers.plan_inputs import constraints_of, job_of
-from planner.answers.report import explain, explanation_to_json
+from planner.answers.report import explain
 from planner.answers.scaling import replicas_of
 from planner.answers.waterfall import rates_of, waterfall_of
 from planner.cost.estimate import estimate
@@ -361,7 +361,7 @@ def test_the_job_of_a_plan_has_the_options_of_the_plan(plan) -> None:
 
 
 def test_the_document_follows_its_published_schema(any_plan, validator_of) -> None:
-    text = explanation_to_json(explain(any_plan))
+    text = explain(any_plan).to_json()
     document = json.loads(text)
     validator_of("explanation").validate(document)
     assert plan_from_json(text) == any_plan

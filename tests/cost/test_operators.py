@@ -103,10 +103,13 @@ def flops_of(maps):
     return sum(2 * rows * fan_in * fan_out * (many or [1])[0] for rows, fan_in, fan_out, *many in maps)
 
 
-def bytes_of(maps):
-    """Bytes of products in 16 bits: both factors are read, and the product is written."""
+def bytes_of(maps, weight=2):
+    """Bytes of products in 16 bits: both factors are read, and the product is written.
+
+    weight: bytes moved for each element of the weight, or of its gradient.
+    """
     return sum(
-        2 * (rows * fan_in + fan_in * fan_out + rows * fan_out) * (many or [1])[0]
+        (2 * rows * (fan_in + fan_out) + weight * fan_in * fan_out) * (many or [1])[0]
         for rows, fan_in, fan_out, *many in maps
     )
 
@@ -145,6 +148,19 @@ def test_numbers_of_tokens_need_no_alignment_and_widths_do(make_job):
     job = counting(make_job("llama3-8b"), "flops")
     assert linear_seconds(job, 100, 1792, 512).backward_weight == 2 * 100 * 1792 * 512
     assert linear_seconds(job, 100, 1800, 512).backward_weight == pytest.approx(2 * 100 * 15 * 128 * 512 / 0.75)
+
+
+@pytest.mark.parametrize(
+    ("engine", "recipe", "moved"),
+    [("megatron", "engine", 8), ("megatron", "zero-16", 4), ("fsdp", "engine", 2)],
+    ids=["fp32 sum", "16-bit sum", "added later"],
+)
+def test_gradients_that_the_product_adds_to_a_sum_are_read_and_written_there(make_job, engine, recipe, moved):
+    """By hand, of 100 tokens and widths of 1,792 and 512: both factors in 16 bits, and the sum once each way."""
+    job = counting(make_job("llama3-8b", engine=engine, settings=(f"training.memory_recipe={recipe}",)), "bytes")
+    found = linear_seconds(job, 100, 1792, 512)
+    assert found.backward_weight == 2 * 100 * (1792 + 512) + moved * 1792 * 512
+    assert found.forward == found.backward_input == 2 * (100 * (1792 + 512) + 1792 * 512)
 
 
 @pytest.mark.parametrize("text", ["tp=1,sp=0", "tp=2,sp=1", "tp=2,cp=2,mbs=3"])
@@ -190,7 +206,8 @@ def test_a_layer_takes_the_bytes_of_its_operators(make_job, by_hand, text):
     moved = [2 * (a * own + b * T / layout.tp) for a, b in zip(whole, cut, strict=True)]
     assert found.passes.forward == pytest.approx(bytes_of(maps) + moved[0])
     assert found.passes.backward_input == pytest.approx(bytes_of(maps) + moved[1])
-    assert found.passes.backward_weight == pytest.approx(bytes_of(maps))
+    # the product of a gradient reads and writes a sum in fp32
+    assert found.passes.backward_weight == pytest.approx(bytes_of(maps, weight=8))
 
 
 def test_norms_of_heads_and_dropout_move_what_they_read_and_write(make_job):
@@ -319,10 +336,11 @@ def test_quantised_weights_are_unpacked_for_both_passes(make_job, text):
     assert packed.passes.backward_weight == plain.passes.backward_weight
 
 
-# bytes for each logit and, times V h, those of the weights: 3 products read or write them in each part; parts add up
+# bytes for each logit and, times V h, those of the weights: 3 products read or write them in each part; parts add up;
+# Megatron's third product reads and writes a sum, in fp32, and Bridge's in 16 bits
 LOSSES = {
-    ("megatron", "whole"): (2 * 3 + 28, 2 * 3),
-    ("megatron-bridge", "fused"): (2 * 3 + 10, 2 * 3),
+    ("megatron", "whole"): (2 * 3 + 28, 2 * 2 + 8),
+    ("megatron-bridge", "fused"): (2 * 3 + 10, 2 * 2 + 4),
     ("torchtitan", "chunked"): (2 * 3 + 28, 8 * 2 * 3 + 7 * (2 + 2 * 4)),
     # ceil(128256 / 4096) = 32 parts
     ("deepspeed", "fused-linear"): (2 * 3 + 6, 32 * 2 * 3 + 31 * (2 + 2 * 2)),

@@ -44,7 +44,7 @@ from planner.search.bounds import of_memory
 from planner.search.bounds.even_splits import can_interleave, even_split_seconds
 from planner.search.bounds.least_costs import LeastCosts, least_costs, least_transfer
 from planner.search.bounds.of_layers import LayerBounds, most_layers
-from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit, of_smallest_microbatches
+from planner.search.bounds.of_memory import Capacities, least_stage_bytes, may_fit
 from planner.search.bounds.of_steps import (
     _forced_seconds,
     least_seconds_of_any_policy,
@@ -61,7 +61,7 @@ from planner.search.optimum.pricing import layout_at, price_candidates
 from planner.search.reporter import Reporter
 from planner.search.search import NothingFits, fastest_layout, fits, search
 from planner.search.space.arrays import TIE
-from planner.search.space.configurations import with_ones
+from planner.search.space.configurations import can_be_smaller, with_ones
 from planner.search.space.constraints import Constraints
 from planner.search.space.degree_rules import interleave, tp_divides, whole_periods
 from planner.search.space.refusals import legal_degrees
@@ -1085,9 +1085,8 @@ def check_bounds(job):
         small = least_stage_bytes(job, degrees, list(policies)) <= memory_limit_bytes(job, degrees)
         assert np.all(small[fits])
         assert np.array_equal(may_fit(job, degrees, list(policies)), small)
-        assert np.all(may_fit(job, degrees, list(policies), expects_little=True)[fits])
-        smallest, position = of_smallest_microbatches(job, degrees)
-        no_more = least_stage_bytes(job, smallest, list(policies))[position]
+        smallest = degrees.having("mbs", np.where(can_be_smaller(job, degrees), 1, degrees.mbs))
+        no_more = least_stage_bytes(job, smallest, list(policies))
         assert np.all(no_more <= least_stage_bytes(job, degrees, list(policies)) * (1 + TIE))
         assert np.all(lower_bound_seconds(job, degrees, policies) <= few)
         unreplicated = replace(degrees, hsdp=np.ones_like(degrees.hsdp))
@@ -1529,14 +1528,12 @@ def test_as_many_microbatches_as_dualpipev_is_said_to_need_are_enough(job, pp):
 
 
 def test_what_needs_the_whole_memory_to_a_byte_is_looked_at(job, monkeypatch):
-    """A first look with one sequence per microbatch rules out nothing that the limit allows."""
+    """A limit of the least need rules out only what needs more."""
     degrees = next(iter(legal_degrees(Space(job))))
     policies = [FULL]
     needed = least_stage_bytes(job, degrees, policies)
     monkeypatch.setattr(of_memory, "memory_limit_bytes", lambda *_: needed.min())
-    with_look, without = (may_fit(job, degrees, policies, expects_little=look) for look in (True, False))
-    assert np.array_equal(with_look, without)
-    assert with_look.any()
+    assert np.array_equal(may_fit(job, degrees, policies), needed == needed.min())
 
 
 @pytest.mark.parametrize("engine", ["megatron", "torch"])

@@ -15,12 +15,20 @@ import pytest
 
 from planner.cost.stage import Pattern
 from planner.errors import EnvironmentProblem, SolverTrouble
+from planner.search import decision
+from planner.search.best_first import best_first
+from planner.search.decision import decide
+from planner.search.found import Found
+from planner.search.objectives import THROUGHPUT, BestKinds
 from planner.search.optimum import certificate, integer_program, solver_process
 from planner.search.optimum.candidate import Candidate, Choice, Disagreement
 from planner.search.optimum.certificate import solve
 from planner.search.optimum.dynamic_program import best_choice
 from planner.search.optimum.integer_program import JointProgram, solve_program
 from planner.search.optimum.pruning import lower_bounds
+from planner.search.reporter import Reporter
+from planner.search.space.space import Space
+from planner.specs.load import load_job
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="shell scripts and process groups")
 
@@ -109,24 +117,41 @@ BAD_SOLVERS = {
 
 
 @pytest.mark.parametrize("name", BAD_SOLVERS)
-def test_a_bad_solver_is_trouble_and_the_dynamic_program_decides(name: str, fake_cbc: Callable[[str], Path]) -> None:
+def test_a_bad_solver_is_trouble(name: str, fake_cbc: Callable[[str], Path]) -> None:
     script, message = BAD_SOLVERS[name]
     scratch = fake_cbc(script)
-    with pytest.raises(SolverTrouble, match=message):
-        solve_program([two_stages()])
-    solution = solve([two_stages()])
-    assert (solution.solver, solution.status) == ("dynamic program", "optimal")
-    assert solution.objective_seconds == pytest.approx(OPTIMUM_SECONDS)
-    assert len(solution.warnings) == 1
-    assert message in solution.warnings[0]
+    for method in (solve, solve_program):
+        with pytest.raises(SolverTrouble, match=message):
+            method([two_stages()])
     assert list(scratch.iterdir()) == []
+
+
+def test_the_dynamic_program_decides_where_the_solver_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is the one that the integer program confirms, or nothing fits; a better layout tried is noticed."""
+    job = load_job(model="llama3-8b", cluster="dgx-h100", nodes=1, sequence_length=4096, global_batch_size=64)
+    best = BestKinds(THROUGHPUT, 1)
+    found = best_first(Space(job), best, Reporter())
+    confirmed = decide(found, best, "cbc", None)
+
+    def fails(*_: object, **__: object) -> None:
+        raise SolverTrouble("no licence")
+
+    monkeypatch.setattr(decision, "solve", fails)
+    alone = decide(found, best, "cbc", None)
+    assert (alone.rank, alone.gap) == (confirmed.rank, 0.0)
+    assert (alone.solution.solver, alone.solution.status) == ("dynamic program", "optimal")
+    assert alone.solution.is_complete
+    assert alone.solution.warnings == ("cbc failed, so the dynamic program decided alone: no licence",)
+    assert decide(Found(Space(job)), BestKinds(THROUGHPUT, 1), "cbc", None).solution.status == "infeasible"
+    best.first = (0.5 * best.first[0], 0.5 * best.first[1])
+    with pytest.raises(Disagreement, match="a layout was tried"):
+        decide(found, best, "cbc", None)
 
 
 def test_a_missing_solver_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver_process, "cbc_path", lambda: "/nowhere/cbc")
     with pytest.raises(SolverTrouble, match="cbc could not be run"):
         solve_program([two_stages()])
-    assert solve([two_stages()]).solver == "dynamic program"
 
 
 def test_without_any_cbc_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +166,8 @@ def test_without_any_cbc_the_message_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_a_folder_that_cannot_be_written_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    assert solve([two_stages()]).solver == "dynamic program"
+    with pytest.raises(SolverTrouble, match="could not be run"):
+        solve([two_stages()])
 
 
 def test_highs_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,10 +137,18 @@ def layers_of(candidates: list[Candidate], choice: Choice) -> tuple[int, ...]:
     return tuple(candidates[choice.candidate].layers[list(choice.columns)].tolist())
 
 
+def by_dynamic_program(candidates: list[Candidate]) -> Choice | None:
+    """The best choice of all candidates; of equal step times the smallest number of a candidate wins."""
+    found = [(dynamic_program.best_choice(each), index) for index, each in enumerate(candidates)]
+    choices = [replace(choice, candidate=index) for choice, index in found if choice]
+    limit = best_seconds(choices) * (1 + TIE)
+    return next((choice for choice in choices if choice.objective_seconds <= limit), None)
+
+
 def check_dynamic_program(rng: random.Random) -> None:
     candidates = make_candidates(rng)
     choices = brute_force(candidates)
-    best = dynamic_program.best_of(candidates)
+    best = by_dynamic_program(candidates)
     if not choices:
         assert best is None
         return
@@ -372,7 +380,7 @@ def pipeline(num_layers: int, num_stages: int, num_microbatches: int, seed: int)
 @pytest.mark.parametrize(("num_layers", "num_stages"), [(96, 8), (96, 16), (128, 64)])
 def test_methods_agree_at_real_sizes_with_and_without_an_upper_bound(num_layers: int, num_stages: int) -> None:
     candidates = [pipeline(num_layers, num_stages, 2 * num_stages, seed) for seed in range(3)]
-    certificate = dynamic_program.best_of(candidates)
+    certificate = by_dynamic_program(candidates)
     assert certificate is not None
     for upper_bound in (None, certificate.objective_seconds * 1.02):
         answer = solve_program(candidates, upper_bound=upper_bound)
@@ -385,7 +393,7 @@ def test_equal_inputs_give_equal_answers_and_ties_go_to_the_first() -> None:
     flat = flat.keep(flat.policy == 2)
     same = {"seconds": flat.layers * 1.0, "pass_seconds": flat.layers * 1.0, "tail_seconds": flat.layers * 0.0}
     candidate = Candidate(**{name: same.get(name, getattr(flat, name)) for name in Candidate.__dataclass_fields__})
-    choice = dynamic_program.best_of([candidate, candidate])
+    choice = by_dynamic_program([candidate, candidate])
     assert choice is not None
     assert (choice.candidate, layers_of([candidate], choice)) == (0, (1, 3, 3, 3))
     for solver in ("cbc", "highs"):

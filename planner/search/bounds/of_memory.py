@@ -17,8 +17,8 @@ from planner.search.bounds.of_layers import (
     num_main_layers,
     stage_of_kind,
 )
-from planner.search.space.arrays import TIE, unrolled
-from planner.search.space.configurations import OWN, can_be_smaller
+from planner.search.space.arrays import unrolled
+from planner.search.space.configurations import OWN
 from planner.search.space.policies import choices_of
 from planner.specs.recompute import FULL, NONE, policy_code
 
@@ -126,44 +126,14 @@ def least_shares(job: Job, degrees: DegreeArrays) -> NDArray[np.float64]:
     return np.asarray(np.minimum.reduce(shares), dtype=np.float64)
 
 
-def of_smallest_microbatches(job: Job, degrees: DegreeArrays) -> tuple[DegreeArrays, NDArray[np.int64]]:
-    """Distinct substitutes that need no more memory than the configurations, and the index of each one's substitute.
-
-    A substitute represents many configurations. Its microbatches have one sequence if microbatches can be smaller.
-
-    Source: `can_be_smaller`.
-    """
-    smallest = degrees.having("mbs", np.where(can_be_smaller(job, degrees), 1, degrees.mbs))
-    return smallest.distinct(*smallest.numbers())
-
-
-def may_fit(
-    job: Job, degrees: DegreeArrays, policies: Sequence[int], *, expects_little: bool = False
-) -> NDArray[np.bool_]:
+def may_fit(job: Job, degrees: DegreeArrays, policies: Sequence[int]) -> NDArray[np.bool_]:
     """Whether memory may suffice in at least one pool and under at least one policy, by `least_stage_bytes`.
-
-    expects_little: first check configurations with one sequence per microbatch, each of which stands for many others.
-    The check is faster if few configurations fit.
-
-    Gain (`may-fit`): the search takes 0.84 s instead of over 30 s for Llama-3-405B on 32 devices, where no layout fits.
-    GPT-3 on 1,024 devices gains nothing. Gain (`expects-little`, medians of 3): 0.94 s instead of 1.12 s where no
-    layout fits. For GPT-3 on 100,000 devices, and DeepSeek-V3 on 11,000 and 100,000, the search takes 1.05, 1.32 and
-    4.78 s instead of 1.09, 1.59 and 5.20 s, but the ranges overlap.
-    """
-    if not expects_little:
-        return _have_room(job, degrees, policies, 1.0)
-    smallest, position = of_smallest_microbatches(job, degrees)
-    fits = _have_room(job, smallest, policies, 1 + TIE)[position]
-    if fits.any():
-        fits[fits] = _have_room(job, degrees.take(fits), policies, 1.0)
-    return fits
-
-
-def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: float) -> NDArray[np.bool_]:
-    """Whether the least stage bytes are within `share` of the limit of at least one pool, under at least one policy.
 
     Full recompute is tried first, because most configurations fit with it. Other policies are tried only for the
     remaining configurations.
+
+    Gain (`may-fit`): the search takes 0.84 s instead of over 30 s for Llama-3-405B on 32 devices, where no layout fits.
+    GPT-3 on 1,024 devices gains nothing.
     """
     fits: NDArray[Any] = np.zeros(len(degrees), dtype=np.bool_)
     several = np.any(np.equal(degrees.recompute, OWN))
@@ -171,5 +141,5 @@ def _have_room(job: Job, degrees: DegreeArrays, policies: Sequence[int], share: 
         left = np.flatnonzero(~fits)
         if len(left):
             rest = degrees.take(left)
-            fits[left] = least_stage_bytes(pool, rest, [policy]) <= share * memory_limit_bytes(pool, rest)
+            fits[left] = least_stage_bytes(pool, rest, [policy]) <= memory_limit_bytes(pool, rest)
     return fits

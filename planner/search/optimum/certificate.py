@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from planner.errors import SolverTrouble
-from planner.search.optimum import dynamic_program
 from planner.search.optimum.candidate import Disagreement
 from planner.search.optimum.integer_program import SolverName, solve_program
 from planner.search.optimum.pruning import incumbent, lower_bounds
@@ -83,16 +81,14 @@ def solve(
     Any of several tied choices may be returned.
 
     Raises:
+        SolverTrouble: the solver failed.
         EnvironmentProblem: the solver asked for is not installed.
         Disagreement: the integer program's answer is worse than a greedy choice, which is a bug.
     """
     lower = lower_bounds(candidates).candidate
     known = incumbent(candidates, lower)
-    try:
-        upper = None if known is None else known.objective_seconds * (1 + _MARGIN)
-        answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
-    except SolverTrouble as trouble:
-        return _without_solver(candidates, solver, trouble)
+    upper = None if known is None else known.objective_seconds * (1 + _MARGIN)
+    answer = solve_program(candidates, upper_bound=upper, solver=solver, time_limit=time_limit)
     told = np.inf if answer.choice is None else answer.choice.objective_seconds
     if answer.status != "time limit" and known and not told <= known.objective_seconds * (1 + AGREEMENT):
         raise Disagreement(
@@ -116,18 +112,3 @@ def _gap(choice: Choice | None, bound: float) -> float:
     if choice is None:
         return 0.0 if bound == np.inf else np.inf
     return max(0.0, (choice.objective_seconds - bound) / choice.objective_seconds) if choice.objective_seconds else 0.0
-
-
-def _without_solver(candidates: Sequence[Candidate], solver: str, trouble: SolverTrouble) -> Solution:
-    """The dynamic program's optimum, if the solver failed."""
-    choice = dynamic_program.best_of(candidates)
-    seconds = np.inf if choice is None else choice.objective_seconds
-    return Solution(
-        choice=choice,
-        status="infeasible" if choice is None else "optimal",
-        objective_seconds=seconds,
-        gap=0.0,
-        num_columns=0,
-        solver="dynamic program",
-        warnings=(f"{solver} failed, so the dynamic program decided alone: {trouble}",),
-    )

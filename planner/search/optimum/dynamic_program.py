@@ -35,13 +35,13 @@ from planner.search.optimum.candidate import Candidate, Choice
 from planner.search.space.arrays import TIE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from planner.cost.stage import Pattern
     from planner.numbers import FloatArray, IntArray, Mask
 
 
-def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf) -> Choice | None:
+def best_choice(candidate: Candidate, *, cutoff: float = np.inf) -> Choice | None:
     """The optimum of one candidate, or None if no choice takes at most `cutoff` seconds.
 
     Among choices of equal step time (within `TIE`) the one with the lexicographically smallest layers is returned, so
@@ -54,7 +54,7 @@ def best_choice(candidate: Candidate, *, index: int = 0, cutoff: float = np.inf)
     for variant, columns in _variants(candidate):
         lowest = _least_bottleneck(variant)
         if lowest is not None and _bound(variant, lowest) <= cutoff:
-            found = _Scan(variant, index, lowest, cutoff).run()
+            found = _Scan(variant, lowest, cutoff).run()
             found = found and replace(found, columns=tuple(columns[list(found.columns)].tolist()))
             best = _first(candidate, best, found)
             cutoff = cutoff if best is None else min(cutoff, best.objective_seconds * (1 + TIE))
@@ -87,21 +87,6 @@ def _first(candidate: Candidate, one: Choice | None, other: Choice | None) -> Ch
     if slow.objective_seconds > fast.objective_seconds * (1 + TIE):
         return fast
     return min(fast, slow, key=lambda choice: tuple(candidate.layers[list(choice.columns)].tolist()))
-
-
-def best_of(candidates: Sequence[Candidate]) -> Choice | None:
-    """The best choice over all candidates; of equal step times the smallest candidate index wins."""
-    bounds, best = list(map(_bound, candidates)), list[Choice]()
-    for index in sorted(range(len(candidates)), key=bounds.__getitem__):
-        cutoff = min((each.objective_seconds for each in best), default=np.inf) * (1 + TIE)
-        if bounds[index] > cutoff:
-            break
-        choice = best_choice(candidates[index], index=index, cutoff=cutoff)
-        best += [choice] if choice else []
-    limit = min((each.objective_seconds for each in best), default=np.inf) * (1 + TIE)
-    return min(
-        (each for each in best if each.objective_seconds <= limit), key=lambda each: each.candidate, default=None
-    )
 
 
 def _fastest(candidate: Candidate, values: FloatArray) -> FloatArray:
@@ -191,8 +176,8 @@ class _Box:
 class _Scan:
     """Branch and bound over the two thresholds of one candidate."""
 
-    def __init__(self, candidate: Candidate, index: int, least_bottleneck: float, cutoff: float) -> None:
-        self.candidate, self.index, self.cutoff = candidate, index, cutoff
+    def __init__(self, candidate: Candidate, least_bottleneck: float, cutoff: float) -> None:
+        self.candidate, self.cutoff = candidate, cutoff
         self.found: Choice | None = None
         least_tail = float(_fastest(candidate, candidate.tail_seconds).max())
         times, tails = np.unique(candidate.seconds), np.unique(candidate.tail_seconds)
@@ -268,7 +253,7 @@ class _Scan:
 
     def _keep(self, columns: IntArray) -> None:
         seconds = self.candidate.step_seconds(columns)
-        choice = Choice(candidate=self.index, columns=tuple(columns.tolist()), objective_seconds=seconds)
+        choice = Choice(candidate=0, columns=tuple(columns.tolist()), objective_seconds=seconds)
         self.cutoff = min(self.cutoff, seconds * (1 + TIE))
         best = self.found
         if best is None or best.objective_seconds > self.cutoff:

@@ -19,7 +19,6 @@ from planner.search.space.arrays import unrolled
 from planner.search.space.degree_rules import searched_ends
 from planner.search.space.placements import placements_of
 from planner.search.space.policies import choices_of
-from planner.specs.job import Job
 from planner.specs.recompute import policy_code, policy_name
 
 if TYPE_CHECKING:

@@ -24,9 +24,6 @@ the legal values or another way out. Each condition goes through `yield`, so tha
 are sent False, and go on to the next condition. A text that is written before its condition would format the arrays.
 """
 
-LISTS: Final = ("recompute", "layers_per_stage", "mtp", "pools")
-"""Keys of a layout that arrays of degrees do not have."""
-
 _MOST_NAMED: Final = 4
 
 

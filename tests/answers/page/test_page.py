@@ -15,7 +15,7 @@ import pytest
 
 from planner.answers.executed import executed_step
 from planner.answers.plan_inputs import job_of
-from planner.answers.report import explain, explanation_to_json
+from planner.answers.report import explain
 from planner.answers.scaling import replicas_of
 from planner.answers.what_if import sensitivity_of
 from planner.cli import main
@@ -217,7 +217,7 @@ def test_hostile_text_is_shown_and_makes_no_element(hostile_page, harmless, host
 def test_hostile_text_stays_text_in_json_and_trace(plan_of_kind, hostile, hostile_text) -> None:
     text = hostile_text
     plan = hostile(plan_of_kind("zero-2"), text)
-    printed = explanation_to_json(explain(plan))
+    printed = explain(plan).to_json()
     traced = "".join(trace_text(plan))
     assert printed.isascii()
     assert traced.isascii()
