@@ -336,15 +336,13 @@ def test_stacked_experts_are_cut_into_whole_ones_as_torch_cuts_them(make_job, ra
 
 
 def test_deepspeed_gathers_and_reduces_by_buckets(make_job, with_engine):
-    """One layer, and 50 million parameters of the next; at the loss, both ends and the buffer of the whole run."""
+    """A billion weights that the backward pass needs next are gathered, and the buffer of the whole run exists."""
     job = make_job("llama3-8b", engine="deepspeed", gpus=8, batch=8)
-    layer, ends = 218_112_000, 2 * 128256 * 4096 + 4096
-    in_layer = 2 * (layer + 50_000_000) + (2 + 2) * layer
-    assert lines_of(with_engine(job, memory={"logits_bytes": 0}), "dp=8,zero=3")[LineName.TRANSIENTS] == max(
-        in_layer, 2 * ends + 2 * 500_000_000
-    )
+    layer, inner = 218_112_000, 2 * 2 * 2048 * 14336
+    in_layer = 2 * 10**9 + (2 + 2) * layer + inner + 2 * 500_000_000
+    assert lines_of(with_engine(job, memory={"logits_bytes": 0}), "dp=8,zero=3")[LineName.TRANSIENTS] == in_layer
     loss = 12 * 2048 * 128256
-    assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == loss + 2 * ends + 2 * 500_000_000
+    assert lines_of(job, "dp=8,zero=3")[LineName.TRANSIENTS] == loss + 2 * 10**9 + 2 * 500_000_000
 
 
 def test_each_group_of_ranks_has_buffers(make_job, with_engine):
