@@ -53,16 +53,18 @@ class ActivationTerm:
 
 
 def _norm_tensors(job: PoolJob) -> float:
-    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 if it is one kernel, else up to 3.
+    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 if it is one kernel, else up to 4.
 
-    Separate operators keep the input in fp32 and, for the gradient of a trained weight, a normalized copy in 16 bits,
-    but not the 16-bit input.
+    Separate operators keep the input in fp32 and, for the gradient of a trained weight, a normalized copy in 16 bits
+    (in fp32 if the weight is multiplied there), but not the 16-bit input.
 
-    Source: transformers, LlamaRMSNorm (a product keeps its factors); `planner verify` counts these bytes.
+    Source: transformers, LlamaRMSNorm and Gemma2RMSNorm (a product keeps its factors); `planner verify` counts these
+    bytes.
     """
     if norm_is_one_kernel(job):
         return 1.0
-    return 2.0 if job.training.lora_rank else 3.0
+    normalized = 2.0 if job.model.wide_norms else 1.0
+    return 2.0 if job.training.lora_rank else 2.0 + normalized
 
 
 @once
