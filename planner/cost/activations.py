@@ -36,6 +36,7 @@ class ActivationTerm:
 
     num_bytes: bytes for one microbatch on one device.
     is_of_tile: whether the tensor belongs to one tile (`training.mlp_tiles`), whose backward pass computes it again.
+    is_referred: whether an operator refers to the tensor without autograd's knowledge, so that no recompute drops it.
     saved: share of the tensor that operator-level selective recompute keeps (outputs of attention and of every second
         product).
     dropped: for each part of a layer that can be recomputed (`planner.specs.recompute.MODULES` and `ACTIVATION`), the
@@ -46,21 +47,24 @@ class ActivationTerm:
     num_bytes: Number
     is_input: bool = False
     is_of_tile: bool = False
+    is_referred: bool = False
     saved: float = 0.0
     dropped: Mapping[str, float] = field(default_factory=dict)
 
 
 def _norm_tensors(job: PoolJob) -> float:
-    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 if it is one kernel, else up to 3.
+    """Ratio of the bytes that a norm keeps to the bytes of its input: 1 if it is one kernel, else up to 4.
 
-    Separate operators keep the input in fp32 and, for the gradient of a trained weight, a normalized copy in 16 bits,
-    but not the 16-bit input.
+    Separate operators keep the input in fp32 and, for the gradient of a trained weight, a normalized copy in 16 bits
+    (in fp32 if the weight is multiplied there), but not the 16-bit input.
 
-    Source: transformers, LlamaRMSNorm (a product keeps its factors); `planner verify` counts these bytes.
+    Source: transformers, LlamaRMSNorm and Gemma2RMSNorm (a product keeps its factors); `planner verify` counts these
+    bytes.
     """
     if norm_is_one_kernel(job):
         return 1.0
-    return 2.0 if job.training.lora_rank else 3.0
+    normalized = 2.0 if job.model.wide_norms else 1.0
+    return 2.0 if job.training.lora_rank else 2.0 + normalized
 
 
 @once
@@ -160,7 +164,7 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
 
     The products of ZeRO-3, or of quantised weights, may keep such inputs, too. With dropout each adapter has an input
     and a mask of its own. A product with quantised weights refers to them until its backward pass, so weights that
-    DeepSpeed gathered stay whole when it releases them.
+    DeepSpeed gathered stay whole when it releases them. Checkpoints drop what autograd saves, and not these.
 
     Source: Hu et al., LoRA (2021), section 4.1; deepspeed, runtime/zero/linear.py (LinearFunctionForZeroStage3),
     partition_parameters.py (free_param); bitsandbytes, autograd/_functions.py (MatMul4Bit, ctx.tensors); peft,
@@ -178,8 +182,7 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
     if adapters and quantised and memory.zero3_keeps_inputs:
         for product in layer_of(job.model, experts=experts).products:
             num_bytes = np.equal(layout.zero, 3) * frozen_bytes_per_param(job) * product.held(layout)
-            dropped = dict.fromkeys(product.modules, 1.0)
-            yield ActivationTerm(name="gathered frozen weights", num_bytes=num_bytes, dropped=dropped)
+            yield ActivationTerm(name="gathered frozen weights", num_bytes=num_bytes, is_referred=True)
     if not adapters or not np.any(keeps := _keeps_frozen_inputs(job, layout)):
         return
     frozen: Number = 0.0
@@ -374,6 +377,8 @@ def kept_share(job: PoolJob, term: ActivationTerm, policy: int) -> float:
     """
     if term.is_of_tile:
         return 0.0
+    if term.is_referred:
+        return 1.0
     if policy == FULL:
         return float(term.is_input)
     if policy == SELECTIVE and job.engine.memory.selective_recompute == "operators":

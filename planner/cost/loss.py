@@ -52,9 +52,11 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     A single kernel writes the gradient over the logits. A chunked or fused linear loss holds the gradient of the hidden
     states before the backward pass begins. torchtitan keeps this gradient in fp32, together with copies of the parts,
     and Liger-Kernel keeps it in the compute precision. Log-probabilities take as many tensors as their objective says.
+    Separate operators that cap logits keep the tanh.
 
-    Source: engine profile, bytes per logit; torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
-    ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
+    Source: engine profile, bytes per logit; transformers, Gemma2ForCausalLM (`planner verify` counts it); torchtitan,
+    components/loss.py (GradAccumulator); Liger-Kernel, ops/fused_linear_cross_entropy.py; Transformer Engine,
+    pytorch/cross_entropy.py.
     """
     copies = layout.tp if job.engine.memory.whole_logits else 1
     per_logit = job.engine.memory.logits_bytes + (job.compute_bytes - 2) / copies
@@ -63,8 +65,9 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
         per_logit = wide * (narrow if narrow and wide == 2 else tensors)
     if job.loss in ("fused", "fused-linear"):
         per_logit = job.compute_bytes
-    if job.loss == "fused":
-        per_logit = per_logit * job.engine.memory.fused_logits_bytes / 2
+        per_logit = per_logit * (job.engine.memory.fused_logits_bytes / 2 if job.loss == "fused" else 1.0)
+    elif job.model.caps_logits and not job.engine.memory.norm_kernel:
+        per_logit = per_logit + job.compute_bytes
     found = per_logit * num_logits(job, layout)
     ahead = {"chunked": 4.0 + job.compute_bytes, "fused-linear": job.compute_bytes}.get(job.loss, 0.0)
     tokens = tokens_per_microbatch(job, layout)

@@ -84,11 +84,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     engine, weights = job.engine, job.state_bytes.weights
     ends = end_params(job, layout, stage)
     ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are separate units
-    gathered = np.greater_equal(layout.zero, 3) * weights * ends
-    if job.training.frozen_weights != "16-bit" and not engine.memory.keeps_ends_gathered:
-        # the head is the only gathered matrix in 16 bits
-        head = holds_head(layout, stage) * head_params_on_device(job.model, engine, layout)
-        gathered = np.greater_equal(layout.zero, 3) * weights * head
+    head = holds_head(layout, stage) * head_params_on_device(job.model, engine, layout)
+    gathered = np.greater_equal(layout.zero, 3) * weights * (ends if engine.memory.keeps_ends_gathered else head)
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     reduced = np.where(kept, 0.0, weights * np.minimum(ends, engine.memory.reduced_params))
     loss, layer = loss_bytes(job, layout, stage), layer_backward_bytes(job, layout, stage)
@@ -103,8 +100,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
         bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
-        live = _live_bytes(job, layout, stage)
-        layer = layer + np.maximum(live - gathered_layers(job, layout, stage), 0.0)
+        live, ahead = _live_bytes(job, layout, stage)
+        layer = layer + np.maximum(ahead - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
         later = _gradients_to_come(job, layout, stage)
         largest = largest - np.minimum(later, np.minimum(largest, largest - layer - bucket + stored))
@@ -219,22 +216,28 @@ def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return _gathered_bytes_per_param(job, layout) * (np.minimum(1, stage.num_layers) * layer + ahead)
 
 
-def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of gathered weights at the end of the forward pass, in engines that keep weights that are soon used again.
+def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
+    """Bytes of gathered weights at the loss and in a layer's backward pass, in engines that gather far ahead.
 
-    The last layers stay gathered if the head's forward and backward pass together use fewer parameters than the reuse
-    distance. While the head's passes run, the engine gathers the layers before these last layers, up to the same number
-    of parameters.
+    The engine keeps or gathers the weights that the backward pass needs next, until it holds as many elements as its
+    limit allows; packed weights count as 16-bit elements. At the loss these are the head and the last layers; layers
+    whose quantised weights stay with their products are among the activations. If all layers leave room, the whole
+    embedding follows, unless no gradient reaches it: recompute asks for gradients at its output.
 
     Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py (__params_to_release, _fetch_sub_module_impl),
-    stage3_max_reuse_distance and stage3_max_live_parameters; `planner verify` counts it.
+    stage3_max_live_parameters; transformers, enable_input_require_grads; `planner verify` counts it.
     """
-    most = job.engine.memory.live_params
+    most, ends = job.engine.memory.live_params * job.state_bytes.weights, end_params(job, layout, stage)
     if not most:
-        return 0.0
-    head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
-    held = held_params(job, layout, stage).total
-    return np.less(2 * head, most) * _gathered_bytes_per_param(job, layout) * np.minimum(held, most)
+        return 0.0, 0.0
+    head = job.state_bytes.weights * holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
+    layers = _gathered_bytes_per_param(job, layout) * (held_params(job, layout, stage).total - ends)
+    again = by_policy(layout, stage, lambda policy: float(policy == FULL))
+    embedding = np.maximum(job.state_bytes.weights * ends - head, 0.0) * (not job.training.lora_rank or again > 0)
+    last = np.clip(most - head, 0.0, layers) * (job.training.frozen_weights == "16-bit")
+    at_loss = head + last + embedding * np.less(layers + head, most)
+    gathers = np.greater_equal(layout.zero, 3)
+    return gathers * at_loss, gathers * np.minimum(layers + embedding, most)
 
 
 def _gathered_bytes_per_param(job: PoolJob, layout: Degrees) -> Number:

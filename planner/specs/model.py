@@ -134,6 +134,8 @@ class ModelSpec(InputDocument):
     pooler: whether there is a pooler (BERT).
     patches: image patches in place of tokens (ViT).
     norm_bias: whether LayerNorm has a bias; `unweighted` norms have no parameters.
+    wide_norms: whether norms multiply by their weights in fp32 (Gemma), and not after rounding (Llama).
+    caps_logits: whether a tanh bounds the logits (Gemma 2).
     head_bias: whether the output head has a bias.
     ffn_hidden_size: width of the feed-forward block; 0 if layers have none.
     cross_attention: whether each layer also attends to an encoder that is not part of the model (the decoder of BART).
@@ -176,6 +178,8 @@ class ModelSpec(InputDocument):
     tied_embeddings: bool
     norms_per_layer: int = Field(default=2, ge=0, le=6)
     norm_bias: bool = True
+    wide_norms: bool = False
+    caps_logits: bool = False
     qkv_bias: bool = False
     parallel_attention: bool = False
     qk_norm: Literal["none", "head", "width"] = "none"

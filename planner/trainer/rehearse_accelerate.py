@@ -27,6 +27,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fully_shard
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from planner.cost.ledger import LineName
@@ -84,13 +85,19 @@ def _fake_world(num_ranks: int, rank: int) -> AbstractContextManager[None]:
 
 
 def model_of(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> Any:
-    """The model of train.py on fake tensors; its frozen matrices in 4 bits if the settings say so."""
+    """The model of train.py on fake tensors; its frozen matrices in 4 bits if the settings say so.
+
+    FlashAttention has no kernel for CPUs; torch's own keeps tensors of the same sizes.
+    """
     spec = importlib.util.spec_from_file_location("train", folder / "train.py")
     assert spec is not None
     assert spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     of_models, four = program.AutoModelForCausalLM, settings.get("load_in_4bit")
+    if "flash" in settings["attn_implementation"]:
+        settings["attn_implementation"] = "kernel_of_cpus"
+        transformers.AttentionInterface.register("kernel_of_cpus", _attention)
     made = partial(_with_frozen, of_models.from_config) if four else of_models.from_config
     with torch.device("meta"), mock.patch.object(of_models, "from_config", made):
         model, _ = program.model_of(settings)
@@ -101,6 +108,12 @@ def model_of(folder: Path, settings: dict[str, Any], mode: FakeTensorMode) -> An
         if four:
             _quantize(model)
     return model
+
+
+def _attention(*inputs: Any, softcap: float | None = None, **further: Any) -> Any:
+    """Attention of torch, which caps no scores."""
+    del softcap
+    return sdpa_attention_forward(*inputs, **further)
 
 
 def _with_frozen(from_config: Callable[..., Any], config: Any, *, dtype: torch.dtype, **options: Any) -> Any:

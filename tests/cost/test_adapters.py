@@ -299,15 +299,26 @@ def test_dropout_moves_the_input_of_each_adapter_and_a_mask(make_job):
     assert float(passes[1].backward - passes[0].backward) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("layers", "counted"), [(1, 6.730e9), (4, 8.145e9), (16, 13.834e9)])
-def test_gathered_nf4_weights_stay_until_their_products_go_backwards(make_job, layers, counted):
+@pytest.mark.parametrize(
+    ("model", "layers", "recompute", "frozen", "counted"),
+    [
+        ("llama3-8b", 1, "none", "nf4", 6.730e9),
+        ("llama3-8b", 4, "none", "nf4", 8.145e9),
+        ("llama3-8b", 16, "none", "nf4", 13.834e9),
+        ("llama3-8b", 4, "full", "nf4", 8.099e9),  # the embedding, too, whose output has a gradient
+        ("llama3-8b", 4, "none", "16-bit", 9.654e9),
+        ("llama3-8b", 4, "full", "16-bit", 8.243e9),
+        ("llama3-70b", 3, "none", "16-bit", 13.208e9),  # the head alone is more than DeepSpeed gathers ahead
+    ],
+)
+def test_deepspeed_holds_weights_that_the_backward_pass_needs(make_job, model, layers, recompute, frozen, counted):
     """Counts of `planner verify` of transformers with PEFT and bitsandbytes 0.50 under DeepSpeed 0.19.8, on 2 ranks.
 
-    DeepSpeed drops its reference to gathered weights, and bitsandbytes' products keep theirs.
+    DeepSpeed drops its reference to gathered weights, and bitsandbytes' products keep theirs, with recompute, too.
     """
-    settings = (f"model.num_layers={layers}", *lora(16, "[query, value]", "training.frozen_weights=nf4"))
-    job = make_job("llama3-8b", "dgx-h100", engine="deepspeed", gpus=2, batch=4, sequence=2048, settings=settings)
-    layout = parse_layout("dp=2,zero=3,mbs=1,recompute=none", num_layers=layers, num_devices=2)
+    settings = (f"model.num_layers={layers}", *lora(16, "[query, value]", f"training.frozen_weights={frozen}"))
+    job = make_job(model, "dgx-h100", engine="deepspeed", gpus=2, batch=4, sequence=2048, settings=settings)
+    layout = parse_layout(f"dp=2,zero=3,mbs=1,recompute={recompute}", num_layers=layers, num_devices=2)
     (stage,) = estimate(job, layout).memory
     lines = {line.name: float(line.num_bytes) for line in stage.lines}
-    assert stage.total_bytes - lines[LineName.RUNTIME] == pytest.approx(counted, rel=0.005)
+    assert stage.total_bytes - lines[LineName.RUNTIME] == pytest.approx(counted, rel=0.012)
