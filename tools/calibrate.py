@@ -2,8 +2,8 @@
 
     python tools/calibrate.py RUNS.csv planner/calibration.json
 
-The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
-device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they
+The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine whose
+layers run, the device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they
 differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a mixed
 model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
 causes of time have factors: the core of fused attention for each device, engine and kernel, the innermost link and the
