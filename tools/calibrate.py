@@ -3,13 +3,13 @@
     python tools/calibrate.py RUNS.csv planner/calibration.json
 
 The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine whose
-layers run, the device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they
-differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a mixed
-model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
-causes of time have factors: the core of fused attention for each device, engine and kernel, the innermost link and the
-links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model.
-The evidence for error bands comes from folds that hold whole sources out. Folds that hold whole families of publishers
-out tell how much wider a band is where only one family ran an engine on a device.
+layers run, the device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near
+1, so they differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a
+mixed model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four
+other causes of time have factors: the core of fused attention for each device, engine and kernel, the innermost link
+and the links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single
+model. The evidence for error bands comes from folds that hold whole sources out. Folds that hold whole families of
+publishers out tell how much wider a band is where only one family ran an engine on a device.
 """
 
 from __future__ import annotations
