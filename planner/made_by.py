@@ -56,7 +56,8 @@ def with_corrections_of_any_engine(job: Job) -> Job | None:
     """
     if len(job.pools) > 1 or job.pools[0].calibration != _of(job, shipped_calibration())[0][0]:
         return None
-    anybody = job.engine.model_copy(update={"name": ""})
+    own_layers = job.engine.compute.model_copy(update={"layers_of": ""})
+    anybody = job.engine.model_copy(update={"name": "", "compute": own_layers})
     (entry,) = calibrations_of(job.cluster, job.model, job.training, anybody, shipped_calibration())
     return replace(job.pools[0], calibration=entry)
 

@@ -143,8 +143,7 @@ def _device(found: DeviceSpec, curves: Curves) -> DeviceSpec:
     if attention := curves["attention"]:  # both, because the forecast derives the backward pass from the forward pass
         seconds = _total(attention, "forward_seconds") + _total(attention, "backward_seconds")
         reached = (1 + FLASH_BACKWARD) * _total(attention, "flops") / seconds
-        older = found.efficiency.attention_flash_2 is not None  # the kernel that torch has for every generation
-        changes["attention_flash_2" if older else "attention"] = min(1.0, reached / peak[core])
+        changes["attention"] = min(1.0, reached / peak[core])
     efficiency = found.efficiency.model_copy(update=changes)
     return found.model_copy(update={"peak": peak, "memory_bandwidth": bandwidth, "efficiency": efficiency})
 

@@ -2,14 +2,14 @@
 
     python tools/calibrate.py RUNS.csv planner/calibration.json
 
-The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine, the
-device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near 1, so they
-differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a mixed
-model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four other
-causes of time have factors: the core of fused attention for each device, engine and kernel, the innermost link and the
-links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single model.
-The evidence for error bands comes from folds that hold whole sources out. Folds that hold whole families of publishers
-out tell how much wider a band is where only one family ran an engine on a device.
+The slowdown of compute relative to the roofline is a product of factors: for the precision class, the engine whose
+layers run, the device, the kind of layers, and for their combinations. A penalty keeps the factors of combinations near
+1, so they differ from 1 only where runs require it. A combination without measured runs has the factors of its parts (a
+mixed model, as in Gelman and Hill 2007, chapter 12; the penalties are chosen to forecast whole sources best). Four
+other causes of time have factors: the core of fused attention for each device, engine and kernel, the innermost link
+and the links beyond it for all runs, and the host for layers with and without experts. No constant belongs to a single
+model. The evidence for error bands comes from folds that hold whole sources out. Folds that hold whole families of
+publishers out tell how much wider a band is where only one family ran an engine on a device.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class _Term(NamedTuple):
 
 
 _TERMS: Final = (
-    _Term("slowdown", ("device", "engine", "precision", "experts"), 15.0),
-    _Term("slowdown", ("device", "engine"), 9.0),
+    _Term("slowdown", ("device", "layers", "precision", "experts"), 15.0),
+    _Term("slowdown", ("device", "layers"), 9.0),
     _Term("core_attention", ("device", "engine", "attention_kernel"), 0.3),
     _Term("slowdown", ("device", "precision"), 9.0),
-    _Term("slowdown", ("engine", "precision"), 9.0),
-    _Term("slowdown", ("engine", "experts"), 9.0),
+    _Term("slowdown", ("layers", "precision"), 9.0),
+    _Term("slowdown", ("device", "experts"), 9.0),
     _Term("slowdown", ("device",), 6.0),
-    _Term("slowdown", ("engine",), 6.0),
+    _Term("slowdown", ("layers",), 6.0),
     _Term("slowdown", ("precision",), 6.0),
     _Term("slowdown", ("experts",), 6.0),
     _Term("host", ("experts",), 0.1),
@@ -102,6 +102,7 @@ class Sample:
     """A measured run for the fit, with its step seconds as forecast at a few values of each calibration factor.
 
     seconds: shape (factors, points). At each point, only one factor differs from its usual value.
+    layers: the engine whose layers run.
     kernel: the engine's kernel of fused attention.
     """
 
@@ -114,6 +115,7 @@ class Sample:
     features: tuple[str, ...] = ()
     measured_seconds: float
     seconds: NDArray[np.float64]
+    layers: str = ""
     kernel: str = "latest"
 
     @property
@@ -123,7 +125,8 @@ class Sample:
 
     def group(self, keys: Iterable[str]) -> tuple[str | bool, ...]:
         """The sample's values of these keys."""
-        return tuple({**self.keys, "attention_kernel": self.kernel}[key] for key in keys)
+        layers = self.layers or self.keys["engine"]
+        return tuple({**self.keys, "layers": layers, "attention_kernel": self.kernel}[key] for key in keys)
 
 
 _Group = tuple[_Term, tuple[str | bool, ...]]
@@ -196,6 +199,7 @@ def _sample(run: Run, setup: Setup, measured_seconds: float) -> Sample:
             "precision": precision_class(job.training.precision),
             "experts": job.model.moe is not None,
         },
+        layers=job.engine.compute.layers_of,
         kernel=job.engine.compute.attention_kernel,
         axes=axes_of(setup.layout),
         features=features_of(job, setup.layout),
@@ -298,7 +302,7 @@ def calibrate(samples: Sequence[Sample], memory: Sequence[MemoryRun] = ()) -> Ca
             sources = tuple(sorted({s.source for s in members}))
             named = dict(zip(keys, group, strict=True))
             of_group = {**named, **groups[group], "num_rows": len(members), "sources": sources}
-            if keys in (("device", "engine"), ("device", "engine", "attention_kernel"), ("engine",)):
+            if keys in (("device", "layers"), ("device", "engine", "attention_kernel"), ("layers",)):
                 of_group["family"] = _rests_on(named, fit, without)
             entries.append(CalibrationEntry.model_validate(of_group))
     evidence = evidence_of(samples, held_out_ratios(samples, source_folds(samples)))
@@ -317,7 +321,7 @@ def _rests_on(named: Mapping[str, str | bool], fit: _Fit, without: Mapping[str, 
     def corrections(found: _Fit) -> NDArray[np.float64]:
         logs = np.zeros(len(_FACTORS))
         for term in _TERMS:
-            if "engine" in term.keys and set(term.keys) <= set(named):
+            if {"engine", "layers"} & set(term.keys) and set(term.keys) <= set(named):
                 group = (term, tuple(named[key] for key in term.keys))
                 logs[_FACTORS.index(term.factor)] += found.factors.get(group, 0.0)
         return logs

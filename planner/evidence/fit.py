@@ -99,8 +99,6 @@ class Forecasts:
 class Learnt:
     """The correction of one device and engine, and the forecasts of the runs from which it was learnt."""
 
-    device: str
-    engine: str
     entry: CalibrationEntry
     forecasts: tuple[Forecasts, ...]
 
@@ -275,8 +273,6 @@ def _learn_kind(device: str, engine: str, runs: Sequence[Observation]) -> Learnt
     )
     seconds = (np.exp(each).tolist() for each in (measured, before, predicted, np.array(left_out)))
     return Learnt(
-        device=device,
-        engine=engine,
         entry=entry,
         forecasts=tuple(
             Forecasts(where=run.where, measured=a, before=b, after=c, left_out=d)

@@ -34,11 +34,11 @@ def _corrections(learnt: Sequence[Learnt]) -> Group:
     for each in learnt:
         factors = [f"{getattr(each.entry, name):.2f}" for name in FACTORS]
         band = f"{each.entry.low:.2f} to {each.entry.high:.2f}"
-        rows.append((clean(f"{each.device}, {each.engine}"), str(len(each.forecasts)), *factors, band))
+        rows.append((clean(f"{each.entry.device}, {each.entry.engine}"), str(len(each.forecasts)), *factors, band))
     header = ("", "runs", "computing", "memory", "host", "scale-up", "network", "attention", "8 of 10 runs")
     note = "times as long as the shipped calibration says; band: of the forecast"
     columns = Columns(rows, right=range(1, 9), wrap=(0,), optional=(7, 4, 3, 1), header=header)
-    single = [f"{each.device}, {each.engine}" for each in learnt if len(each.forecasts) == 1]
+    single = [f"{each.entry.device}, {each.entry.engine}" for each in learnt if len(each.forecasts) == 1]
     return section("Corrections", columns, *([_one_run(single)] if single else []), note=note)
 
 

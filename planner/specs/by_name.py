@@ -155,6 +155,7 @@ def calibrations_of(
             engine=engine.name,
             precision=training.precision,
             experts=model.moe is not None,
+            layers_of=engine.compute.layers_of,
             kernel=engine.compute.attention_kernel,
         )
         for pool in cluster.pools

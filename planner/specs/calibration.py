@@ -19,6 +19,7 @@ class CalibrationEntry(Document):
     """Measured corrections for a device, engine, precision class and kind of layers; a missing key matches any value.
 
     experts: whether the model has experts, which need other kernels and exchanges.
+    layers: the engine whose layers run; engines around one library (Megatron-Core) share it.
     attention_kernel: the engine's kernel of fused attention, as in the engine's profile.
     slowdown: factor on the roofline's compute time; the factors of all matching entries multiply.
     memory: the same factor for operators that only move bytes.
@@ -41,6 +42,7 @@ class CalibrationEntry(Document):
     engine: Name | None = None
     precision: PrecisionClass | None = None
     experts: bool | None = None
+    layers: Name | None = None
     attention_kernel: Name | None = None
     slowdown: float = Field(default=1.0, gt=0, le=100)
     memory: float = Field(default=1.0, gt=0, le=100)
@@ -135,14 +137,23 @@ def precision_class(precision: Precision) -> PrecisionClass:
 
 
 def find_entry(
-    calibration: Calibration, *, device: str, engine: str, precision: Precision, experts: bool, kernel: str = "latest"
+    calibration: Calibration,
+    *,
+    device: str,
+    engine: str,
+    precision: Precision,
+    experts: bool,
+    layers_of: str = "",
+    kernel: str = "latest",
 ) -> CalibrationEntry:
     """The combination of all matching entries; `UNCALIBRATED` if none matches.
+
+    layers_of, kernel: as in the engine's profile.
 
     Slowdowns and other factors multiply. Every other value comes from the first entry that has it.
     """
     wanted = {"device": device, "engine": engine, "precision": precision_class(precision), "experts": experts}
-    wanted["attention_kernel"] = kernel
+    wanted |= {"layers": layers_of or engine, "attention_kernel": kernel}
     matching = [
         entry
         for entry in calibration.entries

@@ -273,6 +273,7 @@ class EngineOffload(_Explained):
 class EngineCompute(_Explained):
     """Costs of the engine's computing in addition to the device's efficiency.
 
+    layers_of: the engine whose layers, operators and kernels this one runs; empty: it has layers of its own.
     attention_kernel: `latest`: fused attention written for the device's generation (cuDNN in Transformer Engine,
     FlashAttention-3 and 4); `flash-2`: FlashAttention-2; `flash-1`: that of 2022, written in Triton.
     fp8_attention: in fp8 or fp4 training, the products of fused attention run in 8 bits.
@@ -288,6 +289,7 @@ class EngineCompute(_Explained):
     loops_over_experts: experts run one after the other, not as one grouped product.
     """
 
+    layers_of: str = ""
     attention_kernel: Literal["latest", "flash-2", "flash-1"] = "latest"
     fp8_attention: bool = False
     low_precision_speed: float = Field(default=1.0, gt=0, le=2)

@@ -264,7 +264,7 @@ def test_overlap_gains_what_was_measured(dispatcher):
         step((dispatcher, "none", False)) - step((dispatcher, "none", True))
         for step in (STEPS.__getitem__, lambda case: step_of(*case))
     )
-    assert told == pytest.approx(measured, rel=0.1)
+    assert told == pytest.approx(measured, rel=0.2)
 
 
 def test_levers_have_the_order_that_was_measured():

@@ -486,7 +486,11 @@ def test_kernels_are_read_from_words_and_from_the_age_of_a_program() -> None:
     assert compiled.compute.attention_kernel == "flash-2"  # cuDNN came first in October 2025
     assert load_engine("torchtitan").compute.attention_kernel == "latest"
     of_2023 = setup_of(framework="Composer/FSDP1", pp="1").job.engine  # attn_impl: triton
-    assert (of_2023.compute.attention_kernel, load_engine("fsdp").compute.attention_kernel) == ("flash-1", "flash-2")
+    assert of_2023.compute.attention_kernel == "flash-1"
+    # torch takes cuDNN first since 2.11, and took FlashAttention-2 before
+    assert {load_engine(name).compute.attention_kernel for name in ("fsdp", "torch")} == {"latest"}
+    older = setup_of(framework="HF Trainer + FSDP (fms-hf-tuning)", tp="1", pp="1").job.engine
+    assert (older.name, older.compute.attention_kernel) == ("fsdp", "flash-2")
     old, new = (setup_of(framework="DeepSpeed", pp="1", flags=flags).job for flags in ("", "Liger kernel; FA3 on H200"))
     assert [job.engine.compute.attention_kernel for job in (old, new)] == ["flash-2", "latest"]
 

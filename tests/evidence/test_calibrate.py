@@ -10,8 +10,10 @@ import pytest
 from project_tools import load_tool
 from published_runs import published_runs
 
+from planner.made_by import with_corrections_of_any_engine
 from planner.specs.by_name import shipped_calibration
 from planner.specs.calibration import UNCALIBRATED, Calibration, CalibrationEntry, find_entry
+from planner.specs.load import load_job
 
 TOOL = load_tool("calibrate")
 Sample, calibrate, held_out_ratios = TOOL.Sample, TOOL.calibrate, TOOL.held_out_ratios
@@ -145,6 +147,25 @@ def test_slowdowns_multiply_and_the_first_statement_counts():
     alone = (CalibrationEntry(engine="megatron", slowdown=1.1, alone=True), *entries)
     assert find_entry(Calibration(entries=alone), **asked).slowdown == 1.1
     assert find_entry(Calibration(entries=entries[2:3]), **asked) == UNCALIBRATED
+
+
+def test_engines_around_one_library_share_what_its_layers_take():
+    around = [replace(made_up(slowdown=1.6, engine="megatron-bridge"), layers="megatron") for _ in range(60)]
+    fitted = calibrate([*around, *runs()])
+    asked = {"device": "a100-80gb", "precision": "bf16", "experts": False}
+    of_library = find_entry(fitted, engine="megatron-fsdp", layers_of="megatron", **asked)
+    assert of_library.slowdown == find_entry(fitted, engine="megatron", **asked).slowdown
+    assert of_library.slowdown == pytest.approx(1.6, rel=0.1)
+    assert find_entry(fitted, engine="torchtitan", **asked).slowdown < 0.95 * of_library.slowdown
+
+
+def test_programs_around_megatron_core_have_one_slowdown():
+    engines = ("megatron", "megatron-bridge", "megatron-fsdp")
+    given = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch_size": 64}
+    jobs = [load_job(**given, sequence_length=4096, engine=engine) for engine in engines]
+    assert len({job.pools[0].calibration.slowdown for job in jobs}) == 1
+    plain = [with_corrections_of_any_engine(job).calibration for job in jobs]
+    assert plain[0] == plain[1] == plain[2]
 
 
 @pytest.mark.parametrize(("others", "rests_on"), [(0.0, "old"), (5.0, "")])

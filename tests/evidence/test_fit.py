@@ -121,7 +121,7 @@ def test_each_device_and_engine_learns_by_itself(plans):
         "llama3-8b", "dgx-h100", layout=LAYOUTS[0], gpus=8, seq_len=2048, global_batch=64, engine="megatron"
     )
     slow, fast = learn([*slower(plans, 1.5), observed(other, other.step_seconds * 0.9)])
-    assert (slow.device, fast.device) == ("a100-80gb", "h100-80gb")
+    assert (slow.entry.device, fast.entry.device) == ("a100-80gb", "h100-80gb")
     assert slow.entry.slowdown > 1 > fast.entry.slowdown
 
 

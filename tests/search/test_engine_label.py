@@ -24,7 +24,7 @@ def priced(engine, **given):
 @pytest.fixture
 def of_any_engine(tmp_path):
     """A calibration file with only those shipped entries that name no engine."""
-    entries = [each for each in shipped_calibration().entries if each.engine is None]
+    entries = [each for each in shipped_calibration().entries if not (each.engine or each.layers)]
     path = tmp_path / "any.json"
     path.write_text(json.dumps({"entries": [each.model_dump(mode="json") for each in entries]}), encoding="utf-8")
     return path
