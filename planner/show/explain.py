@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.answers.report import Explanation
-    from planner.cost.ledger import TimeLine
     from planner.plan import Plan
     from planner.show.rows import Rows
 
@@ -166,20 +165,16 @@ def _time_section(plan: Plan) -> Group:
             scale(float(line.hidden_seconds)),
             scale(float(line.exposed_seconds)),
             f"{float(line.exposed_seconds) / total:.1%}" if line.exposed_seconds else "",
-            Text(clean(line.bound) if line.busy_seconds else "", style="dim"),
+            Text(clean(line.bound), style="dim"),
         ]
-        for line in _spent(plan)
+        for line in plan.time
+        if line.busy_seconds > 0  # no plan communicates along every axis
     ]
     rows.append([Text("step", style="bold"), "", "", "", Text(scale(total), style="bold"), "100.0%"])
     header = ("", "stage", "busy", "hidden", "exposed", "share", "bound by")
     table = Columns(rows, right=(1, 2, 3, 4, 5), optional=(5, 1), header=header)
     note = "; ".join(filter(None, ("exposed = busy - hidden; the step is their sum", slowest_words(plan))))
     return section(f"Time of a step, {scale.unit}", table, note=note)
-
-
-def _spent(plan: Plan) -> list[TimeLine]:
-    """Return the lines of time that are not zero; no plan communicates along every axis."""
-    return [line for line in plan.time if line.busy_seconds > 0]
 
 
 SECTIONS: Final = {
