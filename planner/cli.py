@@ -1,7 +1,7 @@
 """The command line as a process: signals, closed streams, exit codes. `planner.commands` holds the commands.
 
-Results are written to standard output, everything else to standard error. Commands import slow modules only when they
-run, so that `planner --help` answers at once.
+Results are written to standard output, everything else to standard error. A command's module is imported when the
+command is named, and slow modules when it runs, so that `planner --help` answers at once.
 """
 
 from __future__ import annotations
@@ -13,29 +13,14 @@ import os
 import shlex
 import signal
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from planner.commands import (
-    accuracy,
-    calibrate,
-    check,
-    clusters,
-    diff,
-    emit,
-    engines,
-    explain,
-    glossary,
-    launch,
-    measure,
-    models,
-    plan,
-    serve,
-    verify,
-)
 from planner.commands.console import Console
 from planner.errors import EnvironmentProblem, ExitCode, InputError, PlannerError
+from planner.later import Later, at
 from planner.version import VERSION
 
 if TYPE_CHECKING:
@@ -67,7 +52,65 @@ def _quiet(*, hidden: bool = False) -> click.Option:
     return click.Option(names, is_flag=True, expose_value=False, callback=_hush, hidden=hidden, help=words)
 
 
-@click.group(cls=_InOrder, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+_EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
+    "plan": (
+        "planner plan llama3-70b dgx-h100 --nodes 16 --global-batch 512 -o plan.json",
+        "planner plan gpt3-175b dgx-a100 --nodes 64..128 --global-batch 1536",
+        "planner plan config.json dgx-h100,dgx-a100 --gpus 64 --global-batch 256",
+    ),
+    "explain": (
+        "planner explain plan.json --why-not tp=8",
+        "planner explain llama3-8b dgx-h100 --global-batch 64 --layout dp=8,zero=3",
+        "planner explain --from train.sh dgx-h100 --gpus 64",
+    ),
+    "diff": ("planner diff before.json after.json",),
+    "verify": ("planner verify plan.json",),
+    "launch": ("planner launch plan.json --data text.jsonl --tokenizer tokenizer.json",),
+    "emit": ("planner emit plan.json --on slurm -o run/",),
+    "accuracy": ("planner accuracy runs.csv",),
+    "measure": ("planner measure -o measured/ --model llama3-8b",),
+    "calibrate": ("planner calibrate runs/ -o mine.json", "planner calibrate train.log --plan plan.json -o mine.json"),
+    "check": (
+        "planner check runs/plan --plan plan.json",
+        "planner check train.log --plan plan.json --baseline last-week.log --fail-on slower",
+    ),
+    "models": ("planner models llama3-70b", "planner models --from Qwen3-8B/config.json -o qwen3-8b.yaml"),
+    "clusters": ("planner clusters gb200-nvl72", "planner clusters --detect > mine.yaml"),
+    "engines": ("planner engines", "planner engines megatron"),
+    "glossary": ("planner glossary bubble",),
+    "serve": ("planner serve",),
+}
+"""The commands in order of use, with examples of each."""
+
+_FIRST: Final = (
+    "planner plan llama3-8b dgx-h100 --global-batch 512 -o plan.json",
+    "planner explain plan.json",
+    "planner emit plan.json --on slurm -o run",
+)
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    return "\b\nFor example:\n" + "\n".join(f"  {example}" for example in examples)
+
+
+@cache
+def _command(name: str) -> click.Command:
+    found: click.Command = at(f"commands.{name}:command")
+    found.params.append(_quiet(hidden=True))  # `planner plan -q` works like `planner -q plan`
+    found.epilog = _epilog(_EXAMPLES[name])
+    return found
+
+
+_COMMANDS: Final[Any] = Later(_EXAMPLES, _command)
+
+
+@click.group(
+    cls=_InOrder,
+    commands=_COMMANDS,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_epilog(_FIRST),
+)
 @click.version_option(VERSION, prog_name="planner")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -76,45 +119,7 @@ def cli(ctx: click.Context) -> None:
         Console().print(ctx.get_help() + "\n")
 
 
-_EXAMPLES: Final = {
-    plan: (
-        "planner plan llama3-70b dgx-h100 --nodes 16 --global-batch 512 -o plan.json",
-        "planner plan gpt3-175b dgx-a100 --nodes 64..128 --global-batch 1536",
-        "planner plan config.json dgx-h100,dgx-a100 --gpus 64 --global-batch 256",
-    ),
-    explain: (
-        "planner explain plan.json --why-not tp=8",
-        "planner explain llama3-8b dgx-h100 --global-batch 64 --layout dp=8,zero=3",
-        "planner explain --from train.sh dgx-h100 --gpus 64",
-    ),
-    diff: ("planner diff before.json after.json",),
-    verify: ("planner verify plan.json",),
-    launch: ("planner launch plan.json --data text.jsonl --tokenizer tokenizer.json",),
-    emit: ("planner emit plan.json --on slurm -o run/",),
-    accuracy: ("planner accuracy runs.csv",),
-    measure: ("planner measure -o measured/ --model llama3-8b",),
-    calibrate: ("planner calibrate runs/ -o mine.json", "planner calibrate train.log --plan plan.json -o mine.json"),
-    check: (
-        "planner check runs/plan --plan plan.json",
-        "planner check train.log --plan plan.json --baseline last-week.log --fail-on slower",
-    ),
-    models: ("planner models llama3-70b", "planner models --from Qwen3-8B/config.json -o qwen3-8b.yaml"),
-    clusters: ("planner clusters gb200-nvl72", "planner clusters --detect > mine.yaml"),
-    engines: ("planner engines", "planner engines megatron"),
-    glossary: ("planner glossary bubble",),
-    serve: ("planner serve",),
-}
-_FIRST: Final = (
-    "planner plan llama3-8b dgx-h100 --global-batch 512 -o plan.json",
-    "planner explain plan.json",
-    "planner emit plan.json --on slurm -o run",
-)
 cli.params.insert(0, _quiet())
-for verb in _EXAMPLES:
-    cli.add_command(verb.command)
-    verb.command.params.append(_quiet(hidden=True))  # `planner plan -q` works like `planner -q plan`
-for each, examples in ((cli, _FIRST), *((verb.command, lines) for verb, lines in _EXAMPLES.items())):
-    each.epilog = "\b\nFor example:\n" + "\n".join(f"  {example}" for example in examples)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from planner.plan_parts import MadeBy
 from planner.specs.by_name import calibrations_of, shipped_calibration
 from planner.specs.job import job_on
+from planner.specs.library import PACKAGE
 from planner.version import VERSION
 
 if TYPE_CHECKING:
@@ -77,11 +76,12 @@ def _digest(calibration: Literal["shipped", "own"]) -> str:
 
     A wheel and a checkout have the same hash.
     """
-    package, found = Path(str(files("planner"))), hashlib.sha256(VERSION.encode())
-    paths = {path for pattern in _FORMULAS for path in package.glob(pattern)}
+    found = hashlib.sha256(VERSION.encode())
+    paths = {path for pattern in _FORMULAS for path in PACKAGE.glob(pattern)}
     if calibration == "shipped":
-        paths.add(package / "calibration.json")
-    for path in sorted(paths, key=lambda path: path.relative_to(package).as_posix()):
-        content = path.read_bytes()
-        found.update(f"\n{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+        paths.add(PACKAGE / "calibration.json")
+    names = {path.relative_to(PACKAGE).as_posix(): path for path in paths}
+    for name in sorted(names):
+        content = names[name].read_bytes()
+        found.update(f"\n{name} {len(content)}\n".encode() + content)
     return found.hexdigest()[:16]

@@ -30,7 +30,7 @@ Rule = Callable[[Sources], list[str]]
 PACKAGE = Path(planner.__file__).parent
 
 LAYERS = (
-    ("elementary", "errors", "numbers", "once", "sums", "units", "version"),
+    ("elementary", "errors", "later", "numbers", "once", "sums", "units", "version"),
     ("specs", "engines"),
     ("data_files", "layout", "layout_text", "run_arguments"),
     ("cost",),
@@ -102,10 +102,18 @@ def resolve(name: str, sources: Sources) -> str:
     return name
 
 
+def places_of(source: str) -> Iterator[str]:
+    """Modules that a source names as `module:variable`, which `planner.later` imports when they are asked for."""
+    texts = (node.value for node in ast.walk(parsed(source)) if isinstance(node, ast.Constant))
+    yield from (text.partition(":")[0] for text in texts if re.fullmatch(r"[a-z_.]+:[A-Za-z_]+", str(text)))
+
+
 def import_graph(sources: Sources) -> dict[str, set[str]]:
     """Modules and their imports; planner/__init__.py is the module ""."""
     return {
-        module: {resolve(name, sources) for name in imports_of(source)} - {module} for module, source in sources.items()
+        module: {resolve(name, sources) for name in imports_of(source)}
+        | {place for place in places_of(source) if place in sources} - {module}
+        for module, source in sources.items()
     }
 
 

@@ -870,7 +870,7 @@ INTERRUPTED_IMPORT = """
 import os, sys
 class Interrupts:
     def find_spec(self, name, *_):
-        if name == "planner.commands.plan":
+        if name == "planner.commands.console":
             os.kill(os.getpid(), int(sys.argv[1]))
 sys.meta_path.insert(0, Interrupts())
 from planner.__main__ import start

@@ -10,7 +10,7 @@ from planner.emit import programs
 
 name, part, place = os.environ["REMOVED_ROW"].split(":")
 module, _, variable = programs.PLACES[name].partition(":")
-table = import_module(f"planner.emit.programs.{module}")
+table = import_module(f"planner.{module}")
 target = getattr(table, variable)
 rows = getattr(target, part)
 less = {part: rows[: int(place)] + rows[int(place) + 1 :]}

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.answers.batch import Batch, batch_of
-from planner.answers.collectives import Collectives, collectives_of
-from planner.answers.layout_remedies import FittingChange, layout_remedies
-from planner.answers.peak import Alternative, MemoryBand, StagePeak, alternatives_of, memory_band_of, peaks_of
 from planner.answers.plan_inputs import job_of
-from planner.answers.scaling import Scaling, scaling_of
-from planner.answers.schedules import Schedules, schedules_of
-from planner.answers.waterfall import Rate, Waterfall, rates_of, waterfall_of
-from planner.answers.what_if import Sensitivity, WhatIf, sensitivity_of
-from planner.answers.what_if import what_if as what_if_of
-from planner.answers.why_not import WhyNot
-from planner.answers.why_not import why_not as why_not_of
 from planner.cost.estimate import estimate
+from planner.later import at
 from planner.plan import plan_to_dict
 from planner.search.reporter import Reporter
 from planner.specs.document import Document
@@ -27,7 +17,23 @@ from planner.specs.document import Document
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from planner.answers.batch import Batch
+    from planner.answers.collectives import Collectives
+    from planner.answers.layout_remedies import FittingChange
+    from planner.answers.peak import Alternative, MemoryBand, StagePeak
+    from planner.answers.scaling import Scaling
+    from planner.answers.schedules import Schedules
+    from planner.answers.waterfall import Rate, Waterfall
+    from planner.answers.what_if import Sensitivity, WhatIf
+    from planner.answers.why_not import WhyNot
     from planner.plan import Plan
+
+_TYPES: Final = (
+    *("batch:Batch", "collectives:Collectives", "layout_remedies:FittingChange", "peak:Alternative", "peak:MemoryBand"),
+    *("peak:StagePeak", "scaling:Scaling", "schedules:Schedules", "waterfall:Rate", "waterfall:Waterfall"),
+    *("what_if:Sensitivity", "what_if:WhatIf", "why_not:WhyNot"),
+)
+"""Types of the sections, each in the module of its question, which is imported only if the question is asked."""
 
 
 class Sections(Document):
@@ -52,6 +58,12 @@ class Sections(Document):
     scaling: Scaling | None = None
 
 
+def whole_sections() -> type[Sections]:
+    """The class with the types of all answers, which only a document of JSON and its schema need."""
+    Sections.model_rebuild(_types_namespace={each.partition(":")[2]: at(f"answers.{each}") for each in _TYPES})
+    return Sections
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """A plan and the sections of its report."""
@@ -64,6 +76,7 @@ class Explanation:
 
         The keys are in docs/schemas/explanation.json; equal inputs give equal bytes.
         """
+        whole_sections()
         document = plan_to_dict(self.plan) | self.sections.model_dump(mode="json", exclude_unset=True)
         return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
 
@@ -89,7 +102,9 @@ def explain(
     """
     reporter = reporter or Reporter()
     found = _fixed(plan, parts, reporter, not_run) | _answers(plan, reporter, **questions)
-    return Explanation(plan=plan, sections=Sections(**found) if parts is None else Sections.model_construct(**found))
+    return Explanation(
+        plan=plan, sections=whole_sections()(**found) if parts is None else Sections.model_construct(**found)
+    )
 
 
 def _fixed(plan: Plan, parts: Collection[str] | None, reporter: Reporter, not_run: str) -> dict[str, Any]:
@@ -98,13 +113,15 @@ def _fixed(plan: Plan, parts: Collection[str] | None, reporter: Reporter, not_ru
     priced = cache(lambda: estimate(job, layout))
     is_known = plan.fits is not None  # without it nothing is said of what fits
     fixed: dict[str, Callable[[], Any]] = {
-        "waterfall": lambda: waterfall_of(job, layout, priced()),
-        "rates": lambda: rates_of(job, layout, priced()),
-        "peaks": lambda: peaks_of(job, layout),
-        "alternatives": lambda: alternatives_of(job, layout) if is_known else (),
+        "waterfall": lambda: at("answers.waterfall:waterfall_of")(job, layout, priced()),
+        "rates": lambda: at("answers.waterfall:rates_of")(job, layout, priced()),
+        "peaks": lambda: at("answers.peak:peaks_of")(job, layout),
+        "alternatives": lambda: at("answers.peak:alternatives_of")(job, layout) if is_known else (),
         "not_run": lambda: not_run or None,
-        "memory_band": lambda: memory_band_of(job, plan) if is_known else None,
-        "fitting_changes": lambda: layout_remedies(job, layout) if plan.fits is False else None,
+        "memory_band": lambda: at("answers.peak:memory_band_of")(job, plan) if is_known else None,
+        "fitting_changes": lambda: (
+            at("answers.layout_remedies:layout_remedies")(job, layout) if plan.fits is False else None
+        ),
     }
     if plan.fits is False:
         reporter.about("what would make it fit")
@@ -126,24 +143,28 @@ def _answers(
     others: whether each of `_OTHERS` is asked.
     """
 
-    def told(title: str, answer: Callable[..., Any], asked: str) -> Any:
+    def told(title: str, answer: str, asked: str, **how: bool) -> Any:
         reporter.about(title)
-        return answer(plan, asked, reporter)
+        return at(answer)(plan, asked, reporter, **how)
 
     changes = tuple(asked for asked in what_if if asked)
     found: dict[str, Any] = {
-        "why_not": tuple(told(f"why not {asked}", why_not_of, asked) for asked in why_not),
-        "what_if": tuple(told(f"what if {asked}", partial(what_if_of, search=search), asked) for asked in changes),
-        "sensitivity": sensitivity_of(plan, reporter.about, search=search) if len(changes) < len(what_if) else None,
-        **{name: answer(plan) for name, answer in _OTHERS.items() if others.get(name)},
-        "scaling": None if scaling is None else scaling_of(plan, scaling, reporter.about),
+        "why_not": tuple(told(f"why not {asked}", "answers.why_not:why_not", asked) for asked in why_not),
+        "what_if": tuple(
+            told(f"what if {asked}", "answers.what_if:what_if", asked, search=search) for asked in changes
+        ),
+        **{name: at(answer)(plan) for name, answer in _OTHERS.items() if others.get(name)},
     }
+    if len(changes) < len(what_if):
+        found["sensitivity"] = at("answers.what_if:sensitivity_of")(plan, reporter.about, search=search)
+    if scaling is not None:
+        found["scaling"] = at("answers.scaling:scaling_of")(plan, scaling, reporter.about)
     return {name: answer for name, answer in found.items() if answer}
 
 
-_OTHERS: Final[dict[str, Callable[[Plan], Any]]] = {
-    "schedules": schedules_of,
-    "collectives": collectives_of,
-    "batch": batch_of,
+_OTHERS: Final = {
+    "schedules": "answers.schedules:schedules_of",
+    "collectives": "answers.collectives:collectives_of",
+    "batch": "answers.batch:batch_of",
 }
 """Questions without a value."""

@@ -222,8 +222,7 @@ def draw(found: SketchedSchedule) -> list[str]:
     rows = [["."] * length for _ in range(found.stages)]
     for each in found.passes:
         row = rows[each.stage]
-        places = _own_places(each)
-        for place in places:
+        for place in _own_places(each):
             row[place] = _mark(each)
     return ["".join(row) for row in rows]
 

@@ -42,12 +42,7 @@ def run(runs: Sequence[Path], *, output: Path, console: Console, plan: Path | No
 @file_option(
     "--output", "-o", help="Write the corrections here, for --calibration of other commands; - for standard output."
 )
-@click.option(
-    "--plan",
-    type=click.Path(path_type=Path),
-    metavar="PLAN",
-    help="The plan that the logs ran; by default plan.json beside a log.",
-)
+@file_option("--plan", metavar="PLAN", help="The plan that the logs ran; by default plan.json beside a log.")
 @click.option("--force", is_flag=True, help="Replace a file that exists.")
 @click.pass_context
 def command(ctx: click.Context, /, output: Path | None, **options: Any) -> int:

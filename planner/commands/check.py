@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planner.commands.console import Console
-from planner.commands.options import json_option
+from planner.commands.options import file_option, json_option
 from planner.errors import ExitCode, InputError, Mistake
 
 REASONS = ("slower", "memory", "layout")
@@ -48,9 +48,8 @@ def run(
 @click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--plan", required=True, metavar="PLAN", help="The plan that the run ran.")
 @click.option("--row", default="", metavar="ID", help="The row of a table of runs (.csv).")
-@click.option(
+@file_option(
     "--baseline",
-    type=click.Path(path_type=Path),
     metavar="RUN",
     help="An earlier run that this one must keep up with, or a folder of run folders, which tell how far runs differ.",
 )

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner.commands.console import Console, run_folder
-from planner.commands.options import Command, force_unfit_option, plan_argument, run_options, with_run_arguments
+from planner.commands.options import (
+    Command,
+    file_option,
+    force_unfit_option,
+    plan_argument,
+    run_options,
+    with_run_arguments,
+)
 from planner.emit.programs import PROGRAMS
+from planner.emit.starters import STARTERS
 from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from planner.emit.bundle import Bundle
     from planner.run_arguments import RunArguments
-
-STARTERS: Final = ("torchrun", "slurm", "kubeflow", "skypilot")
-"""Names of the modules in `planner.emit.starters`, which are imported on first use."""
 
 
 def run(
@@ -91,14 +97,10 @@ def _say_yours(console: Console, made: Bundle) -> None:
     type=click.Choice([*PROGRAMS, *STARTERS]),
     help="The program that will train; by default the program that the plan was made for.",
 )
-@click.option("--on", type=click.Choice(STARTERS), help="The program that starts it on the hosts; torchrun by default.")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write the files and the plan to this folder.",
+    "--on", type=click.Choice([*STARTERS]), help="The program that starts it on the hosts; torchrun by default."
 )
+@file_option("-o", "--output", metavar="DIR", help="Write the files and the plan to this folder.")
 @click.option("--smoke", is_flag=True, help="Fill in mock data, if the program has any, so that it runs at once.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @force_unfit_option

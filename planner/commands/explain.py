@@ -14,6 +14,7 @@ from planner.commands.console import Console, check_writable
 from planner.commands.options import (
     Command,
     group,
+    is_given,
     machine_options,
     question_options,
     refuse_options,
@@ -216,7 +217,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     options["targets"], named = _split(options["targets"], options["layout"], from_file=is_foreign)
     options["sections"] += tuple(named)
     if is_foreign:
-        if ctx.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
+        if not is_given(ctx, "engine"):
             del options["engine"]  # the foreign file decides the engine
     elif any(of_file.values()):
         raise click.UsageError("--model, --define, --args and --ignore go with --from FILE")

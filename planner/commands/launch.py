@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ from planner.commands.console import Console, run_folder
 from planner.commands.options import (
     Command,
     calibration_option,
+    file_option,
     force_unfit_option,
     place_options,
     plan_argument,
@@ -20,6 +20,8 @@ from planner.commands.options import (
 from planner.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from planner.run_arguments import RunArguments
     from planner.specs.calibration import Calibration
 
@@ -86,9 +88,7 @@ def _show_comparison(output: Path, console: Console, corrections: Calibration | 
 @plan_argument
 @run_options
 @place_options
-@click.option(
-    "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the run; runs/PLAN by default."
-)
+@file_option("--output", metavar="DIR", help="Folder of the run; runs/PLAN by default.")
 @calibration_option
 @force_unfit_option
 @click.option("--smoke", is_flag=True, help="Use mock data, for plans of other programs that have any.")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from planner.commands.console import Console, check_writable
-from planner.commands.options import place_options
+from planner.commands.options import file_option, place_options
 from planner.errors import EnvironmentProblem, ExitCode, InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _MOST_SECONDS: Final = 300
 
@@ -77,7 +79,7 @@ def _make_folder(path: Path) -> None:
 
 
 @click.command("measure")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", required=True, help="Folder to write.")
+@file_option("-o", "--output", metavar="DIR", required=True, help="Folder to write.")
 @click.option(
     "--model", metavar="M", help="Model whose shapes are timed; by default tiny-gpt on CPUs, llama3-8b on GPUs."
 )

@@ -92,17 +92,15 @@ def cluster_names_of(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def file_option(*names: str, help: str, multiple: bool = False) -> Callable[[Any], Any]:  # noqa: A002 - click's name
-    """Return an option whose value is a file name."""
-    return click.option(*names, type=click.Path(path_type=Path), metavar="FILE", help=help, multiple=multiple)
+def file_option(*names: str, help: str, metavar: str = "FILE", **more: Any) -> Callable[[Any], Any]:  # noqa: A002 - click's
+    """Return an option whose value is the name of a file or folder."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, help=help, **more)
 
 
 def share_option(*names: str, help: str, default: str | None = None) -> Callable[[Any], Any]:  # noqa: A002 - click's name
     """Return an option whose value is a fraction, written as 2% or 0.02."""
-    shown = default is not None
-    return click.option(
-        *names, callback=read_by(parse_share), metavar="SHARE", default=default, show_default=shown, help=help
-    )
+    how: Any = {} if default is None else {"default": default, "show_default": True}
+    return click.option(*names, callback=read_by(parse_share), metavar="SHARE", help=help, **how)
 
 
 class _Count(click.IntRange):
@@ -113,11 +111,6 @@ class _Count(click.IntRange):
         if ".." in str(value):
             self.fail(f"{value!r} is a range, and this option takes one number; ranges: --nodes A..B", param, ctx)
         return super().convert(whole_of(value), param, ctx)
-
-
-def count_option(*names: str, help: str) -> Callable[[Any], Any]:  # noqa: A002 - click's own name
-    """Return an option whose value is a whole number of at least 1."""
-    return click.option(*names, type=_Count(min=1), metavar="N", help=help)
 
 
 def group(title: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -183,7 +176,7 @@ def machine_options(*, ranges: bool) -> Callable[[Any], Any]:
     return group(
         "Machine",
         click.option("--nodes", callback=read_by(partial(_read_nodes, ranges=ranges)), metavar="N", help=hosts),
-        count_option("--gpus", help="Devices, instead of --nodes."),
+        click.option("--gpus", type=_Count(min=1), metavar="N", help="Devices, instead of --nodes."),
         share_option("--risk", help="Accepted chance of running out of memory; 5%."),
         share_option("--headroom", help="Memory to leave free, instead of --risk."),
         calibration_option,
@@ -268,10 +261,14 @@ def with_run_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names} | {"arguments": arguments}
 
 
+def is_given(ctx: click.Context, name: str | None) -> bool:
+    """Whether the user gave an option or argument."""
+    return name is not None and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def given_options(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options and arguments that the user gave; functions have their own defaults for the others."""
-    typed = click.core.ParameterSource.COMMANDLINE
-    return {name: value for name, value in options.items() if ctx.get_parameter_source(name) is typed}
+    return {name: value for name, value in options.items() if is_given(ctx, name)}
 
 
 def refuse_options(ctx: click.Context, names: Collection[str | None], why: str) -> None:
@@ -280,10 +277,5 @@ def refuse_options(ctx: click.Context, names: Collection[str | None], why: str) 
     Raises:
         click.UsageError: the user gave one of these options.
     """
-    given = [
-        param.opts[0]
-        for param in ctx.command.params
-        if param.name in names and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
-    ]
-    if given:
+    if given := [each.opts[0] for each in ctx.command.params if each.name in names and is_given(ctx, each.name)]:
         raise click.UsageError(f"{', '.join(given)}: {why}")

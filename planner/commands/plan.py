@@ -184,10 +184,8 @@ def compare(
     return _answer(side_by_side_to_dict(found), side_by_side_view(found), shortfall(found), console, as_json=as_json)
 
 
-_OF_ONE_SIZE = {
-    "from_file", "within", "top", "solver", "time_limit", "check", "output", "stats"
-}  # fmt: skip
 _OF_ONE_CLUSTER = {"from_file", "top", "check", "output", "stats"}
+_OF_ONE_SIZE = _OF_ONE_CLUSTER | {"within", "solver", "time_limit"}
 
 
 @click.command("plan", cls=Command)

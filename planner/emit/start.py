@@ -43,7 +43,6 @@ class Starter:
     yours: placeholder -> meaning, for the placeholders that the starter adds.
     """
 
-    name: str
     script: str
     write: Callable[[Start], dict[str, str]]
     yours: Mapping[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from planner.evidence.fit import Learnt
+    from planner.evidence.fit import Forecasts, Learnt
 
 _NOTE: Final = "forecast by the shipped calibration, by the new one, and by one that has not seen the run"
 _MOST_RUNS: Final = 20
@@ -25,7 +25,8 @@ _MOST_RUNS: Final = 20
 
 def calibrated(learnt: Sequence[Learnt]) -> Group:
     """Show corrections by device and engine, errors before and after the fit, and the runs with the largest errors."""
-    return stack(_corrections(learnt), _errors(learnt), _runs(learnt))
+    runs = [forecast for each in learnt for forecast in each.forecasts]
+    return stack(_corrections(learnt), _errors(runs), _runs(runs))
 
 
 def _corrections(learnt: Sequence[Learnt]) -> Group:
@@ -49,8 +50,7 @@ def _one_run(names: Sequence[str]) -> Text:
     return Text(clean(words))
 
 
-def _errors(learnt: Sequence[Learnt]) -> Group:
-    runs = [forecast for each in learnt for forecast in each.forecasts]
+def _errors(runs: Sequence[Forecasts]) -> Group:
     rows = []
     for name, forecast in (("before", "before"), ("after", "after"), ("after, each run left out", "left_out")):
         errors = [abs(run.measured / getattr(run, forecast) - 1) for run in runs]
@@ -59,12 +59,10 @@ def _errors(learnt: Sequence[Learnt]) -> Group:
     return section("Errors of the step time", Columns(rows, right=(1, 2), header=("", "median", "largest")), note=note)
 
 
-def _runs(learnt: Sequence[Learnt]) -> Group:
-    runs = [forecast for each in learnt for forecast in each.forecasts]
-    runs.sort(key=lambda run: -abs(run.measured / run.before - 1))
+def _runs(runs: Sequence[Forecasts]) -> Group:
     rows = [
         (clean(run.where), *map(format_seconds, (run.measured, run.before, run.after, run.left_out)))
-        for run in runs[:_MOST_RUNS]
+        for run in sorted(runs, key=lambda run: -abs(run.measured / run.before - 1))[:_MOST_RUNS]
     ]
     header = ("", "measured", "before", "after", "left out")
     return section("Runs", Columns(rows, right=(1, 2, 3, 4), wrap=(0,), header=header), note=_NOTE)

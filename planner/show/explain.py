@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.columns import Columns as SideBySide
 from rich.console import Group
 from rich.text import Text
 
-from planner.answers.batch import batch_section, chosen_batch_section
-from planner.answers.collectives import collectives_section
-from planner.answers.formulas import formula_sections
-from planner.answers.peak import alternatives_section, fitting_section, peak_section, transients_section
-from planner.answers.scaling import scaling_section
-from planner.answers.schedules import schedules_section
-from planner.answers.waterfall import rates_section, waterfall_section
-from planner.answers.what_if import sensitivity_section, what_if_section
-from planner.answers.why_not import why_not_section
 from planner.cost.ledger import total_exposed_seconds
 from planner.errors import InputError, Mistake
+from planner.later import at
 from planner.show.columns import Columns, assignments
-from planner.show.figures import seconds_scale
 from planner.show.goodput import checkpoint_words, goodput_rows
-from planner.show.memory import memory_section, stages_section
 from planner.show.rows import ANSWER, ASSUMED, BAND, LAYOUT, PROOF, rows_of
 from planner.show.screen import clean, section, stack
 from planner.show.summary import heading, runners_up, with_reason
@@ -36,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.answers.report import Explanation
-    from planner.cost.ledger import TimeLine
     from planner.plan import Plan
     from planner.show.rows import Rows
 
@@ -68,7 +56,7 @@ def overview(found: Explanation) -> Group:
     return stack(
         heading(plan),
         rows_of(plan, ANSWER | {"checkpoint": checkpoint_words}),
-        fitting_section(plan, found.sections.fitting_changes[:_FEW]),
+        at("answers.peak:fitting_section")(plan, found.sections.fitting_changes[:_FEW]) if plan.fits is False else None,
         section("Sections", listed, note="add NAME ... after PLAN, or --section NAME after CLUSTER; --all"),
     )
 
@@ -108,19 +96,19 @@ def parts_of(names: Iterable[str]) -> set[str]:
 
 def _memory(found: Explanation) -> Iterable[RenderableType | None]:
     plan = found.plan
-    yield memory_section(plan.memory, note=limit_words(plan), is_known=plan.fits is not None)
-    yield stages_section(plan)
-    yield transients_section(plan, found.sections.peaks)
+    yield at("show.memory:memory_section")(plan.memory, note=limit_words(plan), is_known=plan.fits is not None)
+    yield at("show.memory:stages_section")(plan)
+    yield at("answers.peak:transients_section")(plan, found.sections.peaks)
 
 
 def _time(found: Explanation) -> Iterable[RenderableType | None]:
-    yield waterfall_section(found.sections.waterfall, slowest_words(found.plan))
+    yield at("answers.waterfall:waterfall_section")(found.sections.waterfall, slowest_words(found.plan))
     yield _time_section(found.plan)
 
 
 def _others(found: Explanation) -> Iterable[RenderableType | None]:
     yield runners_up(found.plan, lambda each: with_reason(each, assignments(short_layout(each.layout))))
-    yield alternatives_section(found.plan, found.sections.alternatives)
+    yield at("answers.peak:alternatives_section")(found.plan, found.sections.alternatives)
 
 
 def _run(found: Explanation) -> Iterable[RenderableType | None]:
@@ -154,23 +142,21 @@ def answers(found: Explanation) -> Group:
 def answers_by_question(found: Explanation) -> list[tuple[str, Group]]:
     """Return (question in a few words, answer) for each question."""
     sections = found.sections
-    others: tuple[tuple[str, Any, Callable[[Any], Group]], ...] = (
-        ("10 % more of each resource", sections.sensitivity, sensitivity_section),
-        ("Schedules", sections.schedules, schedules_section),
-        ("Collectives", sections.collectives, collectives_section),
-        ("Batch", sections.batch, partial(batch_section, found.plan)),
-        ("Scaling", sections.scaling, scaling_section),
+    others: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+        *((f"Why not {each.asked}", "answers.why_not:why_not_section", (each,)) for each in sections.why_not),
+        *((f"What if {each.asked}", "answers.what_if:what_if_section", (each,)) for each in sections.what_if),
+        ("10 % more of each resource", "answers.what_if:sensitivity_section", (sections.sensitivity,)),
+        ("Schedules", "answers.schedules:schedules_section", (sections.schedules,)),
+        ("Collectives", "answers.collectives:collectives_section", (sections.collectives,)),
+        ("Batch", "answers.batch:batch_section", (found.plan, sections.batch)),
+        ("Scaling", "answers.scaling:scaling_section", (sections.scaling,)),
     )
-    return [
-        *((f"Why not {each.asked}", why_not_section(each)) for each in sections.why_not),
-        *((f"What if {each.asked}", what_if_section(each)) for each in sections.what_if),
-        *((title, show(part)) for title, part, show in others if part),
-    ]
+    return [(title, at(view)(*parts)) for title, view, parts in others if parts[-1]]
 
 
 def _time_section(plan: Plan) -> Group:
     total = float(total_exposed_seconds(plan.time))
-    scale = seconds_scale([float(line.busy_seconds) for line in plan.time] + [total])
+    scale = at("show.figures:seconds_scale")([float(line.busy_seconds) for line in plan.time] + [total])
     rows: list[list[RenderableType]] = [
         [
             line_label(line.name),
@@ -179,9 +165,10 @@ def _time_section(plan: Plan) -> Group:
             scale(float(line.hidden_seconds)),
             scale(float(line.exposed_seconds)),
             f"{float(line.exposed_seconds) / total:.1%}" if line.exposed_seconds else "",
-            Text(clean(line.bound) if line.busy_seconds else "", style="dim"),
+            Text(clean(line.bound), style="dim"),
         ]
-        for line in _spent(plan)
+        for line in plan.time
+        if line.busy_seconds > 0  # no plan communicates along every axis
     ]
     rows.append([Text("step", style="bold"), "", "", "", Text(scale(total), style="bold"), "100.0%"])
     header = ("", "stage", "busy", "hidden", "exposed", "share", "bound by")
@@ -190,33 +177,32 @@ def _time_section(plan: Plan) -> Group:
     return section(f"Time of a step, {scale.unit}", table, note=note)
 
 
-def _spent(plan: Plan) -> list[TimeLine]:
-    """Return the lines of time that are not zero; no plan communicates along every axis."""
-    return [line for line in plan.time if line.busy_seconds > 0]
-
-
 SECTIONS: Final = {
     "layout": Section("degrees, schedule, layers", _rows("Layout", LAYOUT)),
     "memory": Section("each line of each stage", _memory, parts=("peaks",)),
     "peak": Section(
         "the fullest moment",
-        lambda found: [peak_section(found.plan, found.sections.peaks, found.sections.memory_band)],
+        lambda found: [at("answers.peak:peak_section")(found.plan, found.sections.peaks, found.sections.memory_band)],
         parts=("peaks", "memory_band"),
     ),
     "fit": Section(
         "what would make it fit",
-        lambda found: [fitting_section(found.plan, found.sections.fitting_changes)],
+        lambda found: [at("answers.peak:fitting_section")(found.plan, found.sections.fitting_changes)],
         parts=("fitting_changes",),
         none="It fits.",
     ),
     "time": Section("from peak FLOP/s to the step", _time, parts=("waterfall",)),
-    "rates": Section("MFU, by what it counts", lambda found: [rates_section(found.sections.rates)], parts=("rates",)),
+    "rates": Section(
+        "MFU, by what it counts",
+        lambda found: [at("answers.waterfall:rates_section")(found.sections.rates)],
+        parts=("rates",),
+    ),
     "others": Section("runners-up, single changes", _others, parts=("alternatives",), none="Nothing else was priced."),
     "proof": Section("what is proved, and how", _rows("Proof", PROOF), none="A given layout has no proof."),
     "band": Section("what the band rests on", _rows("Band", BAND)),
     "batch": Section(
         "how the batch was chosen",
-        lambda found: [chosen_batch_section(found.plan)],
+        lambda found: [at("answers.batch:chosen_batch_section")(found.plan)],
         none="The batch was given; --batch shows what others would change.",
     ),
     "run": Section("whole run, checkpoint", _run),
@@ -227,7 +213,7 @@ SECTIONS: Final = {
     ),
     "formulas": Section(
         "formulas and sources",
-        lambda found: formula_sections(found.plan, found.sections.waterfall),
+        lambda found: at("answers.formulas:formula_sections")(found.plan, found.sections.waterfall),
         parts=("waterfall",),
     ),
 }

@@ -31,8 +31,12 @@ def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) ->
     """
     shown = [each for each in deviations if each.planned or each.measured]
     notes = list(dict.fromkeys(each.note for each in shown if each.note))
-    times = [(_label(each), *_figures(each, notes)) for each in shown if each.stage is None]
-    memory = [(_label(each), str(each.stage), *_figures(each, notes)) for each in shown if each.stage is not None]
+    times = [(line_label(clean(each.name)), *_figures(each, notes)) for each in shown if each.stage is None]
+    memory = [
+        (line_label(clean(each.name)), str(each.stage), *_figures(each, notes))
+        for each in shown
+        if each.stage is not None
+    ]
     time_table = Columns(times, right=(1, 2, 3), header=("", *_HEADER))
     memory_table = Columns(memory, right=(1, 2, 3, 4), header=("", "stage", *_HEADER))
     lines = [Command(text=each) for each in commands]
@@ -44,10 +48,6 @@ def comparison(deviations: Sequence[Deviation], commands: Sequence[str] = ()) ->
         else None,
         section("Next, to plan with what this run taught", *lines) if lines else None,
     )
-
-
-def _label(deviation: Deviation) -> str:
-    return line_label(clean(deviation.name))
 
 
 def _figures(deviation: Deviation, notes: Sequence[str]) -> tuple[RenderableType, ...]:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic reads typing's own only from Python 3.12 on
 
 from planner.answers.difference import Difference
-from planner.answers.report import Sections
+from planner.answers.report import whole_sections
 from planner.cost.goodput import Checkpoint, Goodput
 from planner.cost.ledger import MemoryLine, Verdict
 from planner.cost.run import WholeRun
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _PARTS: Final = (
     *(int, float, str, bool, Any, Assumed, Check, Checkpoint, Difference, EngineSpec, Goodput, Group, Layout),
-    *(MemoryLine, ModelSpec, Outcomes, Sections, Sweep, TrainingSpec, WholeRun),
+    *(MemoryLine, ModelSpec, Outcomes, whole_sections(), Sweep, TrainingSpec, WholeRun),
 )
 """Types in Python that answers are, or have as parts."""
 

@@ -25,8 +25,8 @@ _NOTE: Final = (
 
 def verification_view(found: Verification) -> Group:
     """Show each memory line as planned and as counted, and the sums."""
-    lines = [(line_label(name), *_figures(planned, counted)) for name, (planned, counted) in found.lines.items()]
-    whole = ("whole", *_figures(found.planned_bytes, found.counted_bytes), f"{found.ratio:.3f}")
+    lines = [(line_label(name), *map(format_bytes, both)) for name, both in found.lines.items()]
+    whole = ("whole", *map(format_bytes, (found.planned_bytes, found.counted_bytes)), f"{found.ratio:.3f}")
     table = Columns([*lines, whole], right=(1, 2, 3), header=("", "planned", "counted", "ratio"))
     title = f"Memory of rank {found.rank} (stage {found.stage}), planned and counted"
     return stack(section(title, table), Text(_verdict(found)), Text(_NOTE, style="dim"))
@@ -39,10 +39,6 @@ def _verdict(found: Verification) -> str:
         lines = ", ".join(map(line_label, found.differing))
         return f"The count differs from the plan in {lines}, by more than 3 % of the whole. Please report it."
     return f"The count differs from the plan by {abs(found.ratio - 1):.1%}: one of the two is wrong. Please report it."
-
-
-def _figures(planned: float, counted: float) -> tuple[str, str]:
-    return format_bytes(planned), format_bytes(counted)
 
 
 def verification_to_dict(found: Verification) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
@@ -12,7 +13,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 
@@ -52,26 +52,29 @@ _SMALLEST: Final = 1e-40
 
 
 class InputDocument(Document):
-    """A document that a user writes; numbers beyond `_LARGEST` and `_SMALLEST` are refused."""
+    """A document that a user writes; numbers beyond `_LARGEST` and `_SMALLEST` are refused.
 
-    @field_validator("*")
-    @classmethod
-    def _check_size(cls, value: Any) -> Any:
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
-        sizes = [abs(each) for each in parts if isinstance(each, int | float)]
-        if any(each > _LARGEST for each in sizes):
-            raise ValueError("must not be more than 1e24")
-        if any(0 < each < _SMALLEST for each in sizes):
-            raise ValueError("must be 0, or at least 1e-40")
-        return value
+    One function checks the numbers of all fields, because building a validator for each field takes a third of the
+    time in which a plan is read.
+    """
 
     def _mistakes(self) -> Iterator[str]:
         """Contradictions between fields, in words that name a field; the first one is reported."""
         yield from ()
 
+    def _sizes(self) -> Iterator[str]:
+        """Numbers that are too large or too small, also inside lists and mappings."""
+        for key, value in self:
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+            sizes = [abs(each) for each in parts if isinstance(each, int | float)]
+            if any(each > _LARGEST for each in sizes):
+                yield f"{key}: must not be more than 1e24"
+            if any(0 < each < _SMALLEST for each in sizes):
+                yield f"{key}: must be 0, or at least 1e-40"
+
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        for mistake in self._mistakes():
+        for mistake in chain(self._sizes(), self._mistakes()):
             raise ValueError(mistake)
         return self
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
+
+PACKAGE: Final = Path(__file__).parents[1]
+"""The folder of the package; pip writes it out, so that its files need no `importlib.resources`."""
 
 Kind = Literal["models", "clusters", "clusters/devices", "clusters/generations", "engines", "evidence/profiles"]
 
@@ -14,18 +16,16 @@ Kind = Literal["models", "clusters", "clusters/devices", "clusters/generations",
 @cache
 def folder(kind: Kind) -> Path:
     """The folder of shipped documents of one kind."""
-    package = Path(str(files("planner")))
     if kind in ("engines", "evidence/profiles"):
-        return package / kind
-    inside = package / "library" / kind  # a wheel
-    return inside if inside.is_dir() else package.parent / kind
+        return PACKAGE / kind
+    inside = PACKAGE / "library" / kind  # a wheel
+    return inside if inside.is_dir() else PACKAGE.parent / kind
 
 
 def glossary_file() -> Path:
     """The page that explains the program's terms; the site, the terminal and reports all use it."""
-    package = Path(str(files("planner")))
-    inside = package / "library" / "glossary.md"  # a wheel
-    return inside if inside.is_file() else package.parent / "docs" / "glossary.md"
+    inside = PACKAGE / "library" / "glossary.md"  # a wheel
+    return inside if inside.is_file() else PACKAGE.parent / "docs" / "glossary.md"
 
 
 @cache

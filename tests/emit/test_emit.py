@@ -17,7 +17,6 @@ import yaml
 from tables import unsaid
 
 from planner.cli import main
-from planner.commands import emit as emit_command
 from planner.emit.bundle import bundle_of, target_of, write_bundle
 from planner.emit.hosts import ranks_of_hosts
 from planner.emit.programs import PROGRAMS
@@ -39,8 +38,9 @@ def written(plan, folder, on="torchrun", **arguments):
     return paths[-1]
 
 
-def test_the_command_line_offers_what_there_is():
-    assert tuple(STARTERS) == emit_command.STARTERS
+def test_each_starter_is_a_module_and_each_module_a_starter():
+    modules = {path.stem for path in Path(torchrun.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {name for name in STARTERS if STARTERS[name].script} == modules
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from planner.later import Later, at
 
 if TYPE_CHECKING:
     from planner.emit.target import Target
 
 PLACES: Final = {
-    "torch": "torch:TARGET",
-    "accelerate": "accelerate:TARGET",
-    "deepspeed": "deepspeed:TARGET",
-    "llama-factory-accelerate": "own_files:LLAMA_FACTORY",
-    "llama-factory-deepspeed": "own_files:LLAMA_FACTORY_DEEPSPEED",
-    "axolotl-accelerate": "own_files:AXOLOTL",
-    "axolotl-deepspeed": "own_files:AXOLOTL_DEEPSPEED",
-    "megatron": "megatron:TARGET",
-    "megatron-bridge": "bridge:TARGET",
-    "ms-swift": "swift:TARGET",
-    "primus": "primus:TARGET",
-    "torchtitan": "torchtitan:TARGET",
-    "torchtitan-0.3": "torchtitan:RELEASE",
+    "torch": "emit.programs.torch:TARGET",
+    "accelerate": "emit.programs.accelerate:TARGET",
+    "deepspeed": "emit.programs.deepspeed:TARGET",
+    "llama-factory-accelerate": "emit.programs.own_files:LLAMA_FACTORY",
+    "llama-factory-deepspeed": "emit.programs.own_files:LLAMA_FACTORY_DEEPSPEED",
+    "axolotl-accelerate": "emit.programs.own_files:AXOLOTL",
+    "axolotl-deepspeed": "emit.programs.own_files:AXOLOTL_DEEPSPEED",
+    "megatron": "emit.programs.megatron:TARGET",
+    "megatron-bridge": "emit.programs.bridge:TARGET",
+    "ms-swift": "emit.programs.swift:TARGET",
+    "primus": "emit.programs.primus:TARGET",
+    "torchtitan": "emit.programs.torchtitan:TARGET",
+    "torchtitan-0.3": "emit.programs.torchtitan:RELEASE",
 }
 """Name of a program -> module and variable of its table."""
 
-
-class _Programs(Mapping[str, "Target"]):
-    """Tables by name. A fault in one table concerns only the plans for its program."""
-
-    def __getitem__(self, name: str) -> Target:
-        module, _, variable = PLACES[name].partition(":")
-        target: Target = getattr(import_module(f"{__name__}.{module}"), variable)
-        return target
-
-    def __contains__(self, name: object) -> bool:
-        return name in PLACES
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(PLACES)
-
-    def __len__(self) -> int:
-        return len(PLACES)
-
-
-PROGRAMS: Final = _Programs()
+PROGRAMS: Final[Later[Target]] = Later(PLACES, lambda name: at(PLACES[name]))

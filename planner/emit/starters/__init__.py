@@ -1,18 +1,14 @@
-"""The starters, which start a program on the hosts; `--on` selects one."""
+"""The starters, which start a program on the hosts, by the value of `--on`; a module is imported on first use."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from planner.emit.start import Starter
-from planner.emit.starters import kubeflow, skypilot, slurm, torchrun
+from planner.later import Later, at
 
-STARTERS: Final[dict[str, Starter]] = {
-    each.name: each
-    for each in (
-        Starter(name="torchrun", script=torchrun.SCRIPT, write=torchrun.host_script),
-        Starter(name="slurm", script=slurm.SCRIPT, write=slurm.batch_script),
-        Starter(name="kubeflow", script=kubeflow.SCRIPT, write=kubeflow.train_job, yours=kubeflow.YOURS),
-        Starter(name="skypilot", script=skypilot.SCRIPT, write=skypilot.task),
-    )
-}
+if TYPE_CHECKING:
+    from planner.emit.start import Starter
+
+STARTERS: Final[Later[Starter]] = Later(
+    dict.fromkeys(("torchrun", "slurm", "kubeflow", "skypilot")), lambda name: at(f"emit.starters.{name}:STARTER")
+)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.hosts import ranks_of_hosts, segment_of, uneven_hosts, yaml_file
 from planner.emit.names import names_beside
+from planner.emit.start import Starter
 from planner.emit.starters import torchrun
 from planner.errors import InputError
 
@@ -79,3 +80,6 @@ def _name(text: str) -> str:
     """A valid Kubernetes name made of the text: RFC 1035, at most 63 characters."""
     found = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:50].strip("-")
     return found if found[:1].isalpha() else f"train-{found}".rstrip("-")
+
+
+STARTER: Final = Starter(script=SCRIPT, write=train_job, yours=YOURS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.hosts import ranks_of_hosts, segment_of, yaml_file
+from planner.emit.start import Starter
 from planner.emit.starters import torchrun
 from planner.emit.starters.kubeflow import alike_hosts
 from planner.errors import InputError
@@ -61,3 +62,6 @@ def _accelerator(plan: Plan) -> str:
         raise InputError("the plan's hosts have no GPUs", where="--on skypilot", hint="--on torchrun starts it by hand")
     name = pool.device.name
     return (name if name in _WITH_SIZE else name.partition("-")[0]).upper()
+
+
+STARTER: Final = Starter(script=SCRIPT, write=task)

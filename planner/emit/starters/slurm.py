@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.hosts import ranks_of_hosts, script_head, segment_of
+from planner.emit.start import Starter
 from planner.emit.starters import torchrun
 
 if TYPE_CHECKING:
@@ -123,3 +124,6 @@ _HEAD, _OURS = (
     Path(__file__).with_name(f"slurm_{part}.sh.txt").read_text(encoding="utf-8") for part in ("head", "ours")
 )
 """The script from its options on, and the part that runs our own trainer and asks for another turn."""
+
+
+STARTER: Final = Starter(script=SCRIPT, write=batch_script)

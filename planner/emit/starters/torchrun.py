@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.hosts import GO_THERE, num_hosts, ranks_of_hosts, script_head
+from planner.emit.start import Starter
 from planner.emit.target import Place
 
 if TYPE_CHECKING:
@@ -53,3 +54,6 @@ def host_script(start: Start) -> dict[str, str]:
         'if (( $# < 2 )); then\n  echo "usage: bash run.sh NUMBER ADDRESS [PORT]" >&2\n  exit 2\nfi\n'
         f"{GO_THERE}{exports}{counts}exec {command}{further}\n"
     }
+
+
+STARTER: Final = Starter(script=SCRIPT, write=host_script)
