@@ -496,5 +496,12 @@ TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text
 
 
 _TAKES: Final = ("data", "tokenizer", "weights")
-OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": _TAKES, "ignores": IGNORED, "decides": DECISIVE}
+_SWITCHES: Final = listed(NAMES["switches"])
+OF_TRAINER: Final[dict[str, Any]] = {
+    "yours": yours,
+    "takes": _TAKES,
+    "ignores": IGNORED,
+    "decides": DECISIVE,
+    "switches": _SWITCHES,
+}
 """What the files of Accelerate and DeepSpeed, which the Trainer runs, have in common."""

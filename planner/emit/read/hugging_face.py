@@ -176,10 +176,13 @@ def _trainer_file(text: str) -> Values:
 # --- ms-swift without Megatron -------------------------------------------------------------------------------------
 
 
+_SWIFT_RUNS: Final = r"(?<!megatron )\bswift(?: |/cli/|\.cli\.)(?:main )?(?:{})\b"
+
+
 def _swift_options(text: str) -> Values:
     words = option_words(text)
     found = with_ranks({**options_of(words), **sizes_of(text)}, words, text)
-    return _of_swift({"rlhf_type": "dpo", **found} if re.search(r"\bswift(?: |/cli/)rlhf\b", text) else found)
+    return _of_swift({"rlhf_type": "dpo", **found} if re.search(_SWIFT_RUNS.format("rlhf"), text) else found)
 
 
 def _of_swift(found: Values) -> Values:
@@ -314,8 +317,8 @@ READERS: Final = (
     # batch sizes alone only in JSON: in YAML, other programs have such keys
     _file("a DeepSpeed file", _deepspeed_values, 'zero_optimization|(?<=")train_(micro_batch_size_per_gpu|batch_size)'),
     _file("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
-    _command("ms-swift", _swift_options, r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b", 512),  # rlhf_args.py
-    _command("OpenRLHF", _openrlhf_options, _OPENRLHF.pattern),
+    _command("ms-swift", _swift_options, _SWIFT_RUNS.format("sft|pt|rlhf"), 512),  # rlhf_args.py
+    _command("OpenRLHF", _openrlhf_options, rf"{_OPENRLHF.pattern}|--micro_train_batch_size\b"),
     _command("LLaMA-Factory", _trainer_options, r"llamafactory(?:[.-]cli| train)|--finetuning_type\b", 1024),
     _command("Trainer or TRL", _trainer_options, _TRAINER_WORDS, _ANSWER),
 )

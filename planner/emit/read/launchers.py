@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 _NAMES: Final = names_beside(__file__)
 
 
-def script_of(text: str) -> str:
-    """The commands that a launcher's file runs, behind the variables that it sets; any other text as it is."""
+def script_of(text: str, shown: str = "") -> str:
+    """The commands that a launcher's file runs, behind the variables that it sets; any other text as it is.
+
+    shown: the file's name, for mistakes.
+
+    Raises:
+        InputError: the file has anchors or aliases.
+    """
     pieces = re.split(r"(?m)^---.*$", text) if re.search(_NAMES["sign"], text, re.MULTILINE) else []
     try:
-        parts = [parse_yaml(piece, "").plain for piece in pieces if piece.strip()]
-    except InputError:
+        parts = [parse_yaml(piece, shown).plain for piece in pieces if piece.strip()]
+    except InputError as error:
+        if any(each.message.startswith(("anchors", "aliases")) for each in error.mistakes):
+            raise  # it is YAML
         return text
     commands = list(_found(parts, _commands))
     return "\n".join(dict.fromkeys([*_found(parts, _variables), *commands])) if commands else text

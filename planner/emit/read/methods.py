@@ -68,7 +68,7 @@ def check_method(values: Values, ignored: Sequence[str]) -> None:
         )
         for key, value in values.items()
         for row in _NAMES["refused"]
-        if re.fullmatch(row.get("key", _SAYS), key) and re.fullmatch(row.get("value", _ON), _name(value))
+        if re.fullmatch(row.get("key", _SAYS), key) and re.fullmatch(row.get("value", _ON), _name(value, key))
         if not matches(key, ignored) and not any(re.fullmatch(row.get("unless", "$^"), each) for each in values)
     ]
     if mistakes:
@@ -174,9 +174,11 @@ def _rollout(values: Values) -> dict[str, Any] | None:
     return {"rollout_memory": float(share[:9])} if is_said else None
 
 
-def _name(value: Value) -> str:
-    """The value in lower case, of several values the first."""
-    return str(value).lower().partition(",")[0].strip("('\"[ ")
+def _name(value: Value, key: str = "") -> str:
+    """The value in lower case, of several values the first, and of a model's path the last two parts that name it."""
+    first = str(value).lower().partition(",")[0].strip("('\"[ ")
+    parts = [each for each in first.split("/") if not re.fullmatch(_NAMES["unnamed"], each)]
+    return "/".join(parts[-2:]) if key == MODEL else first
 
 
 def _length(values: Values, length: int, answer: int) -> int:

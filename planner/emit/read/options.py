@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.read import HOSTS, RANKS, THE_FILE
@@ -41,9 +42,17 @@ def option_words(text: str) -> list[str]:
     return max(found, key=_num_options, default=[])
 
 
+_NO_TRAINING: Final = re.compile(
+    r"(?!-|.*(?:train|tune|sft|[dpg]po))(?:.*[/._-])?(?:eval\w*|infer\w*|batch_inference|generate|serve(?:_\w+)?|deploy"
+    r"|rollout|export|convert|merge\w*)(?:[._-][\w.-]*)?|echo|printf|cat|cp|mv|rm|sed|wget|curl"
+)
+"""Matches commands, their parts, scripts and modules that train nothing."""
+
+
 def _num_options(words: list[str]) -> tuple[int, bool]:
-    """The number of options of a command that runs something, and whether it names a file of a run."""
-    runs = words[0] not in ("echo", "printf", "cat", "cp", "mv", "rm", "sed", "wget", "curl")
+    """The number of options of a command that may train, and whether it names a file of a run."""
+    scripts = (each for before, each in pairwise(words) if each.endswith(".py") or before in ("-m", "--module"))
+    runs = not any(map(_NO_TRAINING.fullmatch, (*words[:2], *islice(scripts, 1))))
     return runs * sum(map(is_option, words)), runs and any(each.endswith((".yaml", ".yml", ".json")) for each in words)
 
 
