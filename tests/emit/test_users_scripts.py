@@ -180,6 +180,8 @@ def test_a_command_that_trains_is_read_beside_longer_ones_that_do_not(written) -
         "own/serve.py",
     ):
         assert read_foreign(written(f"{other} --tp_size 4 {more}\n{start}\n{other} {more}\n")).num_devices == 8
+    for own in ("own-cli rm", "own-cli sed"):  # a reward model
+        assert read_foreign(written(f"echo {own} {more}\n{start.replace('torchrun', own)}")).num_devices == 8
     assert read_foreign(written(f"a.py --b\n{start.replace('pretrain_gpt', 'train_and_eval')}")).num_devices == 8
 
 

@@ -173,8 +173,7 @@ def left_over(
     for key, value in given.values.items():
         if value in off or (key in given.understood and key not in given.doubts):
             continue
-        is_on = str(value).lower() == "true" and not _is_layout(key, value)
-        is_strange = is_on and target.switches is not None and not matches(key, target.switches)
+        is_strange = str(value).lower() == "true" and not _is_layout(key, value) and not matches(key, target.switches)
         named = next((doubt for pattern, doubt in target.decides.items() if matches(key, [pattern])), None)
         doubt = given.doubts.get(key) or (None if str(value).lower() in _PLAIN else named)
         if matches(key, ignored) or (doubt is None and matches(key, _vouching(key, value, target.ignores))):

@@ -31,16 +31,10 @@ _GENERATION: Final = Doubt("what generates answers on the same devices has no pr
 _OWN_CODE: Final = Doubt("the code that runs this decides what it keeps beside the model", "training.objective")
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
-_SCRIPT: Final = re.compile(
-    rf"(?im)^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/|open_r1/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b"
-    rf"|(?<![a-z])({NAMES}|rm|simpo)(?![a-z])[\w-]*(?:/(?:train|main|run|finetune)\w*)?\.py\b)"
-    r"|(?:train|tune|sft)\w*[_-](q?lora|peft)\w*\.py\b"
-)
+_SCRIPT: Final = re.compile(_NAMES["script"].replace("METHODS", NAMES))
 """Matches a command or a script of TRL, or a script of other people."""
 _SIGNS: Final = [(key, name) for name, keys in _NAMES["signs"].items() for key in listed(keys)]
 """Key that only files of some methods have -> one of these methods."""
-_PROMPTS: Final = ("max_prompt_length", "max_prompt_len")
-_ANSWERS: Final = ("max_completion_length", "trl.max_completion_length", "max_new_tokens", "response_length")
 
 
 def with_method(text: str, values: Values) -> Values:
@@ -187,7 +181,7 @@ def _length(values: Values, length: int, answer: int) -> int:
     length: the file's length of a sequence, which such programs apply to the prompt.
     answer: the program's default length of an answer, 0 for none.
     """
-    prompt, answer = _first(values, _PROMPTS) or length, _first(values, _ANSWERS) or answer
+    prompt, answer = _first(values, _NAMES["prompts"]) or length, _first(values, _NAMES["answers"]) or answer
     return prompt + answer if prompt and answer else 0
 
 

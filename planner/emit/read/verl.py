@@ -206,8 +206,7 @@ READER: Final = Reader(
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=TABLE,
     files={"config": _of_document},
-    is_shell=True,
 )
-FILE: Final = replace(READER, **_NAMES["readers"]["file"], values=_of_document, is_shell=False)
+FILE: Final = replace(READER, **_NAMES["readers"]["file"], values=_of_document)
 SFT: Final = replace(READER, **_NAMES["readers"]["sft"], values=_of_fine_tuning, renamed=_NAMES["sft"]["renamed"])
 READERS: Final = (READER, FILE, SFT)
