@@ -36,6 +36,7 @@ def only_read(rows: Mapping[str, Any], *reads: Callable[[Given], Mapping[str, An
         command=lambda values, plan, how, place: "",  # noqa: ARG005 - nothing is emitted
         ignores=listed(rows["ignores"]),
         decides=decisive(rows.get("decides", ())),
+        switches=listed(rows["switches"]),
     )
 
 

@@ -208,6 +208,7 @@ class Target:
     ignores: patterns of keys that change neither bytes nor seconds; a reader does not report such keys.
     decides: pattern of a key that no setting prices and that decides the answer -> its doubt. A file with such a key
         has no verdict; these patterns come before those of `ignores`.
+    switches: patterns of keys that may be on and change no figure; any other unread key that is on decides the answer.
     executable: the command that must be installed.
     install: how to install this command.
     """
@@ -226,6 +227,7 @@ class Target:
     environment: Callable[[Plan], Mapping[str, str]] = lambda plan: {}  # noqa: ARG005
     ignores: tuple[str, ...] = ()
     decides: Mapping[str, Doubt] = field(default_factory=dict)
+    switches: tuple[str, ...] = ("*",)
     executable: str = "torchrun"
     install: str = ""
 

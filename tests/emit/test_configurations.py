@@ -277,6 +277,31 @@ def test_a_variable_that_a_launcher_passes_on_has_no_value(read) -> None:
         read(f"type: task\nenv:\n  - MODEL\ncommands:\n  - {RUN}\n", "job.yaml", model=None)
 
 
+@pytest.mark.parametrize("text", ["env: &env\n  A: 1\nrun: |\n  {}\n", "setup: *env\ncommands:\n  - {}\n"])
+def test_anchors_in_a_launcher_s_file_are_not_swallowed(text, read) -> None:
+    """The reader of YAML has none; the text had been read as if it were a script."""
+    with pytest.raises(InputError, match="are not read") as caught:
+        read(text.format(RUN), "sky.yaml")
+    assert "sky.yaml:1" in caught.value.mistakes[0].where
+
+
+@pytest.mark.parametrize(("agents", "batch"), [(1, 64), (3, 192), (5, 256)])
+def test_answers_of_agents_are_samples_of_a_batch(agents, batch, read) -> None:
+    """By hand from Search-R1: 64 prompts have `n_agent` answers each, of which one update takes at most 256."""
+    text = VERL.replace("rollout.n=4", f"rollout.n_agent={agents}").replace("mini_batch_size=64", "mini_batch_size=256")
+    found = read(f"{text} data.train_batch_size=64 {ACTOR}state_masking=True")
+    assert f"training.global_batch_size={batch}" in found.settings
+    assert not opened(found)
+
+
+@pytest.mark.parametrize(
+    ("section", "is_open"), [("[freezing]\nfreeze = true", True), ("[freezing]\nfreeze = false", False)]
+)
+def test_a_section_of_a_fork_of_torchtitan_leaves_the_verdict_open(section, is_open, read) -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 1024\n' + section
+    assert opened(read(text, "run.toml", model=None)) == (["freezing.freeze"] if is_open else [])
+
+
 def test_lines_of_mistakes_are_those_of_the_launcher_s_file(read) -> None:
     with pytest.raises(InputError) as caught:
         read(f"name: a\nsetup: |\n  echo\nrun: |\n  {VERL}{ACTOR}fsdp_config.model_dtype=int8\n", "sky.yaml")

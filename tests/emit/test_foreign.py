@@ -409,7 +409,7 @@ lora_alpha: 32
 lora_target_linear: true
 num_epochs: 3
 load_in_8bit: false
-noisy: true
+noisy: 5
 """
 
 
@@ -418,7 +418,7 @@ def test_what_is_off_is_not_mentioned_and_what_is_on_has_a_line_of_its_own(tmp_p
     command = ["--from", str(tmp_path / "my run.yaml"), "dgx-h100", "--gpus", "8"]
     assert main(["explain", *command]) == ExitCode.OK
     shown = capsys.readouterr().out
-    assert "1 not priced (noisy=True)" in " ".join(shown.split())
+    assert "1 not priced (noisy=5)" in " ".join(shown.split())
     assert "load_in_8bit" not in shown
     assert main(["plan", *command]) == ExitCode.OK
     told = capsys.readouterr().err

@@ -120,6 +120,9 @@ def test_newer_releases_of_trl_recompute_and_compute_in_16_bits(written) -> None
         "--alpha 64",
         "--use_lora_adapter 1x",
         "--pre_seq_len 128",
+        "--rank 256",
+        "--has_memory True",
+        "--use_fisher",
         "--quantization_bit 4",
         "--load_in_4bit",
         "--unfreeze_top 4",
@@ -161,6 +164,49 @@ def test_four_bits_of_ms_swift_and_stages_that_llama_factory_has_not(written) ->
         read_foreign(written(f"{keys}{stage}\n", "a.yaml"), num_devices=8)
     with pytest.raises(InputError, match="which is none of LLaMA-Factory"):
         read_foreign(written(f"{keys}lvm\n", "a.yaml"), num_devices=8)
+
+
+@pytest.mark.parametrize(
+    "options", ["--use_wandb True", "--load_best_model_at_end", "--use_flash_attention_2", "--a False"]
+)
+def test_switches_that_change_no_step_leave_the_verdict(options, written) -> None:
+    text = f"torchrun --nproc_per_node 8 train.py {RUN} --model_max_length 512 {ZERO} {options}"
+    assert estimate_file(written(text), "dgx-h100").verdict != "unknown"
+
+
+@pytest.mark.parametrize("start", ["swift sft", "python -m swift.cli.sft", "python -m swift.cli.main sft"])
+def test_ms_swift_has_several_ways_to_start(start, written) -> None:
+    """ms-swift 3602360a, cli/main.py: `swift sft` runs the file cli/sft.py."""
+    found = read_foreign(written(f"NPROC_PER_NODE=4 {start} {OF_SWIFT} --tuner_type full --deepspeed zero3"))
+    assert (found.layout["zero"], found.num_devices) == ("3", 4)
+    path = written(f"python -m swift.cli.main rlhf {OF_SWIFT} --rlhf_type grpo --tuner_type lora")
+    assert "training.objective=grpo" in read_foreign(path, settings=["training.sequence_length=512"]).settings
+
+
+def test_a_script_with_options_of_openrlhf_is_of_its_kind(written) -> None:
+    text = f"deepspeed --num_gpus 2 ../train_dpo_local.py {OF_RLHF} --train_batch_size 8 --zero_stage 3"
+    plan = estimate_file(written(text), "dgx-h100")
+    assert (plan.layout.zero, plan.layout.mbs, plan.training.objective, plan.verdict) == (3, 1, "dpo", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("model", "is_refused"),
+    [
+        ("openai/whisper-large-v3", True),
+        ("facebook/mbart-large-50", True),
+        ("/data/audio-vision/omni-runs/Qwen2.5-7B", False),  # folders above it are of somebody's project
+        ("/own/llava-runs/llama/Qwen2.5-7B", False),
+        ("/own/saves/qwen2-vl-7b/v1-20250101-120000/checkpoint-400", True),
+        ("own/bartleby-7b-chat", False),
+    ],
+)
+def test_a_model_s_own_name_tells_another_architecture(model, is_refused, written) -> None:
+    text = f"torchrun --nproc_per_node 8 train.py {RUN} --model_max_length 512 {ZERO}".replace("Qwen/Qwen2.5-7B", model)
+    if is_refused:
+        with pytest.raises(InputError, match="has no price here"):
+            read_foreign(written(text), model="qwen2.5-7b")
+    else:
+        assert read_foreign(written(text), model="qwen2.5-7b").num_devices == 8
 
 
 def test_a_command_without_options_names_its_file(written) -> None:

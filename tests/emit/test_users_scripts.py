@@ -122,6 +122,10 @@ def test_adapters_keep_their_few_states_on_the_device(written) -> None:
         "A=1; if [ $A -eq 1 -a 2 -eq 3 ]; then TP=8; elif [ $A -eq 1 -o 2 -eq 3 ]; then TP=4; fi",
         "A=1; if [ $A = 2 ]; then TP=8; elif [ $A = 1 ] && [ ! $A = 3 ]; then TP=2; else TP=1; fi",
         "A=; if [[ -z $A || $A == x ]]; then TP=2; fi",
+        "A=1; B=0; if [[ ( $A == 1 || $B == 1 ) && $A == 2 ]]; then TP=8; else TP=1; fi",
+        "A=1; B=0; if [[ $B == 0 && ( $A == 2 || ( $A == 1 && $B == 0 ) ) ]]; then TP=8; else TP=1; fi",
+        "A=1; if [[ ( $A == 1 ) ]]; then TP=8; else TP=1; fi",
+        "A=2; let TP=A*4; let PP=TP/A",
         'TP=2; for each in "$@"; do TP=8; done; for each in $*; do TP=1; done',
         "TP=2; while [ $TP = 8 ]; do TP=1; done",
         "TP=2; while [ $TP = 8 ]; do if true; then TP=1; fi; done; if [ $TP = 2 ]; then PP=4; fi",
@@ -160,6 +164,25 @@ def test_a_backslash_at_the_end_of_a_file_is_no_word() -> None:
 def test_sizes_that_a_script_asks_of_slurm(lines, sizes, written) -> None:
     found = read_foreign(written(f"#!/bin/bash\n{lines}\nsrun python pretrain_gpt.py {RUN} --bf16\n"))
     assert (found.num_hosts, found.num_devices) == sizes
+
+
+def test_what_let_cannot_compute_stays_unread() -> None:
+    assert commands_of("let N=A*2\na --n $N") == [["a", "--n", "$((A*2))"]]
+
+
+def test_a_command_that_trains_is_read_beside_longer_ones_that_do_not(written) -> None:
+    """Generation, rewards and evaluation are other runs; a training may evaluate, too."""
+    start, more = f"{START} {RUN} --bf16", " ".join(f"--option-{number} 1" for number in range(20))
+    for other in (
+        "python eval/infer_qwen.py",
+        "python -m openrlhf.cli.batch_inference",
+        "swift export",
+        "own/serve.py",
+    ):
+        assert read_foreign(written(f"{other} --tp_size 4 {more}\n{start}\n{other} {more}\n")).num_devices == 8
+    for own in ("own-cli rm", "own-cli sed"):  # a reward model
+        assert read_foreign(written(f"echo {own} {more}\n{start.replace('torchrun', own)}")).num_devices == 8
+    assert read_foreign(written(f"a.py --b\n{start.replace('pretrain_gpt', 'train_and_eval')}")).num_devices == 8
 
 
 @pytest.mark.parametrize("change", ["(( N += 4 ))", "((N++))", "((N = N * 2))"])

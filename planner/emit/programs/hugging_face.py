@@ -495,6 +495,6 @@ TRAIN: Final = files("planner.emit.programs").joinpath("train.py.txt").read_text
 """Source text of the program that Accelerate and DeepSpeed start; only this program imports torch."""
 
 
-_TAKES: Final = ("data", "tokenizer", "weights")
-OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": _TAKES, "ignores": IGNORED, "decides": DECISIVE}
+_KEYS: Final = {"ignores": IGNORED, "decides": DECISIVE, "switches": listed(NAMES["switches"])}
+OF_TRAINER: Final[dict[str, Any]] = {"yours": yours, "takes": ("data", "tokenizer", "weights"), **_KEYS}
 """What the files of Accelerate and DeepSpeed, which the Trainer runs, have in common."""

@@ -478,6 +478,7 @@ def _target(name: str, program: str, install: str) -> Target:
         takes=("data", "tokenizer"),
         ignores=IGNORED,
         decides=DECISIVE,
+        switches=listed(_NAMES["switches"]),
         install=f"{install}, and torchao for fp8",
     )
 

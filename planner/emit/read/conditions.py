@@ -6,6 +6,7 @@ import ast
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from operator import add, eq, floordiv, ge, gt, le, lt, mod, mul, ne, sub
 from typing import TYPE_CHECKING, Final
 
@@ -32,9 +33,12 @@ def _joined(left: bool | None, joint: str, right: bool | None) -> bool | None:
 
 
 def _of_parts(words: list[str]) -> bool | None:
+    depths = [*accumulate((word == "(") - (word == ")") for word in words)]
     for joints in (("||", "-o"), ("&&", "-a")):
-        if at := next((at for at, word in enumerate(words) if at and word in joints), 0):
+        if at := next((at for at, word in enumerate(words) if at and word in joints and not depths[at]), 0):
             return _joined(_of_parts(words[:at]), words[at], _of_parts(words[at + 1 :]))
+    if len(words) > 2 and (words[0], words[-1]) == ("(", ")"):
+        return _of_parts(words[1:-1])
     parts = ["" if UNSET.match(each) and not each.startswith(("$(", "`")) else each for each in words]
     if parts[:1] == ["!"]:
         return truth_of(["!", "[", *parts[1:], "]"])

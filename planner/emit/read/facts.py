@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.read.conditions import UNSET
-from planner.emit.target import Given, matches
+from planner.emit.target import Doubt, Given, matches
 from planner.errors import InputError, Mistake
 from planner.specs.text import printable
 from planner.specs.training import OF_THE_RUN
@@ -16,7 +16,7 @@ from planner.specs.training import OF_THE_RUN
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from planner.emit.target import Doubt, Target, Value, Values
+    from planner.emit.target import Target, Value, Values
     from planner.specs.model import ModelSpec
 
 _OF_LEARNING: Final = {f"training.{name}" for name in OF_THE_RUN}
@@ -156,6 +156,9 @@ def _vouching(key: str, value: Value, patterns: Sequence[str]) -> Sequence[str]:
     return [each for each in patterns if (last := each.rpartition(".")[2]) == "*" or "*" not in last]
 
 
+_SWITCH: Final = Doubt("what it switches on is not known here")
+
+
 def left_over(
     given: Given, target: Target, ignored: Sequence[str] = ()
 ) -> tuple[dict[str, Doubt], tuple[str, ...], tuple[str, ...]]:
@@ -170,11 +173,12 @@ def left_over(
     for key, value in given.values.items():
         if value in off or (key in given.understood and key not in given.doubts):
             continue
+        is_strange = str(value).lower() == "true" and not _is_layout(key, value) and not matches(key, target.switches)
         named = next((doubt for pattern, doubt in target.decides.items() if matches(key, [pattern])), None)
         doubt = given.doubts.get(key) or (None if str(value).lower() in _PLAIN else named)
         if matches(key, ignored) or (doubt is None and matches(key, _vouching(key, value, target.ignores))):
             harmless.append(key)
-        elif doubt is not None:
+        elif doubt := doubt or (_SWITCH if is_strange else None):
             doubts[key] = doubt
         else:
             rest.append(key)

@@ -68,7 +68,7 @@ def opened(path: Path) -> File:
     if is_name and (hint := did_you_mean(shown, recipe_names())):
         raise InputError(f"{shown} does not exist, and is no recipe that is known here", hint=hint)
     text = limited_text(sys.stdin.buffer, shown) if str(path) == "-" else read_text(path, shown)
-    return File(path, shown, script_of(text), text)
+    return File(path, shown, script_of(text, shown), text)
 
 
 def in_folder(folder: Path) -> list[File]:

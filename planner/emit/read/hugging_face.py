@@ -6,7 +6,6 @@ Each reader converts its file into the keys that `planner.emit.programs.hugging_
 from __future__ import annotations
 
 import re
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +21,8 @@ from planner.errors import InputError
 from planner.specs.training import UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from planner.emit.target import Value, Values
 
 _FSDP: Final = "accelerate.fsdp_config.fsdp_"
@@ -29,6 +30,7 @@ _NAMES: Final = names_beside(__file__)
 _SWIFT, _AXOLOTL, _FACTORY, _FACTORY_V1 = (
     _NAMES[program] for program in ("ms_swift", "axolotl", "llama_factory", "llama_factory_v1")
 )
+_OF_TRL, _OF_OLD_TRL, _FROM_SCRATCH = (set(_NAMES[each]) for each in ("of_trl", "of_old_trl", "from_scratch"))
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
 
@@ -88,11 +90,6 @@ def _run_values(text: str) -> Values:
 
 # --- Trainer and TRL ---------------------------------------------------------------------------------------------
 
-_TRAINER_WORDS: Final = (
-    r"--(per_device_train_batch_size|model_name_or_path)\b|\b(accelerate\s+launch|(llamafactory-cli|axolotl)\s+train"
-    rf"|trl\s+({NAMES}|sft))\b|--deepspeed[ =]\S+\.json\b"
-)
-
 
 def _of_trainer(own: Values) -> dict[str, Value]:
     found = {_OF_LAUNCH.sub(_FSDP, key): value for key, value in own.items()}
@@ -104,9 +101,6 @@ def _of_trainer(own: Values) -> dict[str, Value]:
 
 
 _OF_LAUNCH: Final = re.compile(r"^fsdp_(?!config|min_num|transformer)")  # not the Trainer's own
-_OF_TRL: Final = {"max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "assistant_only_loss"}
-_FROM_SCRATCH: Final = {"config_name", "config_overrides", "tokenizer_name", "model_type"}
-"""Options of transformers' example scripts that build a model without weights."""
 
 
 def _with_weights(found: Values) -> Values:
@@ -137,7 +131,6 @@ def _of_run(found: Values) -> Values:
 
 _BY_TRL: Final = "launch.trl"
 """Key of a command of TRL; its value is `sft` for supervised fine-tuning."""
-_OF_OLD_TRL: Final = {"model_name", "max_seq_length", "evaluation_strategy", "torch_dtype", "use_flash_attention_2"}
 
 
 def _trainer_options(text: str) -> Values:
@@ -179,7 +172,9 @@ def _trainer_file(text: str) -> Values:
 def _swift_options(text: str) -> Values:
     words = option_words(text)
     found = with_ranks({**options_of(words), **sizes_of(text)}, words, text)
-    return _of_swift({"rlhf_type": "dpo", **found} if re.search(r"\bswift(?: |/cli/)rlhf\b", text) else found)
+    return _of_swift(
+        {"rlhf_type": "dpo", **found} if re.search(r"\bswift(?: |/cli/|\.cli\.)(?:main )?rlhf\b", text) else found
+    )
 
 
 def _of_swift(found: Values) -> Values:
@@ -264,58 +259,46 @@ def _factory_v1_values(text: str) -> Values:
 
 _OF_FILES: Final = {**_AXOLOTL["renamed"], **_FACTORY["renamed"]}
 """Keys of the files of Axolotl and LLaMA-Factory, which their command lines change."""
-_NAMED: Final = {
-    "config_file": _accelerate_values,
-    "accelerate_config": _accelerate_values,
-    "deepspeed_config_file": _deepspeed_values,
-    "accelerate.deepspeed_config.deepspeed_config_file": _deepspeed_values,
-    "config": _run_values,
+_READS: Final = {
+    "axolotl": _axolotl_values,
+    "llama_factory": lambda text: _of_factory(_filled_in(text)),
+    "ms_swift": lambda text: _of_swift(_filled_in(text)),
+    "llama_factory_v1": _factory_v1_values,
+    "accelerate": _accelerate_values,
     "deepspeed": _deepspeed_values,
-    "fsdp_config": _fsdp_values,
+    "trainer": _trainer_file,
+    "fsdp": _fsdp_values,
+    "run": _run_values,
+    "swift_command": _swift_options,
+    "openrlhf_command": _openrlhf_options,
+    "trainer_command": _trainer_options,
 }
+"""Name of a kind of files -> function that reads their text."""
+_NAMED: Final = {key: _READS[kind] for key, kind in _NAMES["named"].items()}
 """Keys whose value is the name of a file -> function that reads this file."""
-_ANSWER: Final = 256
-"""Tokens of an answer without max_completion_length. Source: trl, trainer/grpo_config.py and rloo_config.py."""
 
 
-def _file(name: str, values: Any, *keys: str, **more: Any) -> Reader:
-    """A reader for YAML or JSON that has all keys, each at the start of a line or after a brace or comma."""
-    signs = tuple(rf"""(^|[{{,])\s*["']?({key})["']?\s*:""" for key in keys)
-    return _OF_TRAINER(name=name, signs=signs, values=values, **more)
+def _reader(
+    reads: str, keys: Sequence[str] = (), signs: Sequence[str] = (), lacks: Sequence[str] = (), **row: Any
+) -> Reader:
+    """A reader of a row of the document: of YAML or JSON that has all keys, or of commands with these signs.
+
+    keys: patterns of keys, each at the start of a line or after a brace or comma.
+    """
+    of_file = [rf"""(^|[{{,])\s*["']?({key})["']?\s*:""" for key in keys]
+    return Reader(
+        engine=_engine,
+        target=accelerate.TARGET,
+        files=_NAMED,
+        assumed=_assumed,
+        complete=_of_run,
+        signs=(*signs, *of_file),
+        lacks=tuple(lacks),
+        is_shell=bool(signs),
+        values=_READS[reads],
+        renamed=_NAMES[reads]["renamed"] if "writes" in row else {},
+        **row,
+    )
 
 
-def _command(name: str, values: Any, sign: str, answer: int = 0) -> Reader:
-    return _OF_TRAINER(name=f"a command line of {name}", signs=(sign,), values=values, is_shell=True, answer=answer)
-
-
-_OF_TRAINER: Final = partial(
-    Reader, engine=_engine, target=accelerate.TARGET, files=_NAMED, assumed=_assumed, complete=_of_run
-)
-_OF_V1: Final = "dist_config|cutoff_len|micro_batch_size"
-
-READERS: Final = (
-    _file(
-        *("an Axolotl file", _axolotl_values, "base_model", "micro_batch_size|sequence_len"),
-        lacks=("pp",),  # utils/schemas/config.py
-        writes="axolotl",
-        renamed=_AXOLOTL["renamed"],
-    ),
-    _file(
-        *("a LLaMA-Factory file", lambda text: _of_factory(_filled_in(text))),
-        *("model_name_or_path", "cutoff_len|finetuning_type|stage|template"),
-        answer=1024,  # hparams/generating_args.py, max_new_tokens
-        lacks=("tp", "pp", "cp", "ep"),  # src/llamafactory/hparams of 00577a85; ep is of its runs over Megatron
-        writes="llama-factory",
-        renamed=_FACTORY["renamed"],
-    ),
-    _file("an ms-swift file", lambda text: _of_swift(_filled_in(text)), "model", "train_type|tuner_type"),
-    _file("a LLaMA-Factory file of v1", _factory_v1_values, "model", "model_class", _OF_V1),
-    _file("an Accelerate file", _accelerate_values, "distributed_type"),
-    # batch sizes alone only in JSON: in YAML, other programs have such keys
-    _file("a DeepSpeed file", _deepspeed_values, 'zero_optimization|(?<=")train_(micro_batch_size_per_gpu|batch_size)'),
-    _file("a file of TrainingArguments", _trainer_file, "per_device_train_batch_size", answer=_ANSWER),
-    _command("ms-swift", _swift_options, r"(?<!megatron )\bswift(?: |/cli/)(sft|pt|rlhf)\b", 512),  # rlhf_args.py
-    _command("OpenRLHF", _openrlhf_options, _OPENRLHF.pattern),
-    _command("LLaMA-Factory", _trainer_options, r"llamafactory(?:[.-]cli| train)|--finetuning_type\b", 1024),
-    _command("Trainer or TRL", _trainer_options, _TRAINER_WORDS, _ANSWER),
-)
+READERS: Final = tuple(_reader(**row) for row in _NAMES["readers"])

@@ -17,15 +17,23 @@ from planner.specs.yaml import parse_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_NAMES: Final = names_beside(__file__)
+NAMES: Final = names_beside(__file__)
 
 
-def script_of(text: str) -> str:
-    """The commands that a launcher's file runs, behind the variables that it sets; any other text as it is."""
-    pieces = re.split(r"(?m)^---.*$", text) if re.search(_NAMES["sign"], text, re.MULTILINE) else []
+def script_of(text: str, shown: str = "") -> str:
+    """The commands that a launcher's file runs, behind the variables that it sets; any other text as it is.
+
+    shown: the file's name, for mistakes.
+
+    Raises:
+        InputError: the file has anchors or aliases.
+    """
+    pieces = re.split(r"(?m)^---.*$", text) if re.search(NAMES["sign"], text, re.MULTILINE) else []
     try:
-        parts = [parse_yaml(piece, "").plain for piece in pieces if piece.strip()]
-    except InputError:
+        parts = [parse_yaml(piece, shown).plain for piece in pieces if piece.strip()]
+    except InputError as error:
+        if any(each.message.startswith(("anchors", "aliases")) for each in error.mistakes):
+            raise  # it is YAML
         return text
     commands = list(_found(parts, _commands))
     return "\n".join(dict.fromkeys([*_found(parts, _variables), *commands])) if commands else text
@@ -44,7 +52,7 @@ def _variables(data: dict[str, Any]) -> Iterator[str]:
         rows = [{"name": name, "value": value} for name, value in rows.items()]
     both = [map(row.get, ("name", "value")) if isinstance(row, dict) else (*str(row).split("=", 1), ()) for row in rows]
     yield from (f"export {name}={shlex.quote(str(value))}" for name, value, *_ in both if isinstance(value, str | int))
-    counts = {name: re.search(r"(?:^|:)\s*(\d+)[^\w.]*$", str(data.get(key))) for key, name in _NAMES["sizes"].items()}
+    counts = {name: re.search(r"(?:^|:)\s*(\d+)[^\w.]*$", str(data.get(key))) for key, name in NAMES["sizes"].items()}
     yield from (f"export {name}={count[1]}" for name, count in counts.items() if count)
 
 
@@ -52,7 +60,7 @@ def _commands(data: dict[str, Any]) -> Iterator[str]:
     words = _texts(data, ("command", "args"))
     inner = [word for word in words if " " in word.strip()]  # scripts, behind -c or alone
     yield from inner if "-c" in words or inner == words else [shlex.join(words)]
-    yield from _texts(data, _NAMES["scripts"])
+    yield from _texts(data, NAMES["scripts"])
 
 
 def _texts(data: dict[str, Any], keys: Sequence[str]) -> list[str]:

@@ -15,9 +15,6 @@ from planner.specs.training import UNKNOWN_WEIGHTS
 if TYPE_CHECKING:
     from planner.emit.target import Value, Values
 
-_VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Vocabulary sizes of tokenizers that have only one vocabulary. Source: the vocabularies of GPT-2 and Llama 2."""
-
 _NAMES: Final = names_beside(__file__)
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """Values of options that a command leaves out. Source: Megatron-LM d98e8a64, megatron/training/arguments.py."""
@@ -29,8 +26,8 @@ def _values(text: str) -> Values:
     if others := [word for word in words if _OTHER_SCRIPT.search(word)]:
         found["launch.script"] = others[-1]
     kind = found.get("tokenizer_type") or ("GPT2BPETokenizer" if found.get("merge_file") else None)
-    if found.get("vocab_size") is None and kind in _VOCABULARIES:
-        found["vocab_size"] = _VOCABULARIES[str(kind)]
+    if found.get("vocab_size") is None and kind in _NAMES["vocabularies"]:
+        found["vocab_size"] = _NAMES["vocabularies"][kind]
     elif found.get("vocab_size") is not None and kind == "NullTokenizer":
         found["vocab_size"] = int(str(found["vocab_size"])) + 1
     if found.get("deepspeed"):
@@ -84,15 +81,10 @@ def _assumed(values: Values) -> dict[str, str]:
     return {} if is_said or "num_layers" in values else dict.fromkeys(("tp", "pp", "cp"), OF_RECIPE)
 
 
-_OF_LLM: Final = r"\bpretrain_\w+\.py .*\s+--num_layers\b"
-"""Matches the options of Megatron-LLM, which have `_` in place of `-`."""
-
 READER: Final = Reader(
-    name="a command line of Megatron-LM",
-    signs=(rf"--((tensor-)?model-parallel-size|micro-batch-size|num-layers|global-batch-size)\b|{_OF_LLM}",),
+    **_NAMES["reader"],
     values=_values,
     engine=engine_of,
     target=megatron.TARGET,
     assumed=_assumed,
-    is_shell=True,
 )

@@ -31,16 +31,10 @@ _GENERATION: Final = Doubt("what generates answers on the same devices has no pr
 _OWN_CODE: Final = Doubt("the code that runs this decides what it keeps beside the model", "training.objective")
 NAMES: Final = "online_dpo|dpo|kto|orpo|cpo|bco|gkd|grpo|rloo|ppo|prm|nash_md|xpo|reward"
 """Methods that TRL's commands and scripts have names for, beside supervised fine-tuning."""
-_SCRIPT: Final = re.compile(
-    rf"(?im)^[^#\n]*?(?:\btrl\s+({NAMES})\b|(?:\s|scripts/|open_r1/)(?:run_)?({NAMES})(?:_vlm|_modeling)?\.py\b"
-    rf"|(?<![a-z])({NAMES}|rm|simpo)(?![a-z])[\w-]*(?:/(?:train|main|run|finetune)\w*)?\.py\b)"
-    r"|(?:train|tune|sft)\w*[_-](q?lora|peft)\w*\.py\b"
-)
+_SCRIPT: Final = re.compile(_NAMES["script"].replace("METHODS", NAMES))
 """Matches a command or a script of TRL, or a script of other people."""
 _SIGNS: Final = [(key, name) for name, keys in _NAMES["signs"].items() for key in listed(keys)]
 """Key that only files of some methods have -> one of these methods."""
-_PROMPTS: Final = ("max_prompt_length", "max_prompt_len")
-_ANSWERS: Final = ("max_completion_length", "trl.max_completion_length", "max_new_tokens", "response_length")
 
 
 def with_method(text: str, values: Values) -> Values:
@@ -68,7 +62,7 @@ def check_method(values: Values, ignored: Sequence[str]) -> None:
         )
         for key, value in values.items()
         for row in _NAMES["refused"]
-        if re.fullmatch(row.get("key", _SAYS), key) and re.fullmatch(row.get("value", _ON), _name(value))
+        if re.fullmatch(row.get("key", _SAYS), key) and re.fullmatch(row.get("value", _ON), _name(value, key))
         if not matches(key, ignored) and not any(re.fullmatch(row.get("unless", "$^"), each) for each in values)
     ]
     if mistakes:
@@ -174,9 +168,11 @@ def _rollout(values: Values) -> dict[str, Any] | None:
     return {"rollout_memory": float(share[:9])} if is_said else None
 
 
-def _name(value: Value) -> str:
-    """The value in lower case, of several values the first."""
-    return str(value).lower().partition(",")[0].strip("('\"[ ")
+def _name(value: Value, key: str = "") -> str:
+    """The value in lower case, of several values the first, and of a model's path the last two parts that name it."""
+    first = str(value).lower().partition(",")[0].strip("('\"[ ")
+    parts = [each for each in first.split("/") if not re.fullmatch(_NAMES["unnamed"], each)]
+    return "/".join(parts[-2:]) if key == MODEL else first
 
 
 def _length(values: Values, length: int, answer: int) -> int:
@@ -185,7 +181,7 @@ def _length(values: Values, length: int, answer: int) -> int:
     length: the file's length of a sequence, which such programs apply to the prompt.
     answer: the program's default length of an answer, 0 for none.
     """
-    prompt, answer = _first(values, _PROMPTS) or length, _first(values, _ANSWERS) or answer
+    prompt, answer = _first(values, _NAMES["prompts"]) or length, _first(values, _NAMES["answers"]) or answer
     return prompt + answer if prompt and answer else 0
 
 

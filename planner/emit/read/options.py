@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.read import HOSTS, RANKS, THE_FILE
+from planner.emit.read.launchers import NAMES
 from planner.emit.read.shell import commands_of
 from planner.errors import InputError
 from planner.specs.yaml import parse_yaml
@@ -16,11 +18,6 @@ if TYPE_CHECKING:
 
     from planner.emit.target import Value
 
-_LAUNCHER: Final = {"nnodes": HOSTS, "num_nodes": HOSTS, "nproc_per_node": RANKS, "num_gpus": RANKS}
-_PLACE: Final = (
-    *("node_rank", "master_addr", "master_port", "rdzv_", "standalone"),
-    *("max_restarts", "tee", "role", "redirects", "wait", "kill_on_bad_exit"),
-)
 _STARTED: Final = re.compile(r"-m|.*\.py")
 """Matches the program that a launcher starts; it ends the values of the launcher's last option."""
 _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
@@ -41,9 +38,16 @@ def option_words(text: str) -> list[str]:
     return max(found, key=_num_options, default=[])
 
 
+_NO_TRAINING: Final = re.compile(NAMES["no_training"])
+"""Matches commands, their parts, scripts and modules that train nothing."""
+
+
 def _num_options(words: list[str]) -> tuple[int, bool]:
-    """The number of options of a command that runs something, and whether it names a file of a run."""
-    runs = words[0] not in ("echo", "printf", "cat", "cp", "mv", "rm", "sed", "wget", "curl")
+    """The number of options of a command that may train, and whether it names a file of a run."""
+    scripts = (each for before, each in pairwise(words) if each.endswith(".py") or before in ("-m", "--module"))
+    runs = words[0] not in NAMES["of_shells"] and not any(
+        map(_NO_TRAINING.fullmatch, (*words[:2], *islice(scripts, 1)))
+    )
     return runs * sum(map(is_option, words)), runs and any(each.endswith((".yaml", ".yml", ".json")) for each in words)
 
 
@@ -87,11 +91,13 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
             values.append(words[place])
             place += 1
         key = name.replace("-", "_")
-        if key.startswith(_PLACE):
+        if key.startswith(tuple(NAMES["place"])):
             continue
-        if key in _LAUNCHER:
+        if key in NAMES["launcher"]:
             values = values[:1]
-        found[_LAUNCHER.get(key, key)] = True if not values else values[0] if len(values) == 1 else tuple(values)
+        found[NAMES["launcher"].get(key, key)] = (
+            True if not values else values[0] if len(values) == 1 else tuple(values)
+        )
     return found
 
 

@@ -72,7 +72,6 @@ BRIDGE: Final = Reader(
     engine=lambda values: "megatron-bridge",  # noqa: ARG005 - as the others
     target=bridge.TARGET,
     assumed=_assumed,
-    is_shell=True,
 )
 
 
@@ -99,6 +98,4 @@ SWIFT: Final = Reader(
     values=_swift_values,
     engine=lambda values: "megatron",  # noqa: ARG005 - as the others
     target=swift.TARGET,
-    is_shell=True,
-    answer=512,  # ms-swift, megatron/arguments/megatron_args.py, max_completion_length
 )

@@ -139,11 +139,7 @@ class _Script:
             return []
         if words[0] == "export":
             self.exported |= {*words[1:]}
-        if words[0] == "read" and "<<<" in words:
-            self._read(words[1 : words.index("<<<")], " ".join(words[words.index("<<<") + 1 :]))
-            return []
-        if words[0] == "for" and words[2:3] == ["in"]:
-            self.values |= {words[1]: words[3:] if len(words) == 4 else [f"${words[1]}"]}  # one pass, or unknown
+        if self._sets(words):
             return []
         place = next((at for at, each in enumerate(words[:-1]) if each == "-c"), 0)
         if place and UNSET.search(words[place + 1]):
@@ -170,11 +166,22 @@ class _Script:
         arguments = _arguments(list(words)) | {"0": [name]}
         return self._inner(text, arguments, 1, values=values, exported={*values}).commands()
 
-    def _read(self, words: list[str], text: str) -> None:
-        """Set the variables of `read -r A B <<< TEXT`; IFS parts the text, and the last variable takes the rest."""
-        names, mark = [each for each in words if not each.startswith("-")], self.values.get("IFS", [""])[0]
-        parts = text.split(mark if len(mark) == 1 else None, len(names) - 1)
-        self.values |= {name: [part] for name, part in zip(names, parts, strict=False) if not UNSET.search(text)}
+    def _sets(self, words: list[str]) -> bool:
+        """Whether a command only sets variables: `for`, `let`, or `read` of a text, which IFS parts."""
+        if words[0] == "for" and words[2:3] == ["in"]:
+            self.values |= {words[1]: words[3:] if len(words) == 4 else [f"${words[1]}"]}  # one pass, or unknown
+        elif words[0] == "let":
+            sums = [each.partition("=") for each in words[1:]]
+            self.values |= {name: [self._sum_of(value)] for name, equals, value in sums if equals}
+        elif words[0] == "read" and "<<<" in words:
+            place = words.index("<<<")
+            names, text = [each for each in words[1:place] if not each.startswith("-")], " ".join(words[place + 1 :])
+            mark = self.values.get("IFS", [""])[0]
+            parts = text.split(mark if len(mark) == 1 else None, len(names) - 1)  # the last variable takes the rest
+            self.values |= {name: [part] for name, part in zip(names, parts, strict=False) if not UNSET.search(text)}
+        else:
+            return False
+        return True
 
     def _inner(self, text: str, arguments: dict[str, list[str]], num_evals: int = 0, **other: Any) -> _Script:
         """A script with arguments of its own, which shares the variables of this one."""

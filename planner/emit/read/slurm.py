@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from planner.emit.read import HOSTS, RANKS
+from planner.emit.read.launchers import NAMES
 
 if TYPE_CHECKING:
     from planner.emit.target import Value, Values
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
 _LINE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _STARTS: Final = re.compile(r"^[^#\n]*\bsrun\b", re.MULTILINE)
 _OPTION: Final = re.compile(r"(?<!\S)(?:--([a-z-]+)(?:=|[ \t]+)|-N[ \t]*)[\"']?([\w:.-]+)")
-_VARIABLES: Final = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-}
+_VARIABLES: Final[dict[str, list[str]]] = NAMES["slurm"]
 
 
 def variables_of(text: str, hosts: int = 0) -> dict[str, str]:

@@ -109,7 +109,8 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
     prompt, answer = given.whole("data.max_prompt_length", 512), given.whole("data.max_response_length", 512)
     found: dict[str, Any] = {"training.sequence_length": prompt + answer}
     if mini:
-        mini = min(mini, whole_number(str(given.values.get("data.train_batch_size"))) or mini)  # all that was generated
+        prompts = whole_number(str(given.values.get("data.train_batch_size"))) or mini
+        mini = min(mini, prompts * given.whole("actor_rollout_ref.rollout.n_agent", 1))  # all that was generated
         found["training.global_batch_size"] = mini * answers
     micro = given.whole(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
     if given.flag(key := _TUNED_BY_TOKENS if _TUNED_BY_TOKENS in given else f"{_ACTOR}.use_dynamic_bsz"):
@@ -205,8 +206,7 @@ READER: Final = Reader(
     engine=lambda values: "megatron" if _is_megatron(values) else "fsdp",
     target=TABLE,
     files={"config": _of_document},
-    is_shell=True,
 )
-FILE: Final = replace(READER, **_NAMES["readers"]["file"], values=_of_document, is_shell=False)
+FILE: Final = replace(READER, **_NAMES["readers"]["file"], values=_of_document)
 SFT: Final = replace(READER, **_NAMES["readers"]["sft"], values=_of_fine_tuning, renamed=_NAMES["sft"]["renamed"])
 READERS: Final = (READER, FILE, SFT)
