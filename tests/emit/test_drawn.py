@@ -23,7 +23,8 @@ DRAWN = Path(__file__).parent / "drawn"
 
 def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> None:
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    draws, of_users = listed["draws"], {5: listed["fifth"], 6: listed["sixth"], 7: listed["seventh"]}
+    names = enumerate(("fifth", "sixth", "seventh", "eighth"), 5)
+    draws, of_users = listed["draws"], {number: listed[name] for number, name in names}
     owners = [{each["repository"] for each in folders} for folders in (draws, *of_users.values())]
     assert sum(map(len, owners)) == len(set.union(*owners))  # no draw has a repository of another
     rows = yaml.safe_load((DRAWN / "answers.yaml").read_text())
