@@ -75,6 +75,7 @@ FIELDS = {  # model, field, value, and the counts that stay
     ("dense", "head_size", 64): set(),
     ("dense", "ffn_hidden_size", 16384): set(),
     ("dense", "norm", "layernorm"): EVERY - HELD,  # one kernel each, of as many bytes
+    ("dense", "wide_norms", True): EVERY,  # it counts where a norm is several operators: tests/cost/test_memory.py
     ("dense", "position", "learned"): EVERY - {"seconds"},
     ("dense", "kind", "encoder"): EVERY - {"seconds"},
     ("dense", "attends", False): set(),
@@ -98,7 +99,7 @@ OF_NO_LAYER = {  # what the model is called, how often its layers occur, its end
     *("global_every", "vocab_size", "max_sequence_length", "tied_embeddings", "embedding_size", "head_input_size"),
     *("head_bias", "table_params", "input_matrix_params", "output_matrix_params", "embedding_norm", "final_norm"),
     *("output_head", "extra_positions", "relative_buckets", "num_token_types", "pooler", "patches", "vision"),
-    *("rope_theta", "rope_scaling", "norm_epsilon", "head_outputs"),
+    *("rope_theta", "rope_scaling", "norm_epsilon", "head_outputs", "caps_logits"),
     *("moe.num_dense_layers", "moe.layer_frequency", "moe.num_groups", "moe.groups_per_token"),
     "mixer",  # tests/specs compares its kinds with the library's own counts
 }
