@@ -114,6 +114,13 @@ class Sweep:
         """The point of least cost; None where no layout fits."""
         return min(self.front, key=lambda point: (point.device_seconds, point.num_devices), default=None)
 
+    def fewest_within(self, longest_sequence_seconds: float) -> Point | None:
+        """The point with the fewest devices that takes at most `longest_sequence_seconds` per sequence, or None.
+
+        Programs ask this: docs/python.md.
+        """
+        return next((point for point in self.front if point.sequence_seconds <= longest_sequence_seconds), None)
+
     def run(self, point: Point) -> WholeRun:
         """The token budget, or `REFERENCE_TOKENS`, with the layout of a point."""
         job, in_use = self.job, devices_in_use(self.job.cluster, point.layout)
