@@ -37,6 +37,13 @@ def test_norms_and_optimizers_by_their_names_in_forks(written) -> None:
         assert (found.model.norm, "training.optimizer=adamw" in found.settings) == ("rmsnorm", True)
 
 
+def test_a_stage_1_of_a_fork_is_not_the_only_one(written) -> None:
+    """Megatron-LM-MoELPR trains routers and new experts alone in its stage 1; a degree of 1 is none."""
+    with pytest.raises(InputError, match="moe_lpr_stage: the layout may depend on this key"):
+        read_foreign(written(f"{START} {RUN} --bf16 --moe-lpr-stage 1"))
+    assert read_foreign(written(f"{START} {RUN} --bf16 --own-parallel-size 1")).layout["tp"] == "1"
+
+
 def test_a_command_without_a_global_batch_has_one_microbatch_for_each_replica(written) -> None:
     """By hand from Megatron-LM, arguments.py, validate_args: 3 sequences for each of 8 / 2 replicas."""
     text = f"{START} {RUN.replace('--micro-batch-size 1', '--batch-size 3')} --bf16 --tensor-model-parallel-size 2"
@@ -164,6 +171,17 @@ def test_a_backslash_at_the_end_of_a_file_is_no_word() -> None:
 def test_sizes_that_a_script_asks_of_slurm(lines, sizes, written) -> None:
     found = read_foreign(written(f"#!/bin/bash\n{lines}\nsrun python pretrain_gpt.py {RUN} --bf16\n"))
     assert (found.num_hosts, found.num_devices) == sizes
+
+
+@pytest.mark.parametrize("text", ["a=(4 8)\nTP=${a[1]}", 'a=(4 8); i=0; TP="${a[$i]}"', "a=(4 8); i=0; TP=${a[i+1]}"])
+def test_an_entry_of_an_array_is_that_of_bash(text) -> None:
+    done = subprocess.run(["/bin/bash", "-c", f"{text}\necho $TP"], capture_output=True, text=True, check=True)
+    assert commands_of(f"{text}\nrun $TP")[-1] == ["run", done.stdout.strip()]
+
+
+@pytest.mark.parametrize("text", ["a=(4 8); a[0]=2", "declare -A a=([0]=2)", "a=([0]=2)", "a=(4); a[0]+=2"])
+def test_an_entry_that_is_set_by_itself_stays_unread(text) -> None:
+    assert commands_of(f"{text}\nrun ${{a[0]}} ${{a[-1]}}")[-1] == ["run", "${a[0]}", "${a[-1]}"]
 
 
 def test_what_let_cannot_compute_stays_unread() -> None:

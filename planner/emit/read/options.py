@@ -136,7 +136,8 @@ def overrides_of(words: Sequence[str]) -> dict[str, Value]:
 
 def document_of(text: str) -> dict[str, Any]:
     """The keys and values of a text in YAML or JSON."""
-    return mapping_of(parse_yaml(text.expandtabs() if text.lstrip().startswith("{") else text, THE_FILE).plain)
+    text = text.expandtabs() if text.lstrip().startswith("{") else text
+    return mapping_of(parse_yaml(text, THE_FILE, is_foreign=True).plain)
 
 
 def mapping_of(found: Any, where: str = THE_FILE) -> dict[str, Any]:

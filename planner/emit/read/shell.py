@@ -23,7 +23,9 @@ _MOST_DEPTH: Final = 50
 _MOST_EVALS: Final = 3
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
-_BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
+_BRACED: Final = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[(?:[@*]|[^\[\]]+)\])?(?:(:?[-=?+])(.*))?", re.DOTALL
+)
 _FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\w:-]*\s*\(\s*\))\s*(?=\{)")
 _DECLARES: Final = ("export", "local", "declare", "readonly", "typeset", "-a", "-x", "-r", "-i", "-A", "-g", "-rx")
 _BEFORE_ASSIGNMENTS: Final = {*_DECLARES, "then", "do", "else", "{"}
@@ -332,6 +334,10 @@ class _Script:
             return [f"${{{inner}}}"]
         name, kind, other = match[1], match[3] or "", match[4] or ""
         known = self._known(name)
+        if known is not None and match[2] not in (None, "[@]", "[*]"):
+            at = whole_number(self._sum_of(match[2][1:-1]))
+            is_open = at is None or at < 0 or kind or re.search(rf"\b{name}(?:=\(\s*)?\[[^\]]*\]\+?=", self.text)
+            return [f"${{{inner}}}"] if is_open else known[at : at + 1]
         is_set = known is not None and (known != [""] or not kind.startswith(":"))
         if kind.endswith("+"):
             return self._inside(other) if is_set else []
