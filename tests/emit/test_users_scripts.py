@@ -184,6 +184,43 @@ def test_an_entry_that_is_set_by_itself_stays_unread(text) -> None:
     assert commands_of(f"{text}\nrun ${{a[0]}} ${{a[-1]}}")[-1] == ["run", "${a[0]}", "${a[-1]}"]
 
 
+@pytest.mark.parametrize("start", ["if", "if !", "if A=1"])
+def test_a_command_that_a_condition_runs_is_read_with_its_environment(start) -> None:
+    text = f"{start} N=2 \\\n \\\n train --a 1 | tee log\nthen\necho ok\nelse\nexit 1\nfi\nrun $N"
+    assert [each for each in commands_of(text) if each[0] in ("train", "run")] == [["train", "--a", "1"], ["run", "2"]]
+    assert commands_of(f"if false; then\n{text}\nfi\nrun $N") == [["run", "$N"]]
+    assert ["train"] not in commands_of("if [ 1 = 2 ]; then train; fi")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("for a in 1; do if true; then run; done; fi", True),
+        ("for a in 1; do if true; then run; fi", False),  # bash refuses it, too: is the script whole?
+        ("for a in 1; do if true; then run; fi; done", False),
+        ('A=""; if true; then case $A in\nb) run;;\nesac; fi', False),
+        ("python - <<EOF\nif a:\n  b\nEOF\nfor a in 1; do run; done", False),
+    ],
+)
+def test_what_closes_another_block_is_refused_as_bash_refuses_it(text, is_refused) -> None:
+    if not is_refused:
+        commands_of(text)
+        return
+    assert subprocess.run(["/bin/bash", "-n", "-c", text], capture_output=True, check=False).returncode
+    with pytest.raises(InputError, match="`done` closes what needs `fi`"):
+        commands_of(text)
+
+
+def test_getopts_without_an_option_among_the_arguments_is_that_of_bash() -> None:
+    text = "A=0\nwhile getopts dz opt; do case $opt in d) A=1;; esac; done\nshift $((OPTIND -1))\n"
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{text}echo $A $1", "bash", "x", "y"], capture_output=True, text=True, check=True
+    )
+    assert commands_of(f"set -- x y; {text}run $A $1") == [["run", *done.stdout.split()]]
+    with pytest.raises(InputError, match="goes through its arguments"):
+        commands_of(f"set -- -d y; {text}run $A $1")
+
+
 def test_what_let_cannot_compute_stays_unread() -> None:
     assert commands_of("let N=A*2\na --n $N") == [["a", "--n", "$((A*2))"]]
 
