@@ -221,6 +221,20 @@ def test_getopts_without_an_option_among_the_arguments_is_that_of_bash() -> None
         commands_of(f"set -- -d y; {text}run $A $1")
 
 
+def test_trainings_of_several_sizes_in_one_script_are_refused(written) -> None:
+    one = f"{START} {RUN} --bf16 --train-iters 9"
+    other = one.replace("--seq-length 64", "--seq-length 128")
+    with pytest.raises(InputError, match="starts 2 trainings of other sizes"):
+        read_foreign(written(f"{one}\n{other}\n"))
+    for alike in (
+        one,
+        f"echo {other}",
+        other.replace("pretrain_gpt.py", "generate.py"),
+        other.replace("-iters", "-it"),
+    ):
+        assert read_foreign(written(f"{one}\n{alike}\n")).layout["mbs"] == "1"
+
+
 def test_what_let_cannot_compute_stays_unread() -> None:
     assert commands_of("let N=A*2\na --n $N") == [["a", "--n", "$((A*2))"]]
 

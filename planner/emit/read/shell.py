@@ -330,8 +330,8 @@ class _Script:
         known = self._known(name)
         if known is not None and match[2] not in (None, "[@]", "[*]"):
             at = whole_number(self._sum_of(match[2][1:-1]))
-            is_open = at is None or at < 0 or kind or re.search(rf"\b{name}(?:=\(\s*)?\[[^\]]*\]\+?=", self.text)
-            return [f"${{{inner}}}"] if is_open else known[at : at + 1]
+            is_set_alone = re.search(rf"\b{name}(?:=\(\s*)?\[[^\]]*\]\+?=", self.text)
+            return [f"${{{inner}}}"] if at is None or at < 0 or kind or is_set_alone else known[at : at + 1]
         is_set = known is not None and (known != [""] or not kind.startswith(":"))
         if kind.endswith("+"):
             return self._inside(other) if is_set else []
