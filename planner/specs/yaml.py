@@ -176,13 +176,13 @@ def read_text(path: Path, shown: str, most: int = MAX_BYTES) -> str:
     return _decode(content, shown)
 
 
-def parse_yaml(text: str, name: str) -> Node:
-    """Read one document, a mapping, from text.
+def parse_yaml(text: str, name: str, *, is_foreign: bool = False) -> Node:
+    """Read one document, a mapping, from text; another program's may give a key twice with the same scalar.
 
     Raises:
         InputError: the text is not a valid document; all mistakes at once, at most `MAX_MISTAKES`.
     """
-    node = _Reader(text, name).read()
+    node = _Reader(text, name, is_foreign=is_foreign).read()
     if not isinstance(node.data, dict):
         raise InputError(
             Mistake(
@@ -215,11 +215,14 @@ def _decode(content: bytes, name: str) -> str:
 class _Reader:
     """Builds the nodes of one document from events, and collects mistakes."""
 
-    def __init__(self, text: str, name: str, *, is_option: bool = False, loader: Any = yaml.SafeLoader) -> None:
+    def __init__(
+        self, text: str, name: str, *, is_option: bool = False, is_foreign: bool = False, loader: Any = yaml.SafeLoader
+    ) -> None:
         self._text = text
         self._loader = loader
         self._name = name
         self._is_option = is_option
+        self._is_foreign = is_foreign
         self._lines = [] if is_option else _LINE_BREAK.split(text)
         self._mistakes: list[Mistake] = []
         self._num_nodes = 0
@@ -307,7 +310,9 @@ class _Reader:
             line, column = event.start_mark.line, event.start_mark.column
             if key in entries:
                 first = entries[key].key_where.removeprefix(f"{self._name}:").split(":")[0]
-                self._add(event.start_mark, f"{quoted(key)} is given twice, first in line {first}", "keep one of them")
+                if not self._is_foreign or repr(entries[key].data) != repr(value.data):
+                    words = f"{quoted(key)} is given twice, first in line {first}"
+                    self._add(event.start_mark, words, "keep one of them")
                 continue
             entries[key] = Node(
                 data=value.data, where=value.where, key_where=self._where(line, column), source_line=self._line(line)

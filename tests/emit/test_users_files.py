@@ -307,3 +307,42 @@ def test_constants_of_4_bit_weights_are_those_that_the_program_keeps(text, name,
     settings = read_foreign(written(text, name), num_devices=8).settings
     assert "training.frozen_weights=nf4" in settings
     assert ("engine.memory.quantised_constants=0.0625" in settings) is not is_nested
+
+
+@pytest.mark.parametrize("key", ["add_tokens", "add_special_tokens", "new_special_tokens_config"])
+def test_new_tokens_train_embedding_and_head_in_whole_beside_adapters_of_llama_factory(key, written) -> None:
+    """LLaMA-Factory, model/patcher.py and adapter.py: so for a larger vocabulary; full training has both anyway."""
+    text = f"{OF_FACTORY}finetuning_type: lora\n{key}: own\n"
+    found = read_foreign(written(text, "a.yaml"), num_devices=1)
+    assert [each.key for each in found.assumed if each.kind == "open"] == ["modules_to_save"]
+    found = read_foreign(written(text.replace(": lora", ": full"), "a.yaml"), num_devices=1)
+    assert "modules_to_save" not in [each.key for each in found.assumed]
+
+
+def test_fsdp2_of_ms_swift_is_its_own_file(written) -> None:
+    """ms-swift, swift/config/fsdp2.json: version 2 of FSDP, all sharded, activations recomputed."""
+    found = read_foreign(written(f"NPROC_PER_NODE=8 swift sft {OF_SWIFT} --tuner_type full --fsdp fsdp2"))
+    assert (found.engine, found.layout["zero"], found.layout["recompute"]) == ("fsdp", "3", "full")
+
+
+def test_axolotl_reads_no_options_of_accelerate_in_its_own_file(written) -> None:
+    text = (
+        f"{OF_AXOLOTL}lora_target_linear: true\ndeepspeed_config: {{zero_stage: 2, gradient_accumulation_steps: 8}}\n"
+    )
+    assert read_foreign(written(text, "a.yaml"), num_devices=1).layout["zero"] == "0"
+
+
+def test_a_key_that_is_given_twice_with_one_value_says_one_thing(written) -> None:
+    assert read_foreign(written(f"{OF_FACTORY}bf16: true\n", "a.yaml"), num_devices=1).num_devices == 0
+    with pytest.raises(InputError, match="`bf16` is given twice"):
+        read_foreign(written(f"{OF_FACTORY}bf16: false\n", "a.yaml"), num_devices=1)
+
+
+@pytest.mark.parametrize(("script", "is_refused"), [("own/lora_model.py", True), ("lora_merge.py", False)])
+def test_a_script_of_adapters_by_its_name_sets_their_rank(script, is_refused, written) -> None:
+    path = written(f"deepspeed --num_gpus 2 {script} {RUN} {ZERO} --max_length 512")
+    if is_refused:
+        with pytest.raises(InputError, match="which the script's own code sets"):
+            read_foreign(path)
+    else:
+        assert read_foreign(path).num_devices == 2

@@ -37,6 +37,13 @@ def test_norms_and_optimizers_by_their_names_in_forks(written) -> None:
         assert (found.model.norm, "training.optimizer=adamw" in found.settings) == ("rmsnorm", True)
 
 
+def test_a_stage_1_of_a_fork_is_not_the_only_one(written) -> None:
+    """Megatron-LM-MoELPR trains routers and new experts alone in its stage 1; a degree of 1 is none."""
+    with pytest.raises(InputError, match="moe_lpr_stage: the layout may depend on this key"):
+        read_foreign(written(f"{START} {RUN} --bf16 --moe-lpr-stage 1"))
+    assert read_foreign(written(f"{START} {RUN} --bf16 --own-parallel-size 1")).layout["tp"] == "1"
+
+
 def test_a_command_without_a_global_batch_has_one_microbatch_for_each_replica(written) -> None:
     """By hand from Megatron-LM, arguments.py, validate_args: 3 sequences for each of 8 / 2 replicas."""
     text = f"{START} {RUN.replace('--micro-batch-size 1', '--batch-size 3')} --bf16 --tensor-model-parallel-size 2"
@@ -164,6 +171,68 @@ def test_a_backslash_at_the_end_of_a_file_is_no_word() -> None:
 def test_sizes_that_a_script_asks_of_slurm(lines, sizes, written) -> None:
     found = read_foreign(written(f"#!/bin/bash\n{lines}\nsrun python pretrain_gpt.py {RUN} --bf16\n"))
     assert (found.num_hosts, found.num_devices) == sizes
+
+
+@pytest.mark.parametrize("text", ["a=(4 8)\nTP=${a[1]}", 'a=(4 8); i=0; TP="${a[$i]}"', "a=(4 8); i=0; TP=${a[i+1]}"])
+def test_an_entry_of_an_array_is_that_of_bash(text) -> None:
+    done = subprocess.run(["/bin/bash", "-c", f"{text}\necho $TP"], capture_output=True, text=True, check=True)
+    assert commands_of(f"{text}\nrun $TP")[-1] == ["run", done.stdout.strip()]
+
+
+@pytest.mark.parametrize("text", ["a=(4 8); a[0]=2", "declare -A a=([0]=2)", "a=([0]=2)", "a=(4); a[0]+=2"])
+def test_an_entry_that_is_set_by_itself_stays_unread(text) -> None:
+    assert commands_of(f"{text}\nrun ${{a[0]}} ${{a[-1]}}")[-1] == ["run", "${a[0]}", "${a[-1]}"]
+
+
+@pytest.mark.parametrize("start", ["if", "if !", "if A=1"])
+def test_a_command_that_a_condition_runs_is_read_with_its_environment(start) -> None:
+    text = f"{start} N=2 \\\n \\\n train --a 1 | tee log\nthen\necho ok\nelse\nexit 1\nfi\nrun $N"
+    assert [each for each in commands_of(text) if each[0] in ("train", "run")] == [["train", "--a", "1"], ["run", "2"]]
+    assert commands_of(f"if false; then\n{text}\nfi\nrun $N") == [["run", "$N"]]
+    assert ["train"] not in commands_of("if [ 1 = 2 ]; then train; fi")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("for a in 1; do if true; then run; done; fi", True),
+        ("for a in 1; do if true; then run; fi", False),  # bash refuses it, too: is the script whole?
+        ("for a in 1; do if true; then run; fi; done", False),
+        ('A=""; if true; then case $A in\nb) run;;\nesac; fi', False),
+        ("python - <<EOF\nif a:\n  b\nEOF\nfor a in 1; do run; done", False),
+    ],
+)
+def test_what_closes_another_block_is_refused_as_bash_refuses_it(text, is_refused) -> None:
+    if not is_refused:
+        commands_of(text)
+        return
+    assert subprocess.run(["/bin/bash", "-n", "-c", text], capture_output=True, check=False).returncode
+    with pytest.raises(InputError, match="`done` closes what needs `fi`"):
+        commands_of(text)
+
+
+def test_getopts_without_an_option_among_the_arguments_is_that_of_bash() -> None:
+    text = "A=0\nwhile getopts dz opt; do case $opt in d) A=1;; esac; done\nshift $((OPTIND -1))\n"
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{text}echo $A $1", "bash", "x", "y"], capture_output=True, text=True, check=True
+    )
+    assert commands_of(f"set -- x y; {text}run $A $1") == [["run", *done.stdout.split()]]
+    with pytest.raises(InputError, match="goes through its arguments"):
+        commands_of(f"set -- -d y; {text}run $A $1")
+
+
+def test_trainings_of_several_sizes_in_one_script_are_refused(written) -> None:
+    one = f"{START} {RUN} --bf16 --train-iters 9"
+    other = one.replace("--seq-length 64", "--seq-length 128")
+    with pytest.raises(InputError, match="starts 2 trainings of other sizes"):
+        read_foreign(written(f"{one}\n{other}\n"))
+    for alike in (
+        one,
+        f"echo {other}",
+        other.replace("pretrain_gpt.py", "generate.py"),
+        other.replace("-iters", "-it"),
+    ):
+        assert read_foreign(written(f"{one}\n{alike}\n")).layout["mbs"] == "1"
 
 
 def test_what_let_cannot_compute_stays_unread() -> None:

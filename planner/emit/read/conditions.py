@@ -1,4 +1,4 @@
-"""Whole-number arithmetic, tests and branches of a shell script, as far as their values are known."""
+"""Whole-number arithmetic, tests, arguments and branches of a shell script, as far as their values are known."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from operator import add, eq, floordiv, ge, gt, le, lt, mod, mul, ne, sub
 from typing import TYPE_CHECKING, Final
+
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,15 +98,25 @@ def _value_of(node: ast.expr) -> int:
     raise ValueError
 
 
+def arguments_of(words: list[str]) -> dict[str, list[str]]:
+    """`$1` and so on; an argument that is its own unset variable stays unset, and with it `$@` and `$#`."""
+    found = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
+    if len(found) == len(words):
+        found |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
+    return found
+
+
 @dataclass(slots=True, kw_only=True)
 class _Branch:
     """A branch of an `if` or `case`, or the body of a loop.
 
     is_taken: whether the branch runs; None if this is unknown.
+    end: the word that closes it.
     value: the word that a `case` compares.
     """
 
     is_taken: bool | None
+    end: str
     was_taken: bool = False
     value: str | None = None
 
@@ -113,11 +125,13 @@ class Branches:
     """The branches and loops around a position of a script.
 
     is_skipped: whether the test before `&&` or `||` skips the next command.
+    has_other_text: whether lines may be the input of a command, which are no commands.
     """
 
     def __init__(self) -> None:
         self.open: list[_Branch] = []
         self.is_skipped = False
+        self.has_other_text = False
         self._part: tuple[bool | None, str] | None = None
         """The first part of a condition whose second part follows, and what joins them."""
 
@@ -132,17 +146,24 @@ class Branches:
         was_skipped, self.is_skipped = self.is_skipped, False
         if self._part is not None:
             self._condition(_joined(*self._part, truth_of(words)), mark)
-        elif first == "case" and rest[1:2] == ["in"]:
-            self.open.append(_Branch(is_taken=False, value=rest[0], was_taken=self.is_off))
+        elif first == "case" and "in" in rest:
+            value = " ".join(rest[: rest.index("in")])
+            self.open.append(_Branch(is_taken=False, end="esac", value=value, was_taken=self.is_off))
         elif first in ("for", "while", "until", "select"):
             off = self.is_off or (rest[1:] == ["in"]) or (first == "while" and truth_of(rest) is False)
-            self.open.append(_Branch(is_taken=False if off else None))
+            self.open.append(_Branch(is_taken=False if off else None, end="done"))
             return not off
         elif first in ("fi", "esac", "done"):
+            if self.open and self.open[-1].end != first and not self.has_other_text:
+                hint = "bash stops there, too; `bash -n` names the line"
+                raise InputError(f"`{first}` closes what needs `{self.open[-1].end}`", hint=hint)
             del self.open[-1:]
         elif first in ("if", "elif", "else"):
-            self.open += [_Branch(is_taken=False, was_taken=self.is_off)] if first == "if" else []
+            is_open = rest != [] and truth_of(rest) is None and {"[", "[["}.isdisjoint(rest)
+            is_run = first == "if" and is_open and not self.is_off
+            self.open += [_Branch(is_taken=False, end="fi", was_taken=self.is_off)] if first == "if" else []
             self._condition(first == "else" or truth_of(rest), mark)
+            return is_run
         elif not was_skipped and not self.is_off:
             if first not in ("[", "[[", "true", "false"):
                 return first not in ("then", "do", "{", "}", "!")

@@ -122,7 +122,8 @@ _PLAIN: Final = {"1", "0", "false", "none", "null"}
 
 
 def _is_layout(names: str, value: Value) -> bool:
-    return _LAYOUT.search(names.lower().replace("-", "_")) is not None and str(value).lower() not in _PLAIN
+    plain = _PLAIN - {"1"} if names.partition(" ")[0].endswith("stage") else _PLAIN  # a stage 1 is none of many
+    return _LAYOUT.search(names.lower().replace("-", "_")) is not None and str(value).lower() not in plain
 
 
 def _of_layout(key: str, near: str) -> Mistake:

@@ -243,6 +243,8 @@ def _axolotl_values(text: str) -> Values:
 
 def _of_factory(found: Values) -> Values:
     own = {**_FACTORY["defaults"], **found}
+    if own["finetuning_type"] == "lora" and any(own.get(key) for key in _FACTORY["adds_tokens"]):
+        own.setdefault("additional_target", "embedding and head")  # model/adapter.py, resize_vocab
     if own["finetuning_type"] != "full" and own.keys().isdisjoint(_PRECISIONS):
         own["dtype"] = "bfloat16"  # as the weights of today's models are saved
     return {PLAIN: True, **translated(own, _FACTORY)}

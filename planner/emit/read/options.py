@@ -28,6 +28,9 @@ def option_words(text: str) -> list[str]:
 
     A line that starts with an option continues the previous command. What `echo` prints is no command, because scripts
     print a command before they run it.
+
+    Raises:
+        InputError: several commands train, with other batches, lengths or stages.
     """
     found: list[list[str]] = []
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
@@ -35,6 +38,8 @@ def option_words(text: str) -> list[str]:
             found[-1] += words
         else:
             found.append(words)
+    if (count := len({*filter(None, map(_sizes, found))})) > 1:
+        raise InputError(f"the script starts {count} trainings of other sizes", hint="--from a script with one of them")
     return max(found, key=_num_options, default=[])
 
 
@@ -49,6 +54,13 @@ def _num_options(words: list[str]) -> tuple[int, bool]:
         map(_NO_TRAINING.fullmatch, (*words[:2], *islice(scripts, 1)))
     )
     return runs * sum(map(is_option, words)), runs and any(each.endswith((".yaml", ".yml", ".json")) for each in words)
+
+
+def _sizes(words: list[str]) -> tuple[tuple[str, str], ...]:
+    """The sizes of a training that a command starts, with their options; empty for any other command."""
+    own = options_of(words) if _num_options(words)[0] else {}
+    sizes = tuple((key, str(own[key])) for key in NAMES["sizes_of_trainings"] if key in own)
+    return sizes if len(sizes) > 1 and not own.keys().isdisjoint(NAMES["of_trainings"]) else ()
 
 
 def is_option(word: str) -> bool:
@@ -136,7 +148,8 @@ def overrides_of(words: Sequence[str]) -> dict[str, Value]:
 
 def document_of(text: str) -> dict[str, Any]:
     """The keys and values of a text in YAML or JSON."""
-    return mapping_of(parse_yaml(text.expandtabs() if text.lstrip().startswith("{") else text, THE_FILE).plain)
+    text = text.expandtabs() if text.lstrip().startswith("{") else text
+    return mapping_of(parse_yaml(text, THE_FILE, is_foreign=True).plain)
 
 
 def mapping_of(found: Any, where: str = THE_FILE) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from planner.emit.read.conditions import UNSET, Branches, whole_number
+from planner.emit.read.conditions import UNSET, Branches, arguments_of, whole_number
 from planner.errors import InputError
 
 _MOST_CHARACTERS: Final = 2**21
@@ -23,10 +23,11 @@ _MOST_DEPTH: Final = 50
 _MOST_EVALS: Final = 3
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]")
-_BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[@*]\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
+_BRACED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])(\[[^][]+\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
 _FUNCTION: Final = re.compile(r"(?:function\s+[\w:-]+\s*(?:\(\s*\))?|[A-Za-z_][\w:-]*\s*\(\s*\))\s*(?=\{)")
 _DECLARES: Final = ("export", "local", "declare", "readonly", "typeset", "-a", "-x", "-r", "-i", "-A", "-g", "-rx")
-_BEFORE_ASSIGNMENTS: Final = {*_DECLARES, "then", "do", "else", "{"}
+_BEFORE_COMMANDS: Final = ("if", "!")
+_BEFORE_ASSIGNMENTS: Final = {*_DECLARES, *_BEFORE_COMMANDS, "then", "do", "else", "{"}
 _SIGN: Final = re.compile(r"&&|\|\||[()]")
 _IS_SET: Final = re.compile(r"\b([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # in ((...)); its new value is not read
 _END: Final = "\n;&|()"
@@ -54,14 +55,6 @@ def _joined(done: list[str], part: str, pieces: list[str]) -> str:
     return part + (pieces[-1] if pieces else "")
 
 
-def _arguments(words: list[str]) -> dict[str, list[str]]:
-    """`$1` and so on; an argument that is its own unset variable stays unset, and with it `$@` and `$#`."""
-    found = {str(place): [word] for place, word in enumerate(words, 1) if word != f"${place}"}
-    if len(found) == len(words):
-        found |= {"@": words, "*": [" ".join(words)], "#": [str(len(words))]}
-    return found
-
-
 @dataclass(slots=True, kw_only=True)
 class _Script:
     """A script that is read; several share variables, budget and exports if one is inside another."""
@@ -81,6 +74,7 @@ class _Script:
         if bad := _CONTROL.search(self.text):
             raise InputError(f"a control character in line {self._line(bad.start())}", hint="this is no script")
         self.text = _COMMENT.sub(r"\1", self.text.replace("\r\n", "\n")).replace("\\\n", " ")
+        self.branches.has_other_text = "<<" in self.text
 
     def commands(self) -> list[list[str]]:
         found: list[list[str]] = []
@@ -99,7 +93,7 @@ class _Script:
                 mark = mark if mark in ("&&", "||", ";;") else here
                 self.place += len(mark)
                 if words and self._runs(words, mark):
-                    found += self._ran(words)
+                    found += self._ran([each for each in words if each not in _BEFORE_COMMANDS] or words)
                 words, self.assigned = [], set()
                 if mark == ";;" and self.branches.open:
                     self.branches.open[-1].is_taken = False
@@ -107,7 +101,7 @@ class _Script:
                 self._assign(match, is_export=not {"export", "-x"}.isdisjoint(words))
                 self.branches.is_skipped = False
                 self.fixed |= {match[1]} if "readonly" in words else set()
-                words = [each for each in words if each == "export"]
+                words = [each for each in words if each in ("export", *_BEFORE_COMMANDS)]
             elif not words and self.arguments and (match := _FUNCTION.match(self.text, self.place)):
                 self.place = match.end()
                 found += self._inner(self._balanced(1, "}", "{"), {}).commands()  # a function has arguments of its own
@@ -135,7 +129,7 @@ class _Script:
     def _ran(self, words: list[str]) -> list[list[str]]:
         """The commands that a command is: itself, those of the text of `eval`, or none for `set --`."""
         if words[:2] == ["set", "--"]:
-            self.arguments = _arguments(words[2:])
+            self.arguments = arguments_of(words[2:])
             return []
         if words[0] == "export":
             self.exported |= {*words[1:]}
@@ -148,7 +142,7 @@ class _Script:
         count = whole_number((words[1:] or ["1"])[0]) if words[0] == "shift" and is_followed else None
         if count is not None:
             words = self.arguments["@"]
-            self.arguments = _arguments(words[count:]) if 0 <= count <= len(words) else self.arguments
+            self.arguments = arguments_of(words[count:]) if 0 <= count <= len(words) else self.arguments
             return []
         if self.arguments and {"shift", "getopts"} & set(words[:2]):
             hint = "--define NAME=VALUE sets the variables that the script takes from them, without --args"
@@ -163,7 +157,7 @@ class _Script:
         """The commands of `bash -c TEXT NAME WORDS`: it has exported variables, and those set before its own name."""
         known = self.exported | self.assigned
         values = {each: value for each, value in self.values.items() if each in known}
-        arguments = _arguments(list(words)) | {"0": [name]}
+        arguments = arguments_of(list(words)) | {"0": [name]}
         return self._inner(text, arguments, 1, values=values, exported={*values}).commands()
 
     def _sets(self, words: list[str]) -> bool:
@@ -191,6 +185,8 @@ class _Script:
     def _runs(self, words: list[str], mark: str) -> bool:
         if len(self.branches.open) > _MOST_DEPTH:
             self._too_deep("branches", _MOST_DEPTH)
+        if words[:2] == ["while", "getopts"] and not "".join(self.arguments.get("@", ["-"])[:1]).startswith("-"):
+            self.values["OPTIND"], words = ["1"], ["while", "false"]  # no argument is an option
         return self.branches.runs(words, mark)
 
     def _closes_a_pattern(self) -> bool:
@@ -332,6 +328,10 @@ class _Script:
             return [f"${{{inner}}}"]
         name, kind, other = match[1], match[3] or "", match[4] or ""
         known = self._known(name)
+        if known is not None and match[2] not in (None, "[@]", "[*]"):
+            at = whole_number(self._sum_of(match[2][1:-1]))
+            is_set_alone = re.search(rf"\b{name}(?:=\(\s*)?\[[^\]]*\]\+?=", self.text)
+            return [f"${{{inner}}}"] if at is None or at < 0 or kind or is_set_alone else known[at : at + 1]
         is_set = known is not None and (known != [""] or not kind.startswith(":"))
         if kind.endswith("+"):
             return self._inside(other) if is_set else []
