@@ -261,7 +261,7 @@ def test_the_host_launches_every_hop_of_a_ring(make_job):
     """With two tokens a rank, a forward pass takes 300 us, and a third of that per hop; backward 1.6 times as much."""
     job = make_job("llama3-8b", cluster="dgx-h100", engine="megatron", gpus=512, sequence=128)
     job = replace(job, calibration=UNCALIBRATED)
-    for cp in (2, 8, 64):  # an eighth of the weights: the sums of their gradients take the device less time than the host
+    for cp in (2, 8, 64):  # with an eighth of the weights, the host takes longer than the sums of their gradients
         layout = parse_layout(f"tp=8,cp={cp},sp=0", num_layers=32, num_devices=512)
         found = layer_seconds(job, layout).passes
         assert float(found.forward) == pytest.approx(300e-6 * (1 + (cp - 1) / 3))
