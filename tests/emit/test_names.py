@@ -41,7 +41,7 @@ ROWS = {  # section -> the keys that each of its rows has, and those that it may
     "decides": ({"keys", "why"}, {"field"}),
 }
 OF_FILES = {"renamed", "said", "strict", "drops", "defaults", "newer", "older"}
-OF_FILES |= {"module", "file", "keeps", "adds", "yours", "refuses", "refused"}
+OF_FILES |= {"module", "file", "keeps", "adds", "adds_tokens", "yours", "refuses", "refused"}
 SIGNS = {  # sign of a condition -> types of what it compares with
     **dict.fromkeys(("is", "not"), (str, int, float, type(None))),
     **dict.fromkeys((">", "<", "%"), (int, float, str)),

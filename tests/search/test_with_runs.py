@@ -59,6 +59,11 @@ def best_with(asked, axes):
     return found.step_seconds
 
 
+def fastest_with_runs(asked, plan):
+    """The step of the layout with runs, if none may be slower and easier to run."""
+    return with_runs(Space(asked, FREE), plan_objective(), plan.layout, plan.step_seconds, 0.0).step_seconds
+
+
 def test_a_plan_with_runs_names_no_other_layout():
     asked = job()
     assert search(with_axes(asked, axes_of(plain().layout)), FREE, within=0.02).with_runs is None
@@ -73,7 +78,8 @@ def test_the_best_layout_with_runs_is_named_with_them():
     assert plan.layout == plain().layout
     found = plan.with_runs
     assert found.axes == axes_of(found.layout) == axes
-    assert found.step_seconds == pytest.approx(best_with(asked, axes), rel=1e-9)
+    assert fastest_with_runs(asked, plan) == pytest.approx(best_with(asked, axes), rel=1e-9)
+    assert found.step_seconds <= best_with(asked, axes) * 1.02
     assert found.step_seconds <= plan.high_step_seconds
     runs = [each for each in asked.evidence if each.engine == "megatron" and each.experts]
     assert found.num_runs == sum(len(each.ratios) for each in runs)
@@ -97,8 +103,8 @@ def test_axes_with_runs_come_before_all_other_keys_but_the_hosts():
 def test_of_several_axes_the_fastest_layout_counts():
     others = [each for each in ("ep", "pp+ep", "tp+ep") if each != axes_of(plain().layout)]
     asked = with_axes(job(), *others)
-    found = search(asked, FREE, within=0.02).with_runs
-    assert found.step_seconds == pytest.approx(min(best_with(asked, axes) for axes in others), rel=1e-9)
+    fastest = fastest_with_runs(asked, search(asked, FREE, within=0.02))
+    assert fastest == pytest.approx(min(best_with(asked, axes) for axes in others), rel=1e-9)
 
 
 def test_a_layout_beyond_the_band_is_not_named():
@@ -117,10 +123,11 @@ def test_a_layout_beyond_the_band_is_not_named():
 @pytest.mark.parametrize("name", ["cost", "gpus"])
 def test_a_layout_with_runs_stays_in_the_band_under_every_objective(name):
     """A cheaper layout on fewer devices takes longer than the band of a plan on all devices allows."""
-    asked = with_axes(job(), "ep")
+    axes, pin = ("ep", "pp=1") if axes_of(plain().layout) != "ep" else ("pp+ep", "pp>=2")
+    asked = with_axes(job(), axes)
     plan = search(asked, FREE, within=0.02)
     assert plan.layout.world_size == 8
-    cheapest = search(asked, Constraints.parse(["tp=1,pp=1,cp=1,ep>=2,zero<=1"]), objective=Objective(name=name))
+    cheapest = search(asked, Constraints.parse([f"tp=1,{pin},cp=1,ep>=2,zero<=1"]), objective=Objective(name=name))
     assert cheapest.layout.world_size < 8
     assert cheapest.step_seconds > plan.high_step_seconds
     found = with_runs(Space(asked, FREE), Objective(name=name), plan.layout, plan.step_seconds, 0.02)
