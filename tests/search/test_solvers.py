@@ -306,11 +306,6 @@ def test_whole_solve_equals_brute_force(part: int) -> None:
         check_whole(random.Random(1000 + seed))
 
 
-def test_a_candidate_with_a_stage_without_columns_hides_no_other() -> None:
-    """With one microbatch its bound was no number (zero times infinity), and the best candidate was never solved."""
-    check_dynamic_program(random.Random(7471))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(100))
 def test_ten_thousand_instances(part: int) -> None:

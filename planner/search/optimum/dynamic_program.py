@@ -104,7 +104,7 @@ def _bound(candidate: Candidate, bottleneck: float = 0.0) -> float:
     bottleneck: the least time of the slowest stage of any choice, where it is known.
     """
     fastest = float(_fastest(candidate, candidate.seconds).max())
-    if fastest == np.inf:  # a stage has no column; zero microbatches times this would be no number, and sort nowhere
+    if fastest == np.inf:  # a stage has no column; with one microbatch the sum below would be no number
         return np.inf
     bottleneck = max(bottleneck, fastest, _least_total(candidate, candidate.seconds) / candidate.num_stages)
     tail = float(_fastest(candidate, candidate.tail_seconds).max())
