@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer, layer_activation_bytes
-from planner.cost.adapters import frozen_bytes_per_param, largest_layer, trained_layer_params, trained_params
+from planner.cost.adapters import (
+    frozen_bytes_per_param,
+    largest_layer,
+    trained_layer_params,
+    trained_params,
+    widens_stream,
+)
+from planner.cost.layers import norm_is_one_kernel
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
 from planner.cost.model_states import ends_beside_whole_gradients, model_state_bytes, whole_gradients
 from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
-from planner.cost.parameters import head_params_on_device, layer_params_on_device, vision_params
+from planner.cost.parameters import head_params_on_device, layer_params_on_device, matrices_of_layer, vision_params
 from planner.cost.stage import (
     by_policy,
     end_params,
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
     from planner.layout import Degrees
     from planner.numbers import Flag, Number
     from planner.specs.job import PoolJob
+    from planner.specs.model import ModelSpec
 
 
 @once
@@ -46,7 +54,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: cost/loss.py; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
-    one = logits_bytes(job, layout)
+    one = logits_bytes(job, layout) + _outputs_of_layers(job, layout, stage)
     if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
     head = job.state_bytes.weights * head_params_on_device(job.model, job.engine, layout)
@@ -56,6 +64,20 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         return holds_head(layout, stage) * (np.where(piped, m, 1) * one + head)
     before = np.where(piped & (layout.schedule == "1f1b"), one, 0.0)
     return holds_head(layout, stage) * (one + np.maximum(before, head))
+
+
+def _outputs_of_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the outputs of layers that a list holds until the forward pass ends, and that no layer keeps otherwise.
+
+    Checkpoints keep their layer's input, and so do norms of one kernel; a norm of separate operators keeps a copy.
+
+    Source: TRL 0.24, models/modeling_value_head.py (output_hidden_states); tests/cost/test_objectives.py counts.
+    """
+    if job.training.method.reads_logits or norm_is_one_kernel(job) or widens_stream(job):
+        return 0.0
+    again = by_policy(layout, stage, lambda policy: float(policy == FULL))
+    width = job.compute_bytes * job.model.hidden_size
+    return width * tokens_per_microbatch(job, layout) * stage.num_layers * (1.0 - again)
 
 
 def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -99,7 +121,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
         largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
-        bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
+        bucket, at_loss = _bucket_bytes(job, layout, stage, stored), not engine.memory.bucket_buffers
         live, ahead = _live_bytes(job, layout, stage)
         layer = layer + np.maximum(ahead - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
@@ -148,7 +170,9 @@ def _peak_with_separate_ends(
     held = waits * several
     largest = largest_layer(job, layout, stage)
     gathered_layer, copied_layer = _gathered_bytes_per_param(job, layout) * largest, copied * largest
-    forward = loss - (job.loss == "whole") * job.compute_bytes * num_logits(job, layout) * holds_head(layout, stage)
+    graded = job.training.method.reads_logits
+    from_loss = (job.loss == "whole") * graded * job.compute_bytes * num_logits(job, layout)
+    forward = loss - from_loss * holds_head(layout, stage)
     if job.model.tied_embeddings:
         layer = layer + (gathered + waits) * ends
         last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (held + copied + shard) * ends)
@@ -160,8 +184,8 @@ def _peak_with_separate_ends(
         if job.loss == "chunked":
             reduced = (gathered + 2 * copied + shard) * head
         last = (held + copied + shard) * (ends - head)
-        layer = layer + np.maximum(copied * head - copied_layer, 0.0)
-        moments = (loss + gathered * head, forward + (1 + several) * gathered * head, reduced, layer)
+        layer = layer + graded * np.maximum(copied * head - copied_layer, 0.0)
+        moments = (loss + gathered * head, forward + (1 + several) * gathered * head, graded * reduced, layer)
     summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
     kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
@@ -178,6 +202,10 @@ def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return model_state_bytes(job, layout, stage)[1] * (alone & frees)
 
 
+def _largest_matrix(model: ModelSpec, layout: Degrees, experts: bool) -> Number:
+    return reduce(np.maximum, matrices_of_layer(model, layout, experts=experts))
+
+
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes that the layer in its backward pass needs beside stored activations, for the kind of layer that needs most.
 
@@ -192,6 +220,10 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
     sizes = (trained, largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
+    if job.engine.memory.bucket_buffers:
+        each = largest_of_layers(job, layout, stage, partial(_largest_matrix, job.model, layout))
+        copied = np.where(_shards_gradients(layout), 0.0, copied)  # the bucket is the copy
+        waiting = np.where(_shards_gradients(layout), np.minimum(waiting, each), waiting)
     waits = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting + job.reduced_bytes * copied)
     reduced = waits + inner
     if job.engine.memory.gradients_apart:
@@ -207,12 +239,14 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 @once
 def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the weights that ZeRO-3 gathers for the present layer and prefetches for the next.
+    """Bytes of the weights that ZeRO-3 gathers for the present layer and, on several ranks, prefetches for the next.
 
-    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch;
+    unshard does nothing on one rank).
     """
     layer = largest_layer(job, layout, stage)
     ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.clip(stage.num_layers - 1, 0, 1)
+    ahead = ahead * np.greater(shard_degree(layout), 1)
     return _gathered_bytes_per_param(job, layout) * (np.minimum(1, stage.num_layers) * layer + ahead)
 
 
@@ -246,15 +280,25 @@ def _gathered_bytes_per_param(job: PoolJob, layout: Degrees) -> Number:
     return np.greater_equal(layout.zero, 3) * each
 
 
-def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
     """Bytes of the bucket of gradients that is being reduced, and of the buffers in which gradients are collected.
+
+    The copy of a first bucket takes the place of the `stored` activations of the layers whose gradients fill it, after
+    that of an untied head.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (allreduce_bucket makes a copy; setup_buckets makes two buffers of
     reduce_bucket_size with overlap_comm, for models of any size); `planner verify` counts it.
     """
     bucket = job.engine.memory.gradient_bucket
-    reduced = np.minimum(trained_params(job, layout, stage).total, bucket)
-    return _shards_gradients(layout) * job.state_bytes.weights * (reduced + job.engine.memory.bucket_buffers * bucket)
+    buffers, each = job.engine.memory.bucket_buffers * bucket, _shards_gradients(layout) * job.state_bytes.weights
+    reduced = each * np.minimum(trained_params(job, layout, stage).total, bucket)
+    if buffers:
+        head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
+        head = head * (job.training.method.reads_logits and not job.model.tied_embeddings)
+        layers = (bucket - head) / np.maximum(largest_layer(job, layout, stage, trained=True), 1.0)
+        freed = stored * np.clip(layers / np.maximum(stage.num_layers, 1), 0.0, 1.0)
+        reduced = np.maximum(reduced - freed, 0.0)
+    return each * buffers + reduced
 
 
 def _buffers_between_passes(job: PoolJob, layout: Degrees) -> Number:
@@ -385,6 +429,4 @@ def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
     """
     if job.training.frozen_weights == "16-bit":
         return 0.0
-    products = layer_of(job.model, experts=False).products
-    sides = [product.sides(layout, width) for product in products for width in product.outputs.values()]
-    return job.compute_bytes * reduce(np.maximum, [inputs * outputs for inputs, outputs in sides])
+    return job.compute_bytes * _largest_matrix(job.model, layout, experts=False)
