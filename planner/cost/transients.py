@@ -254,24 +254,35 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Nu
     """Bytes of gathered weights at the loss and in a layer's backward pass, in engines that gather far ahead.
 
     The engine keeps or gathers the weights that the backward pass needs next, until it holds as many elements as its
-    limit allows; packed weights count as 16-bit elements. At the loss these are the head and the last layers; layers
-    whose quantised weights stay with their products are among the activations. If all layers leave room, the whole
-    embedding follows, unless no gradient reaches it: recompute asks for gradients at its output.
+    limit allows; packed weights count as 16-bit elements. At the loss these are the head and the last layers, or the
+    whole last layer, if its largest parameter exceeds the limit: all experts of a layer are two. Layers whose quantised
+    weights stay with their products are among the activations. If all layers leave room, the whole embedding follows,
+    unless no gradient reaches it: recompute asks for gradients at its output.
+
+    Grouped products keep a view of the experts' weights, which stay on the device until the layer's backward pass,
+    although they are released and gathered again. Not released are those that are needed within the limit's distance,
+    through the head and back.
 
     Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py (__params_to_release, _fetch_sub_module_impl),
-    stage3_max_live_parameters; transformers, enable_input_require_grads; `planner verify` counts it.
+    stage3_max_live_parameters; transformers, enable_input_require_grads and integrations/moe.py (_grouped_linear);
+    `planner verify` counts it.
     """
     most, ends = job.engine.memory.live_params * job.state_bytes.weights, end_params(job, layout, stage)
     if not most:
         return 0.0, 0.0
     head = job.state_bytes.weights * holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
-    layers = _gathered_bytes_per_param(job, layout) * (held_params(job, layout, stage).total - ends)
+    each, held = _gathered_bytes_per_param(job, layout), held_params(job, layout, stage)
+    layers = each * (held.total - ends)
     again = by_policy(layout, stage, lambda policy: float(policy == FULL))
     embedding = np.maximum(job.state_bytes.weights * ends - head, 0.0) * (not job.training.lora_rank or again > 0)
-    last = np.clip(most - head, 0.0, layers) * (job.training.frozen_weights == "16-bit")
+    beyond = each * largest_of_layers(job, layout, stage, partial(_largest_matrix, job.model, layout))
+    whole = np.minimum(most - head + beyond, each * largest_layer(job, layout, stage)) * np.greater(most, head)
+    last = np.clip(np.maximum(most - head, whole), 0.0, layers) * (job.training.frozen_weights == "16-bit")
     at_loss = head + last + embedding * np.less(layers + head, most)
+    stays = np.clip((most / 2 - head) / np.maximum(layers, 1.0), 0.0, 1.0)
+    viewed = each * held.experts * (1.0 - again) * (1.0 - stays)
     gathers = np.greater_equal(layout.zero, 3)
-    return gathers * at_loss, gathers * np.minimum(layers + embedding, most)
+    return gathers * (at_loss + viewed), gathers * (np.minimum(layers + embedding, most) + viewed)
 
 
 def _gathered_bytes_per_param(job: PoolJob, layout: Degrees) -> Number:
@@ -295,7 +306,8 @@ def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -
     if buffers:
         head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
         head = head * (job.training.method.reads_logits and not job.model.tied_embeddings)
-        layers = (bucket - head) / np.maximum(largest_layer(job, layout, stage, trained=True), 1.0)
+        room = bucket - head - largest_of_layers(job, layout, stage, partial(_largest_matrix, job.model, layout))
+        layers = room / np.maximum(largest_layer(job, layout, stage, trained=True), 1.0)
         freed = stored * np.clip(layers / np.maximum(stage.num_layers, 1), 0.0, 1.0)
         reduced = np.maximum(reduced - freed, 0.0)
     return each * buffers + reduced
