@@ -135,7 +135,8 @@ def test_reward_models_take_the_bytes_of_the_real_modules(objective, case, price
     layout = f"dp={gpus},zero={zero},mbs=1,recompute={recompute}"
     lines = lines_of(priced(objective, layout, model="llama3-8b", **more))
     held = sum_of(each for name, each in lines.items() if name != LineName.RUNTIME)
-    assert held == pytest.approx(COUNTED[objective, case] * 1e9, rel=0.05)
+    near = 0.02 if objective == "value-head" and where != "zero3" else 0.05  # 0.02: with the outputs of all layers
+    assert held == pytest.approx(COUNTED[objective, case] * 1e9, rel=near)
 
 
 def test_the_weights_of_the_reference_are_on_every_device_unless_zero_3_shards_them(priced):
