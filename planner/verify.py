@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from planner.cost.ledger import LineName, worst_stage
 from planner.emit.names import names_beside, refusals
-from planner.emit.programs.accelerate import TARGET as ACCELERATE
-from planner.emit.programs.deepspeed import TARGET as DEEPSPEED
+from planner.emit.programs import PROGRAMS
 from planner.emit.programs.hugging_face import is_named
-from planner.emit.programs.torchtitan import RELEASE as TORCHTITAN
 from planner.emit.target import How, Refusal, Target, values_of
 from planner.errors import ExitCode, InputError, PlannerError
 from planner.own_program import answer_of
@@ -27,6 +25,8 @@ from planner.run_arguments import RunArguments
 from planner.sums import sum_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from planner.plan import Plan
 
 WITHIN: Final = 0.03
@@ -40,7 +40,6 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
 
 
 _NAMES: Final = names_beside(__file__)
-_HUGGING_FACE: Final = (*refusals(_NAMES["transformers"]), Refusal(says=(), fault=_model_fault))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class _Program:
 
     module: str
     target: Target | None = None
-    packages: tuple[str, ...] = ()
+    packages: Sequence[str] = ()
     mock_data: bool = True
     refuse: tuple[Refusal, ...] = ()
 
@@ -77,28 +76,14 @@ class _Program:
         return folder
 
 
-_PROGRAMS: Final = {
-    "torch": _Program(module="rehearse"),
-    "accelerate": _Program(
-        module="rehearse_accelerate",
-        target=ACCELERATE,
-        packages=("transformers", "accelerate", "datasets"),
-        refuse=(*refusals(_NAMES["accelerate"]), *_HUGGING_FACE),
-    ),
-    "deepspeed": _Program(
-        module="rehearse_deepspeed",
-        target=DEEPSPEED,
-        packages=("deepspeed", "transformers", "accelerate", "datasets"),
-        refuse=(*refusals(_NAMES["deepspeed"]), *_HUGGING_FACE),
-    ),
-    "torchtitan-0.3": _Program(
-        module="rehearse_torchtitan",
-        target=TORCHTITAN,
-        packages=("torchtitan", "triton"),
-        mock_data=False,
-        refuse=refusals(_NAMES["torchtitan-0.3"]),
-    ),
-}
+def _program(name: str, refused: Sequence[str] = (), **row: Any) -> _Program:
+    """A program from a row of the document; models that are loaded by a name are known to transformers alone."""
+    refuse = [each for part in refused for each in refusals(_NAMES["refused"][part])]
+    refuse += [Refusal(says=(), fault=_model_fault)] * ("transformers" in row.get("packages", ()))
+    return _Program(**row, target=PROGRAMS[name] if refused else None, refuse=tuple(refuse))
+
+
+_PROGRAMS: Final = {name: _program(name, **row) for name, row in _NAMES["programs"].items()}
 """Programs whose steps can be counted, under their names in engine profiles (`emits`)."""
 
 

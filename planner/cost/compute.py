@@ -213,7 +213,7 @@ def head_seconds(job: PoolJob, layout: LayerDegrees, *, graded: bool = True) -> 
         memory_bound_seconds(job, each * tokens * vocab) if each else 0.0 for each in bytes_moved_per_logit(job)
     )
     whole = linear + PassSeconds(forward=forward, backward_input=backward)
-    if not graded:
+    if not graded or not job.training.method.reads_logits:
         return PassSeconds(forward=whole.forward * job.calibration.slowdown)
     if job.loss in ("chunked", "fused-linear"):
         summed = job.state_bytes.grads if job.loss == "chunked" else job.compute_bytes

@@ -11,7 +11,7 @@ from planner.cost.adapters import adapter_params
 from planner.cost.layers import attention_span, head_widths, indexer_flops_per_token, is_local
 from planner.cost.mixers import mixer_shape
 from planner.cost.operators import layer_of
-from planner.cost.parameters import layer_matmul_params, num_matmul_params
+from planner.cost.parameters import head_width, layer_matmul_params, num_matmul_params, num_outputs
 from planner.cost.recompute import modules_of, repeats_part
 from planner.cost.stage import by_policy, chunks_of, layer_kinds, mtp_layers, timed_kinds
 from planner.once import once
@@ -104,10 +104,16 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     core = attention_flops_per_token(model, attended, causal=True) + further
     products = 2.0 if training.lora_rank else 3.0
     trained = 3.0 * adapter_params(model, training, of_token=True)
-    per_token = 2.0 * (products * num_matmul_params(model) + trained) + 3.0 * core
+    graded = products * num_matmul_params(model) - (products - 1.0) * _ungraded_head_params(model, training)
+    per_token = 2.0 * (graded + trained) + 3.0 * core
     per_token += training.ungraded_passes * (2.0 * num_matmul_params(model) + core)
     images = (training.ungraded_passes + (1.0 if training.lora_rank else 3.0)) * tower_flops(model)
     return (per_token * s + images) * training.global_batch_size * training.method.sequences
+
+
+def _ungraded_head_params(model: ModelSpec, training: TrainingSpec) -> int:
+    """Parameters of a head whose logits no loss reads, so that it has no backward pass."""
+    return 0 if training.method.reads_logits else num_outputs(model) * head_width(model)
 
 
 def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
@@ -144,11 +150,13 @@ def chunk_flops(job: Job, layout: Layout) -> dict[str, NDArray[np.float64]]:
     images = np.zeros(layout.num_chunks)
     images[0] = layout.mbs * training.method.sequences * tower_flops(model)
     trained = 0.0 if training.lora_rank else images
+    graded = products.copy()
+    graded[-1] -= 2.0 * tokens * _ungraded_head_params(model, training)
     ungraded = training.ungraded_passes * (2.0 * tokens * (params + ends) + tokens * core + images)
     return {
         "forward": products + tokens * core + images + ungraded,
-        "backward_input": products + 2.0 * tokens * core + trained,
-        "backward_weight": 2.0 * tokens * adapters if training.lora_rank else products + trained,
+        "backward_input": graded + 2.0 * tokens * core + trained,
+        "backward_weight": 2.0 * tokens * adapters if training.lora_rank else graded + trained,
         "layers": tokens * (2.0 * (params + adapters) + core),
         "repeated": tokens * (2.0 * (again + whole * adapters) + cores * core),
     }

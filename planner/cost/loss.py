@@ -52,18 +52,20 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     A single kernel writes the gradient over the logits. A chunked or fused linear loss holds the gradient of the hidden
     states before the backward pass begins. torchtitan keeps this gradient in fp32, together with copies of the parts,
     and Liger-Kernel keeps it in the compute precision. Log-probabilities take as many tensors as their objective says.
-    Separate operators that cap logits keep the tanh.
+    Separate operators that cap logits keep the tanh. Logits that no loss reads have an fp32 copy, and no gradient.
 
-    Source: engine profile, bytes per logit; transformers, Gemma2ForCausalLM (`planner verify` counts it); torchtitan,
-    components/loss.py (GradAccumulator); Liger-Kernel, ops/fused_linear_cross_entropy.py; Transformer Engine,
-    pytorch/cross_entropy.py.
+    Source: engine profile, bytes per logit; specs/objectives.yaml, value-head; transformers, Gemma2ForCausalLM
+    (`planner verify` counts it); torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
+    ops/fused_linear_cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
     """
     copies = layout.tp if job.engine.memory.whole_logits else 1
     per_logit = job.engine.memory.logits_bytes + (job.compute_bytes - 2) / copies
     if (each := job.engine.memory.log_probability_bytes) and (tensors := job.training.method.logit_copies):
         wide, narrow = max(each, job.compute_bytes), job.training.method.narrow_copies
         per_logit = wide * (narrow if narrow and wide == 2 else tensors)
-    if job.loss in ("fused", "fused-linear"):
+    if not job.training.method.reads_logits:
+        per_logit = 6.0 if job.compute_bytes == 2 else 4.0  # 16 bits and their copy
+    elif job.loss in ("fused", "fused-linear"):
         per_logit = job.compute_bytes
         per_logit = per_logit * (job.engine.memory.fused_logits_bytes / 2 if job.loss == "fused" else 1.0)
     elif job.model.caps_logits and not job.engine.memory.norm_kernel:
@@ -84,6 +86,8 @@ def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
     Source: derived here: cross entropy takes a maximum, a sum of exponentials and a difference; Liger-Kernel,
     ops/cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
     """
+    if not job.training.method.reads_logits:
+        return 6.0, 0.0  # reads 16 bits and writes the copy
     if job.loss == "fused":
         return 3.0 * job.compute_bytes, 2.0 * job.compute_bytes
     return (3.0 * job.compute_bytes, 0.0) if job.loss == "fused-linear" else (16.0, 12.0)

@@ -235,7 +235,9 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     more, more_routed = extra_moment_bytes(job, layout, stage)  # of optimizers that no host runs
     common = state_bytes_per_param(job, layout)
     weights, grads, optimizer = (each * held.common for each in common)
-    optimizer = optimizer + more / shard_degree(layout)
+    idle = _idle_head_params(job, layout, stage)
+    optimizer = optimizer + (more - moment_bytes_per_param(job) * idle) / shard_degree(layout)
+    grads = grads - common[1] * idle
     grads = grads + job.state_bytes.grads * cut_gradient_params(job, layout)
     reduced, body = reduced_early(job, layout, stage), np.maximum(held.common - end_params(job, layout, stage), 0.0)
     grads = grads - reduced * (1.0 - 1.0 / shard_degree(layout)) * common[1] * body
@@ -255,6 +257,17 @@ def model_state_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Numb
     optimizer = optimizer + routed[2] + more_routed / expert_shard_divisor(job, layout)
     left = 1.0 - reduced * (1.0 - 1.0 / expert_shard_divisor(job, layout))
     return weights + routed[0], grads + left * routed[1], optimizer
+
+
+def _idle_head_params(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Parameters on a device of an untied head that has no gradient, so that the optimizer makes no moments of it.
+
+    Source: torch.optim.AdamW, which makes moments at the first gradient; DeepSpeed's flat shards hold every parameter.
+    """
+    flat, idle = job.engine.memory.bucket_buffers > 0, not job.training.method.reads_logits
+    if flat or not idle or job.training.lora_rank or job.model.tied_embeddings or offloads_optimizer(layout):
+        return 0.0
+    return holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
 
 
 def reference_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:

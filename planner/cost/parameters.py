@@ -294,6 +294,19 @@ def head_params_on_device(model: ModelSpec, engine: EngineSpec, layout: LayerDeg
     return outputs_on_device(model, engine, layout) * head_width(model)
 
 
+def matrices_of_layer(model: ModelSpec, layout: LayerDegrees, *, experts: bool) -> list[Number]:
+    """Elements of the matrices of one layer on one rank; all experts of a layer are two.
+
+    Source: as `matrices_in_order`.
+    """
+    return [
+        each.num_held * inputs * size / (layout.ep if each.count else 1)
+        for each in layer_of(model, experts=experts).products
+        for width in ([None] if each.count else each.outputs.values())
+        for inputs, size in [each.sides(layout, width)]
+    ]
+
+
 def matrices_in_order(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees) -> list[Number]:
     """Elements of the matrices on one rank, in the order of transformers' modules; all experts of a layer are two.
 
@@ -301,15 +314,7 @@ def matrices_in_order(model: ModelSpec, engine: EngineSpec, layout: LayerDegrees
 
     Source: transformers 5.23, models/llama/modeling_llama.py and models/mixtral/modeling_mixtral.py.
     """
-    of_layers: dict[bool, list[Number]] = {}
-    for kind in (False, True) if model.moe else (False,):
-        products = layer_of(model, experts=kind).products
-        of_layers[kind] = [
-            each.num_held * inputs * size / (layout.ep if each.count else 1)
-            for each in products
-            for width in ([None] if each.count else each.outputs.values())
-            for inputs, size in [each.sides(layout, width)]
-        ]
+    of_layers = {kind: matrices_of_layer(model, layout, experts=kind) for kind in {False, model.moe is not None}}
     found = [embedding_params_on_device(model, engine, layout), _position_params(model) + 0 * layout.tp]
     for has_experts in model.layer_has_experts(np.arange(model.num_layers)):
         found += of_layers[bool(has_experts)]

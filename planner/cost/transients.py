@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.cost.activations import activation_terms, inner_gradient_bytes, kept_bytes_of_layer, layer_activation_bytes
 from planner.cost.adapters import frozen_bytes_per_param, largest_layer, trained_layer_params, trained_params
+from planner.cost.layers import norm_is_one_kernel
 from planner.cost.loss import logits_bytes, num_logits
 from planner.cost.microbatch import num_microbatches, tokens_per_microbatch
 from planner.cost.model_states import ends_beside_whole_gradients, model_state_bytes, whole_gradients
 from planner.cost.operators import core_widths, layer_of
 from planner.cost.optimizers import update_bytes
-from planner.cost.parameters import head_params_on_device, layer_params_on_device, vision_params
+from planner.cost.parameters import head_params_on_device, layer_params_on_device, matrices_of_layer, vision_params
 from planner.cost.stage import (
     by_policy,
     end_params,
@@ -46,7 +47,7 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
     Source: cost/loss.py; torch, distributed/pipelining/schedules.py (1F1B's loop keeps an output).
     """
-    one = logits_bytes(job, layout)
+    one = logits_bytes(job, layout) + _outputs_of_layers(job, layout, stage)
     if not job.engine.memory.gradients_apart:
         return holds_head(layout, stage) * one
     head = job.state_bytes.weights * head_params_on_device(job.model, job.engine, layout)
@@ -56,6 +57,20 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         return holds_head(layout, stage) * (np.where(piped, m, 1) * one + head)
     before = np.where(piped & (layout.schedule == "1f1b"), one, 0.0)
     return holds_head(layout, stage) * (one + np.maximum(before, head))
+
+
+def _outputs_of_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the outputs of layers that a list holds until the forward pass ends, and that no layer keeps otherwise.
+
+    Checkpoints keep their layer's input, and so do norms of one kernel; a norm of separate operators keeps a copy.
+
+    Source: TRL 0.24, models/modeling_value_head.py (output_hidden_states); tests/cost/test_objectives.py counts.
+    """
+    if job.training.method.reads_logits or norm_is_one_kernel(job):
+        return 0.0
+    again = by_policy(layout, stage, lambda policy: float(policy == FULL))
+    width = job.compute_bytes * job.model.hidden_size
+    return width * tokens_per_microbatch(job, layout) * stage.num_layers * (1.0 - again)
 
 
 def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -99,7 +114,7 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
         largest = _peak_with_separate_ends(job, layout, stage, stored, loss=loss, layer=layer, ends=ends)
     else:
         layer = layer + (gathered + reduced) * engine.memory.keeps_ends_gathered
-        bucket, at_loss = _bucket_bytes(job, layout, stage), not engine.memory.bucket_buffers
+        bucket, at_loss = _bucket_bytes(job, layout, stage, stored), not engine.memory.bucket_buffers
         live, ahead = _live_bytes(job, layout, stage)
         layer = layer + np.maximum(ahead - gathered_layers(job, layout, stage), 0.0)
         largest = np.maximum(loss + np.maximum(gathered, live) + reduced + bucket * at_loss, layer + bucket)
@@ -148,7 +163,9 @@ def _peak_with_separate_ends(
     held = waits * several
     largest = largest_layer(job, layout, stage)
     gathered_layer, copied_layer = _gathered_bytes_per_param(job, layout) * largest, copied * largest
-    forward = loss - (job.loss == "whole") * job.compute_bytes * num_logits(job, layout) * holds_head(layout, stage)
+    graded = job.training.method.reads_logits
+    from_loss = (job.loss == "whole") * graded * job.compute_bytes * num_logits(job, layout)
+    forward = loss - from_loss * holds_head(layout, stage)
     if job.model.tied_embeddings:
         layer = layer + (gathered + waits) * ends
         last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (held + copied + shard) * ends)
@@ -160,8 +177,8 @@ def _peak_with_separate_ends(
         if job.loss == "chunked":
             reduced = (gathered + 2 * copied + shard) * head
         last = (held + copied + shard) * (ends - head)
-        layer = layer + np.maximum(copied * head - copied_layer, 0.0)
-        moments = (loss + gathered * head, forward + (1 + several) * gathered * head, reduced, layer)
+        layer = layer + graded * np.maximum(copied * head - copied_layer, 0.0)
+        moments = (loss + gathered * head, forward + (1 + several) * gathered * head, graded * reduced, layer)
     summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
     kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
@@ -178,6 +195,13 @@ def _gradients_to_come(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return model_state_bytes(job, layout, stage)[1] * (alone & frees)
 
 
+@once
+def _largest_matrix(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Elements of the largest matrix of a stage's layers."""
+    of_layer = partial(matrices_of_layer, job.model, layout)
+    return largest_of_layers(job, layout, stage, lambda kind: reduce(np.maximum, of_layer(experts=kind)))
+
+
 def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes that the layer in its backward pass needs beside stored activations, for the kind of layer that needs most.
 
@@ -192,6 +216,9 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
     sizes = (trained, largest_layer(job, layout, stage, trained=True))
     waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
+    if job.engine.memory.bucket_buffers:  # they are the copies, and each gradient is moved to them
+        own, matrix = ~np.asarray(_shards_gradients(layout)), _largest_matrix(job, layout, stage)
+        waiting, copied = np.where(own, waiting, np.minimum(waiting, matrix)), own * copied
     waits = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting + job.reduced_bytes * copied)
     reduced = waits + inner
     if job.engine.memory.gradients_apart:
@@ -207,12 +234,14 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
 
 @once
 def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
-    """Bytes of the weights that ZeRO-3 gathers for the present layer and prefetches for the next.
+    """Bytes of the weights that ZeRO-3 gathers for the present layer and, on several ranks, prefetches for the next.
 
-    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch).
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch;
+    unshard does nothing on one rank).
     """
     layer = largest_layer(job, layout, stage)
     ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.clip(stage.num_layers - 1, 0, 1)
+    ahead = ahead * np.greater(shard_degree(layout), 1)
     return _gathered_bytes_per_param(job, layout) * (np.minimum(1, stage.num_layers) * layer + ahead)
 
 
@@ -220,24 +249,36 @@ def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Nu
     """Bytes of gathered weights at the loss and in a layer's backward pass, in engines that gather far ahead.
 
     The engine keeps or gathers the weights that the backward pass needs next, until it holds as many elements as its
-    limit allows; packed weights count as 16-bit elements. At the loss these are the head and the last layers; layers
-    whose quantised weights stay with their products are among the activations. If all layers leave room, the whole
-    embedding follows, unless no gradient reaches it: recompute asks for gradients at its output.
+    limit allows; packed weights count as 16-bit elements. At the loss these are the head and the last layers, or the
+    whole last layer, if its largest parameter exceeds the limit: all experts of a layer are two. Layers whose quantised
+    weights stay with their products are among the activations. If all layers leave room, the whole embedding follows,
+    unless no gradient reaches it: recompute asks for gradients at its output.
+
+    Grouped products keep a view of the experts' weights, which stay on the device until the layer's backward pass,
+    although they are released and gathered again. Not released are those that are needed within the limit's distance,
+    through the head and back.
 
     Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py (__params_to_release, _fetch_sub_module_impl),
-    stage3_max_live_parameters; transformers, enable_input_require_grads; `planner verify` counts it.
+    stage3_max_live_parameters; transformers, enable_input_require_grads and integrations/moe.py (_grouped_linear);
+    `planner verify` counts it.
     """
     most, ends = job.engine.memory.live_params * job.state_bytes.weights, end_params(job, layout, stage)
     if not most:
         return 0.0, 0.0
     head = job.state_bytes.weights * holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
-    layers = _gathered_bytes_per_param(job, layout) * (held_params(job, layout, stage).total - ends)
+    each, held = _gathered_bytes_per_param(job, layout), held_params(job, layout, stage)
+    layers = each * (held.total - ends)
     again = by_policy(layout, stage, lambda policy: float(policy == FULL))
     embedding = np.maximum(job.state_bytes.weights * ends - head, 0.0) * (not job.training.lora_rank or again > 0)
-    last = np.clip(most - head, 0.0, layers) * (job.training.frozen_weights == "16-bit")
+    room = np.maximum(most - head, 0.0)
+    whole = np.minimum(room + each * _largest_matrix(job, layout, stage), each * largest_layer(job, layout, stage))
+    last = np.minimum(np.where(room > 0, np.maximum(room, whole), 0.0), layers)
+    last = last * (job.training.frozen_weights == "16-bit")
     at_loss = head + last + embedding * np.less(layers + head, most)
+    stays = np.clip((most / 2 - head) / np.maximum(layers, 1.0), 0.0, 1.0)
+    viewed = each * held.experts * (1.0 - again) * (1.0 - stays)
     gathers = np.greater_equal(layout.zero, 3)
-    return gathers * at_loss, gathers * np.minimum(layers + embedding, most)
+    return gathers * (at_loss + viewed), gathers * (np.minimum(layers + embedding, most) + viewed)
 
 
 def _gathered_bytes_per_param(job: PoolJob, layout: Degrees) -> Number:
@@ -246,15 +287,26 @@ def _gathered_bytes_per_param(job: PoolJob, layout: Degrees) -> Number:
     return np.greater_equal(layout.zero, 3) * each
 
 
-def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+def _bucket_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number) -> Number:
     """Bytes of the bucket of gradients that is being reduced, and of the buffers in which gradients are collected.
+
+    The copy of a first bucket takes the place of the `stored` activations of the layers whose gradients fill it, after
+    that of an untied head.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py (allreduce_bucket makes a copy; setup_buckets makes two buffers of
     reduce_bucket_size with overlap_comm, for models of any size); `planner verify` counts it.
     """
     bucket = job.engine.memory.gradient_bucket
-    reduced = np.minimum(trained_params(job, layout, stage).total, bucket)
-    return _shards_gradients(layout) * job.state_bytes.weights * (reduced + job.engine.memory.bucket_buffers * bucket)
+    buffers, each = job.engine.memory.bucket_buffers * bucket, _shards_gradients(layout) * job.state_bytes.weights
+    reduced = each * np.minimum(trained_params(job, layout, stage).total, bucket)
+    if buffers:
+        head = holds_head(layout, stage) * head_params_on_device(job.model, job.engine, layout)
+        head = head * (job.training.method.reads_logits and not job.model.tied_embeddings)
+        room = bucket - head - _largest_matrix(job, layout, stage)
+        layers = room / np.maximum(largest_layer(job, layout, stage, trained=True), 1.0)
+        freed = stored * np.clip(layers / np.maximum(stage.num_layers, 1), 0.0, 1.0)
+        reduced = np.maximum(reduced - freed, 0.0)
+    return each * buffers + reduced
 
 
 def _buffers_between_passes(job: PoolJob, layout: Degrees) -> Number:
@@ -385,6 +437,4 @@ def _dequantized_bytes(job: PoolJob, layout: Degrees) -> Number:
     """
     if job.training.frozen_weights == "16-bit":
         return 0.0
-    products = layer_of(job.model, experts=False).products
-    sides = [product.sides(layout, width) for product in products for width in product.outputs.values()]
-    return job.compute_bytes * reduce(np.maximum, [inputs * outputs for inputs, outputs in sides])
+    return job.compute_bytes * reduce(np.maximum, matrices_of_layer(job.model, layout, experts=False))

@@ -81,6 +81,8 @@ class Job:
     @property
     def loss(self) -> Loss:
         """How the output head and the loss are computed: the training document's choice, or the engine's default."""
+        if not self.training.method.reads_logits:
+            return "whole"
         return self.engine.can.losses[0] if self.training.loss == "engine" else self.training.loss
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from planner.specs.yaml import shipped_yaml
 
-ObjectiveName = Literal["next-token", "dpo", "kto", "orpo", "reward", "grpo"]
+ObjectiveName = Literal["next-token", "dpo", "kto", "orpo", "reward", "value-head", "grpo"]
 Reference = Literal["resident", "policy", "host", "none"]
 """Where the weights of a reference model are: on the devices beside the trained model's; they are the trained model's
 own, without its adapters; in the host's memory during a training step; or nowhere, because no step reads them."""
@@ -21,6 +21,7 @@ class Objective(NamedTuple):
     reference: Reference = "none"
     reference_passes: int = 0
     outputs: int = 0
+    reads_logits: bool = True
     logit_copies: int = 0
     narrow_copies: float = 0.0
     generates: bool = False

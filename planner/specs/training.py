@@ -49,8 +49,8 @@ NEVER_CLIPS: Final = 1e9
 class TrainingSpec(InputDocument):
     """The workload of one optimizer step, and the length of the run.
 
-    objective: what is learned: next tokens; preferences between two answers (dpo, orpo, reward) or single ratings
-    (kto); or answers that the model generates itself (grpo), of whose steps only the training is priced.
+    objective: what is learned: next tokens; preferences between two answers (dpo, orpo, reward, value-head) or single
+    ratings (kto); or answers that the model generates itself (grpo), of whose steps only the training is priced.
     global_batch_size: samples per optimizer step: sequences, or pairs of a chosen and a rejected sequence.
     reference: where the weights of the reference model are: `resident` on the devices; `policy`: they are the frozen
     weights of the policy, without its adapters; `host` during a training step; `none`: no step reads them, as with

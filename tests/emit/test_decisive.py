@@ -294,7 +294,6 @@ SWIFT = "--model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 10
 @pytest.mark.parametrize(
     ("text", "method"),
     [
-        (f"{FACTORY}stage: rm\nfinetuning_type: full\n", "rm"),
         (f"swift rlhf --rlhf_type gkd {SWIFT}", "gkd"),
         (f"{FACTORY}use_galore: true\nfinetuning_type: full\n", "True"),
         (f"{FACTORY}use_badam: true\nfinetuning_type: full\n", "True"),
@@ -319,6 +318,7 @@ def test_methods_without_a_price_are_refused_by_name(text, method, written):
         (f"{FACTORY}stage: dpo\nfinetuning_type: full\n", "dpo", ["engine.memory.log_probability_bytes=4"]),
         (f"{FACTORY}stage: dpo\nfinetuning_type: full\nref_model: Qwen/Qwen2.5-7B\n", "dpo", []),
         (f"{FACTORY}stage: dpo\nfinetuning_type: full\npref_loss: simpo\n", "orpo", []),
+        (f"{FACTORY}stage: rm\nfinetuning_type: full\n", "value-head", []),
         (f"{FACTORY}stage: kto\nfinetuning_type: full\n", "kto", ["engine.memory.log_probability_bytes=4"]),
         *((f"{AXOLOTL}rl: {name}\n", "dpo", []) for name in ("dpo", "ipo")),
         *((f"{AXOLOTL}rl: {name}\n", "orpo", []) for name in ("orpo", "simpo")),
