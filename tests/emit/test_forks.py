@@ -94,6 +94,31 @@ def test_every_option_of_the_programs_own_parsers_is_known():
         assert not {name for name in names - accepted if not facts.re.search(_NAMES["harmless"], name)}
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--fp32-residual-connection",
+        "--checkpoint-in-cpu",
+        "--use-layer-wise-distributed-optimizer",
+        "--num-microbatches-with-partial-activation-checkpoints 3",
+        "--freeze-all-layers",
+        "--export-kd-teacher-load there",
+        "--num-layers-teacher 12",
+        "--mtp-use-repeated-layer",
+        "--moe-latent-size 512",
+        "--mhc-num-residual-streams 4",
+        "--dsa-indexer-topk 2048",
+        "--expert-interval 2",
+        "--vision-backbone-type vit",
+    ],
+)
+def test_an_option_of_megatron_that_changes_the_price_and_is_not_read_leaves_the_verdict_open(option, written):
+    """Meanings: Megatron-LM d98e8a64, training/arguments.py; Megatron-DeepSpeed, megatron/arguments.py."""
+    key = option.split()[0].removeprefix("--").replace("-", "_")
+    assert key in _NAMES["options"]["megatron"].split()
+    assert open_keys(written(f"{MEGATRON} {option}\n")) == {key}
+
+
 @pytest.mark.parametrize("module", ["verl.trainer.main_mix_ppo", "own.trainer.pair_main_ppo"])
 def test_a_module_that_is_not_verls_leaves_the_verdict_open(module, written):
     assert "launch.script" not in open_keys(written(VERL))
