@@ -168,11 +168,11 @@ def _strange(key: str, given: Given, target: Target, groups: Sequence[str]) -> D
     """The doubt of a key that is on, or that a parser with these groups of options refuses in every release."""
     if str(given.values[key]).lower() == "true" and not matches(key, target.switches):
         return _SWITCH
-    name, names = key.replace("-", "_"), names_beside(__file__)
+    name = key.replace("-", "_")
+    names: Any = names_beside(__file__) if groups else {"wrappers": "", "harmless": ""}  # a parser of any option
     accepted = " ".join([names["wrappers"], *(names["options"][group] for group in groups)]).split()
     is_known = not {name, name.partition(".")[0]}.isdisjoint(accepted) or re.search(names["harmless"], name)
-    is_option = groups and re.fullmatch(r"[\w.]+", name)
-    return _OF_A_FORK if is_option and not is_known and not _misspelt(key, given.understood) else None
+    return None if is_known or not re.fullmatch(r"[\w.]+", name) or _misspelt(key, given.understood) else _OF_A_FORK
 
 
 def left_over(
