@@ -102,7 +102,7 @@ _OUTER: Final = listed(_NAMES["outer"])
 
 def family_keys(overrides: Values) -> dict[str, Value]:
     """The table's keys and values for overrides; the inverse of `overrides_for`. Unknown keys keep their names."""
-    back = {path: key for key, path in RENAMED.items()}
+    back = {path: key for key, path in RENAMED.items()} | {OVERLAP: "tp_comm_overlap"}
     turned = {path: key for key, path in INVERTED.items()}
     found: dict[str, Value] = {}
     for given, value in overrides.items():
@@ -114,8 +114,6 @@ def family_keys(overrides: Values) -> dict[str, Value]:
             found[back[path]] = value
         elif path == "mixed_precision":
             found |= _precision_keys(str(value)) if value not in (None, "null") else {}
-        elif path == OVERLAP:
-            found["tp_comm_overlap"] = value
         elif name == "grad_reduce_in_fp32":
             found["grad_reduce_in_bf16"] = not _is_on(value)
         elif path == "model.activation_func":

@@ -39,10 +39,7 @@ MODEL: Final = "MODEL_NAME"
 NAMES: Final = names_beside(__file__)
 DATA, TOKENIZER = (placeholder for placeholder, _ in NAMES["yours"].values())
 OPTIMIZERS: Final[dict[str, str]] = NAMES["optimizers"]
-_OPTIMIZERS_READ: Final = {
-    **{name: ours for ours, name in OPTIMIZERS.items()},
-    **NAMES["optimizers_read"],
-}
+_OPTIMIZERS_READ: Final = {name: ours for ours, name in OPTIMIZERS.items()} | NAMES["optimizers_read"]
 _DROPOUT: Final[dict[str, list[str]]] = NAMES["dropout"]
 """Model type -> keys of config.json for dropout whose default is not 0, or which must all have one probability."""
 
@@ -163,10 +160,8 @@ def _read_batch(given: Given) -> Mapping[str, Any]:
         found["layout.mbs"] = micro
     degrees = read_degrees(given)
     copies = given.num_devices // (degrees["tp"] * degrees["cp"] * max(len(_stages(given)), 1))
-    if whole:
-        found["training.global_batch_size"] = whole
-    elif micro and copies:
-        found["training.global_batch_size"] = micro * max(steps, 1) * copies
+    if batch := whole or micro * max(steps, 1) * copies:
+        found["training.global_batch_size"] = batch
     return found
 
 

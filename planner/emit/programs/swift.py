@@ -65,9 +65,7 @@ def _read_adapters(given: Given) -> Mapping[str, Any]:
     rank = given.whole("lora_rank", 8)
     parts = parts_of(given, "target_modules", "all-linear", {"all-linear": ("all-linear", *EXPERTS)})
     given.get("lora_alpha")
-    if "lora" not in kinds:
-        return {}
-    return adapters_of(given, "target_modules", rank, parts)
+    return adapters_of(given, "target_modules", rank, parts) if "lora" in kinds else {}
 
 
 TARGET: Final = replace(

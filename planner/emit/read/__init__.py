@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from planner.emit.target import Target, Values
 
@@ -47,6 +47,7 @@ class Reader:
     complete: function that adds the values that the program takes by default, when all files of the run are read.
     lacks: degrees of a layout that the program's own files have no key for; no plan from them has these degrees.
     renamed: key of the file -> key of the program's table, for mistakes.
+    options: groups in facts.yaml of the options that the program's parser accepts; without groups it accepts any.
     writes: the program whose own files `planner emit` writes for plans from such files; empty for the usual one.
     """
 
@@ -63,6 +64,7 @@ class Reader:
     lacks: tuple[str, ...] = ()
     writes: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ()
 
     def recognises(self, text: str) -> bool:
         """Whether a file with this text is of this kind."""

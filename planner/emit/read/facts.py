@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from planner.emit.names import names_beside
 from planner.emit.read.conditions import UNSET
 from planner.emit.target import Doubt, Given, matches
 from planner.errors import InputError, Mistake
@@ -54,6 +55,7 @@ def facts_of(
     per_host: int = 0,
     of_model: bool = False,
     ignored: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> Facts:
     """Read keys and values of a program back into fields; the inverse of `values_of`.
 
@@ -62,6 +64,7 @@ def facts_of(
     per_host: number of devices of a host, or 0 if unknown.
     of_model: whether to read only the model.
     ignored: patterns of further keys to count as harmless, by their whole name or its last part.
+    options: groups of the options that the program's parser accepts; without groups it accepts any.
 
     Raises:
         InputError: all values that a setting could not read, and keys of the layout that no table of the program has.
@@ -85,7 +88,7 @@ def facts_of(
                 is_read = is_read and not any(path.startswith("layout.") for path in setting.says)
     if unset := [not_set(key, text) for key in values if key in given.understood and (text := _unset(values[key]))]:
         raise InputError(*unset)
-    doubts, rest, ignored_keys = left_over(given, target, ignored)
+    doubts, rest, ignored_keys = left_over(given, target, ignored, options)
     misspelt = {key: near for key in rest if (near := _misspelt(key, given.understood))}
     if not of_model and is_read:
         strange = {key: misspelt.get(key, "") for key in rest if key not in given.known}
@@ -158,10 +161,22 @@ def _vouching(key: str, value: Value, patterns: Sequence[str]) -> Sequence[str]:
 
 
 _SWITCH: Final = Doubt("what it switches on is not known here")
+_OF_A_FORK: Final = Doubt("no release of the program has this option, and the fork that has it may cost more")
+
+
+def _strange(key: str, given: Given, target: Target, groups: Sequence[str]) -> Doubt | None:
+    """The doubt of a key that is on, or that a parser with these groups of options refuses in every release."""
+    if str(given.values[key]).lower() == "true" and not matches(key, target.switches):
+        return _SWITCH
+    name = key.replace("-", "_")
+    names: Any = names_beside(__file__) if groups else {"wrappers": "", "harmless": ""}  # a parser of any option
+    accepted = " ".join([names["wrappers"], *(names["options"][group] for group in groups)]).split()
+    is_known = not {name, name.partition(".")[0]}.isdisjoint(accepted) or re.search(names["harmless"], name)
+    return None if is_known or not re.fullmatch(r"[\w.]+", name) or _misspelt(key, given.understood) else _OF_A_FORK
 
 
 def left_over(
-    given: Given, target: Target, ignored: Sequence[str] = ()
+    given: Given, target: Target, ignored: Sequence[str] = (), options: Sequence[str] = ()
 ) -> tuple[dict[str, Doubt], tuple[str, ...], tuple[str, ...]]:
     """Keys without a price: those that decide the answer, those that may change it, and the harmless keys.
 
@@ -174,12 +189,11 @@ def left_over(
     for key, value in given.values.items():
         if value in off or (key in given.understood and key not in given.doubts):
             continue
-        is_strange = str(value).lower() == "true" and not _is_layout(key, value) and not matches(key, target.switches)
         named = next((doubt for pattern, doubt in target.decides.items() if matches(key, [pattern])), None)
         doubt = given.doubts.get(key) or (None if str(value).lower() in _PLAIN else named)
         if matches(key, ignored) or (doubt is None and matches(key, _vouching(key, value, target.ignores))):
             harmless.append(key)
-        elif doubt := doubt or (_SWITCH if is_strange else None):
+        elif doubt := doubt or (None if _is_layout(key, value) else _strange(key, given, target, options)):
             doubts[key] = doubt
         else:
             rest.append(key)

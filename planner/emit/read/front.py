@@ -125,7 +125,7 @@ def read_foreign(
     told_devices = (1 if hosts is None else _count(hosts)) * _count(ranks)
     in_use = num_devices if is_sized else told_devices or _count(hosts) * per_host or num_devices
     read = partial(facts_of, reader.target, values, model=spec, num_devices=in_use, per_host=per_host)
-    facts = place.of(partial(read, ignored=ignored))
+    facts = place.of(partial(read, ignored=ignored, options=reader.options))
     training, assumed = dict(facts.of("training")), []
     if any(each.startswith("training.steps=") for each in settings):
         training.pop("epochs", None)

@@ -33,6 +33,7 @@ def option_words(text: str) -> list[str]:
         InputError: several commands train, with other batches, lengths or stages.
     """
     found: list[list[str]] = []
+    text = _BRACES.sub(lambda each: " ".join(f"{each[1]}{part}{each[3]}" for part in each[2].split(",")), text)
     for words in (list(_unwrapped(command)) for command in commands_of(text)):
         if found and is_option(words[0]) and any(map(is_option, found[-1])):
             found[-1] += words
@@ -42,6 +43,9 @@ def option_words(text: str) -> list[str]:
         raise InputError(f"the script starts {count} trainings of other sizes", hint="--from a script with one of them")
     return max(found, key=_num_options, default=[])
 
+
+_BRACES: Final = re.compile(r"""(?<!\S)([^\s'"$`{}]*)\{([\w.-]+(?:,[\w.-]+)+)\}([^\s'"$`{}]*)(?!\S)""")
+"""Matches a word with `{a,b}`, which a shell writes as one word for each part."""
 
 _NO_TRAINING: Final = re.compile(NAMES["no_training"])
 """Matches commands, their parts, scripts and modules that train nothing."""
@@ -107,9 +111,8 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
             continue
         if key in NAMES["launcher"]:
             values = values[:1]
-        found[NAMES["launcher"].get(key, key)] = (
-            True if not values else values[0] if len(values) == 1 else tuple(values)
-        )
+        told = True if not values else values[0] if len(values) == 1 else tuple(values)
+        found[NAMES["launcher"].get(key, key)] = told
     return found
 
 

@@ -24,6 +24,8 @@ from planner.emit.read.shell import commands_of
 from planner.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from planner.emit.target import Values
 
 _NAMES: Final = names_beside(__file__)
@@ -117,16 +119,14 @@ def _bridge_document(text: str) -> Values:
 
 
 BRIDGE_FILE: Final = replace(BRIDGE, **_NAMES["readers"]["overrides"], values=_bridge_document, is_shell=False)
-PRIMUS_TITAN: Final = replace(
-    torchtitan.READER,
-    **_NAMES["readers"]["torchtitan"],
-    values=_titan_values,
-    target=replace(torchtitan.READER.target, ignores=(*torchtitan.READER.target.ignores, "primus_turbo.*")),
-)
-PRIMUS_BRIDGE: Final = replace(
-    BRIDGE_FILE,
-    **_NAMES["readers"]["bridge"],
-    values=_of_bridge,
-    target=replace(BRIDGE_FILE.target, ignores=(*BRIDGE_FILE.target.ignores, *listed(_NAMES["ignores"]))),
-)
+
+
+def _through(base: Reader, kind: str, values: Callable[[str], Values], *ignores: str) -> Reader:
+    """The reader of a program that Primus starts, whose experiments have further keys without a price."""
+    target = replace(base.target, ignores=(*base.target.ignores, *ignores))
+    return replace(base, **_NAMES["readers"][kind], values=values, target=target)
+
+
+PRIMUS_TITAN: Final = _through(torchtitan.READER, "torchtitan", _titan_values, "primus_turbo.*")
+PRIMUS_BRIDGE: Final = _through(BRIDGE_FILE, "bridge", _of_bridge, *listed(_NAMES["ignores"]))
 READERS: Final = (PRIMUS_COMMAND, PRIMUS_TITAN, PRIMUS_BRIDGE, PRIMUS, BRIDGE_FILE)

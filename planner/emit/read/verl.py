@@ -36,6 +36,8 @@ def _values(text: str) -> Values:
     said = {key: value for key, value in every.items() if "." in key}  # other keys are a launcher's
     if "megatron" in name or "model_engine=megatron" in text:
         said.setdefault(f"{_ACTOR}.strategy", "megatron")
+    if script := re.search(_NAMES["other_script"], text, re.MULTILINE):
+        said["launch.script"] = script[1]
     is_own = name and not re.fullmatch(_NAMES["shipped"], name)  # a file over verl's own, which has the defaults
     before = {"config": f"{name}.yaml"} if is_own else rows["defaults"]
     return translated({**before, **said, METHOD: None}, rows)  # the table has the lengths and the engine
