@@ -364,18 +364,18 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 
 
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, layer: LayerParts) -> PassSeconds:
-    """Seconds of a layer's passes in engines whose host waits for all tensor-parallel ranks at each collective.
+    """Seconds of a layer's passes in runs whose host waits for all tensor-parallel ranks at each collective.
 
-    An engine profile states this wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
-    forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
-    computes and communicates during the wait.
+    The engine states this wait (`rank_wait`). A layer has 4 collectives in its forward pass, and 6 in its backward
+    pass, which gathers the inputs of column-parallel products again. The device computes and communicates during the
+    wait.
 
-    Source: derived here from the engine profile.
+    Source: torch, distributed/c10d/ProcessGroupWrapper.cpp (runCollectiveChecks): one rank awaits each of the others.
     """
     passes, wait = layer.passes, job.engine.communication.rank_wait
-    if not wait or job.cluster.hosts == 1:
+    if not wait:
         return passes
-    of_call = wait * np.where(np.greater(layout.tp, 1) & np.greater(layout.pp, 1), layout.tp, 0)
+    of_call = wait * np.where(np.greater(layout.tp, 1), layout.tp, 0)
     busy = passes + layer.busy[LineName.TP_COMM] + layer.hidden[LineName.TP_COMM] * -1.0
     calls = (4.0, busy.forward), (6.0, busy.backward)
     return passes.delayed(*(np.maximum(0.0, number * of_call - work) for number, work in calls))

@@ -412,7 +412,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     whole = (zero <= 1) | whole_gradients(job, layout)
     # shares, 1 or 0: gradients wait for the last backward pass; weights are gathered once an update, or in every pass
     late, once, each_pass = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
-    layers = np.maximum(stage.num_layers, 1)
+    layers, wait = np.maximum(stage.num_layers, 1), job.engine.communication.rank_wait
     reductions = np.where(zero >= 2, layers, 1)  # calls, of equal parts
     reduces: dict[Moment, Number] = {"backward": reductions * (1.0 - late), "last backward": reductions * late}
 
@@ -435,11 +435,12 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         reduced, gathered = grads / reductions, (weights + (zero >= 3) * frozen_bytes) / gatherings
-        return (
+        found = (
             of(kind="reduce-scatter", where=scatter, num_bytes=reduced, times=reduces),
             of(kind="all-reduce", where=replicas, num_bytes=reduced / parts, times=reduces),
             of(kind="all-gather", where=shard, num_bytes=gathered, times=gathers, host_seconds=waits),
         )
+        return tuple(_checked(job, layout, stage, each) for each in found) if wait else found
 
     ranks, stride = layout.dp * layout.cp, layout.ep * layout.etp
     common = of_states(held.common, frozen.common, shard_degree(layout), ranks, layout.tp, experts=False)
@@ -448,6 +449,24 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     copies, padding = np.maximum(1, ranks * layout.tp // stride), expert_padding(job, layout)
     trained, rest = (padding * each.experts for each in (held, frozen))
     return *common, *of_states(trained, rest, expert_shard_degree(layout), copies, stride, experts=True)
+
+
+_BUCKET_BYTES: Final = 25 * 2**20
+"""Gradients that torch's DDP reduces in one call (nn/parallel/distributed.py, bucket_cap_mb)."""
+
+
+def _checked(job: PoolJob, layout: Degrees, stage: Stage, transfer: Transfer) -> Transfer:
+    """A transfer before each call of which the host awaits every rank of its group (`rank_wait`).
+
+    Without ZeRO the calls are DDP's buckets. A matrix that is larger than a bucket is one.
+
+    Source: torch, distributed/c10d/ProcessGroupWrapper.cpp (runCollectiveChecks).
+    """
+    matrices = sum_over_layers(job, layout, stage, lambda experts: len(layer_of(job.model, experts=experts).products))
+    filled = transfer.num_bytes * job.compute_bytes / job.reduced_bytes / _BUCKET_BYTES
+    calls = np.where(np.equal(layout.zero, 0), np.minimum(matrices + 1, filled), 1.0)
+    waits = job.engine.communication.rank_wait * transfer.where.size * calls
+    return replace(transfer, host_seconds=transfer.host_seconds + waits)
 
 
 def _num_tensors(job: PoolJob, layout: Degrees, stage: Stage, *, of_experts: bool) -> Number:
