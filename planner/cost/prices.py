@@ -46,6 +46,7 @@ from planner.cost.transfers import (
     end_transfers,
     expert_transfers,
     head_transfers,
+    regathers_inputs,
     repeated_share,
     send_transfers,
     tensor_transfers,
@@ -343,13 +344,20 @@ def _each_way(busy: Mapping[Moment, Number]) -> PassSeconds:
 def _hidden_of_layer(
     job: PoolJob, layout: LayerDegrees, products: PassSeconds, collectives: PassSeconds
 ) -> PassSeconds:
-    """Seconds of a layer's tensor-parallel collectives that its own matrix products hide."""
-    backward = collectives.backward
+    """Seconds of a layer's tensor-parallel collectives that its own matrix products hide.
+
+    Of three collectives of the backward pass one gathers inputs of column-parallel products again, beside the products
+    for the gradients of these inputs.
+
+    Source: Korthikanti et al. (2022), section 4.2.2; Megatron-LM, megatron/core/tensor_parallel/layers.py.
+    """
+    again = np.where(np.equal(layout.sp, 1), collectives.backward / 3.0, 0.0) * regathers_inputs(job)
+    backward = collectives.backward - again
     beside_products = hidden_tensor_parallel_seconds(job, layout, backward, products.backward)
     beside_weights = hidden_behind_weight_gradients(job, layout, backward, products.backward_weight)
     return PassSeconds(
         forward=hidden_tensor_parallel_seconds(job, layout, collectives.forward, products.forward),
-        backward_input=np.maximum(beside_products, beside_weights),
+        backward_input=np.maximum(beside_products, beside_weights) + np.minimum(again, products.backward_input / 2.0),
     )
 
 

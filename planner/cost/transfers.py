@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -179,7 +179,7 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 
     Each pass has two all-reduces; with sequence parallelism it has two all-gathers and two reduce-scatters, which move
     the same bytes. Parallel attention needs half as many collectives, and cross-attention adds one of each kind per
-    pass.
+    pass. Engines that keep the rank's part of the inputs gather them again in the backward pass.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et al.,
     PaLM (2022), section 2 for parallel attention.
@@ -187,7 +187,15 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     blocks = 1.0 if job.model.parallel_attention else 2.0
     if job.model.layers or not job.model.ffn_hidden_size:  # a layer may have only one of the two blocks
         blocks = sum_of(num / job.model.num_layers * min(blocks, num_blocks(kind)) for num, kind in job.model.kinds())
-    return _tensor(job, layout, blocks + cross_attention_share(job.model))
+    return _tensor(job, layout, blocks + cross_attention_share(job.model), 1.0 + regathers_inputs(job))
+
+
+def regathers_inputs(job: PoolJob) -> bool:
+    """Whether the backward pass gathers inputs of column-parallel products again, for the gradients of their weights.
+
+    Source: Korthikanti et al. (2022), section 4.2.2; Megatron-LM, tensor_parallel/layers.py (wgrad_compute).
+    """
+    return job.engine.memory.regathers_inputs and not job.training.lora_rank
 
 
 def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
@@ -218,10 +226,10 @@ def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     return _tensor(job, layout, 0.5)
 
 
-def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer, ...]:
+def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float, gathers: float = 1.0) -> tuple[Transfer, ...]:
     sequence = np.where(np.equal(layout.sp, 1), pairs, 0.0)
-    both = _both_ways(sequence)
-    times: dict[Kind, Number] = {"all-gather": both, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
+    both, again = _both_ways(sequence), {**_both_ways(sequence), "backward": gathers * sequence}
+    times: dict[Kind, Any] = {"all-gather": again, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
     where, num_bytes = _span(layout, layout.tp, 1), _activation_bytes(job, layout)
     of = partial(Transfer, line=LineName.TP_COMM, where=where, num_bytes=num_bytes)
     return tuple(of(kind=kind, times=each) for kind, each in times.items())
