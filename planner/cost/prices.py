@@ -46,6 +46,7 @@ from planner.cost.transfers import (
     end_transfers,
     expert_transfers,
     head_transfers,
+    regathers_inputs,
     repeated_share,
     send_transfers,
     tensor_transfers,
@@ -343,13 +344,20 @@ def _each_way(busy: Mapping[Moment, Number]) -> PassSeconds:
 def _hidden_of_layer(
     job: PoolJob, layout: LayerDegrees, products: PassSeconds, collectives: PassSeconds
 ) -> PassSeconds:
-    """Seconds of a layer's tensor-parallel collectives that its own matrix products hide."""
-    backward = collectives.backward
+    """Seconds of a layer's tensor-parallel collectives that its own matrix products hide.
+
+    Of three collectives of the backward pass one gathers inputs of column-parallel products again, beside the products
+    for the gradients of these inputs.
+
+    Source: Korthikanti et al. (2022), section 4.2.2; Megatron-LM, megatron/core/tensor_parallel/layers.py.
+    """
+    again = np.where(np.equal(layout.sp, 1), collectives.backward / 3.0, 0.0) * regathers_inputs(job)
+    backward = collectives.backward - again
     beside_products = hidden_tensor_parallel_seconds(job, layout, backward, products.backward)
     beside_weights = hidden_behind_weight_gradients(job, layout, backward, products.backward_weight)
     return PassSeconds(
         forward=hidden_tensor_parallel_seconds(job, layout, collectives.forward, products.forward),
-        backward_input=np.maximum(beside_products, beside_weights),
+        backward_input=np.maximum(beside_products, beside_weights) + np.minimum(again, products.backward_input / 2.0),
     )
 
 
@@ -364,18 +372,18 @@ def _repeated_seconds(job: PoolJob, layout: Degrees, stage: Stage, layer: LayerP
 
 
 def _waiting_for_ranks(job: PoolJob, layout: Degrees, layer: LayerParts) -> PassSeconds:
-    """Seconds of a layer's passes in engines whose host waits for all tensor-parallel ranks at each collective.
+    """Seconds of a layer's passes in runs whose host waits for all tensor-parallel ranks at each collective.
 
-    An engine profile states this wait (`rank_wait`) for pipelines over several hosts. A layer has 4 collectives in its
-    forward pass, and 6 in its backward pass, which gathers the inputs of column-parallel products again. The device
-    computes and communicates during the wait.
+    The engine states this wait (`rank_wait`). A layer has 4 collectives in its forward pass, and 6 in its backward
+    pass, which gathers the inputs of column-parallel products again. The device computes and communicates during the
+    wait.
 
-    Source: derived here from the engine profile.
+    Source: torch, distributed/c10d/ProcessGroupWrapper.cpp (runCollectiveChecks): one rank awaits each of the others.
     """
     passes, wait = layer.passes, job.engine.communication.rank_wait
-    if not wait or job.cluster.hosts == 1:
+    if not wait:
         return passes
-    of_call = wait * np.where(np.greater(layout.tp, 1) & np.greater(layout.pp, 1), layout.tp, 0)
+    of_call = wait * np.where(np.greater(layout.tp, 1), layout.tp, 0)
     busy = passes + layer.busy[LineName.TP_COMM] + layer.hidden[LineName.TP_COMM] * -1.0
     calls = (4.0, busy.forward), (6.0, busy.backward)
     return passes.delayed(*(np.maximum(0.0, number * of_call - work) for number, work in calls))

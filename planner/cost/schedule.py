@@ -203,16 +203,6 @@ def _of_others(wait: Number, stage_seconds: Number) -> Number:
     return np.sum(wait, axis=-1) - np.take_along_axis(wait, _slowest(stage_seconds), axis=-1)[..., 0]
 
 
-def pipeline_seconds(num_microbatches: Number, stage_seconds: Number, interleave: Number) -> Number:
-    """Seconds that all microbatches need in the pipeline; `stage_seconds` has shape (stages,) or (..., stages).
-
-    Source: sum of `steady_seconds` and `bubble_seconds`.
-    """
-    slowest = np.max(stage_seconds, axis=-1)
-    total = np.sum(stage_seconds, axis=-1)
-    return steady_seconds(num_microbatches, slowest) + bubble_seconds(total, slowest, interleave)
-
-
 def round_size(pp: Number, num_microbatches: Number) -> Number:
     """Microbatches that pass one chunk of an interleaved stage before the stage changes to its next chunk.
 

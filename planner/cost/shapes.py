@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -88,15 +88,18 @@ def spread(price: T, position: NDArray[np.int64]) -> T:
 
     Arrays in dataclasses, mappings and tuples are indexed, and plain numbers do not change.
     """
-    chosen: T = _spread(price, position)
+    chosen: T = by_part(lambda part: part.take(position) if np.ndim(part) else part, price)
     return chosen
 
 
-def _spread(price: Number, position: NDArray[np.int64]) -> Number:
-    if isinstance(price, tuple):
-        return tuple(_spread(part, position) for part in price)
-    if isinstance(price, Mapping):
-        return {key: _spread(part, position) for key, part in price.items()}
-    if is_dataclass(price) and not isinstance(price, type):
-        return replace(price, **{f.name: _spread(getattr(price, f.name), position) for f in fields(price)})
-    return price.take(position) if np.ndim(price) else price
+def by_part(of_parts: Callable[..., Any], *prices: Any) -> Any:
+    """Prices of one form as one price: `of_parts` joins equal parts of their dataclasses, mappings and tuples."""
+    first = prices[0]
+    if isinstance(first, tuple):
+        return tuple(by_part(of_parts, *parts) for parts in zip(*prices, strict=True))
+    if isinstance(first, Mapping):
+        return {key: by_part(of_parts, *(each[key] for each in prices)) for key in first}
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [f.name for f in fields(first)]
+        return replace(first, **{name: by_part(of_parts, *(getattr(each, name) for each in prices)) for name in names})
+    return of_parts(*prices)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -13,12 +12,13 @@ import numpy as np
 
 from planner.cost.parameters import HeldParams, end_params_on_device, layer_params_on_device
 from planner.cost.recompute import recomputing_share
+from planner.cost.shapes import by_part
 from planner.layout import V_SHAPED, balanced_chunks, even_stages, head_stage, stage_of_chunk
 from planner.once import once
 from planner.specs.recompute import NONE, is_of_some_layers, policy_code, whole_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -332,22 +332,12 @@ def by_pool(job: Job, pool: IntArray, price: Callable[[PoolJob], T]) -> T:
     """
     if len(job.pools) == 1:
         return price(job.pools[0])
-    chosen: T = _chosen(pool, [price(each) for each in job.pools])
+
+    def of_own(*prices: Any) -> Any:
+        return prices[0] if isinstance(prices[0], str) else np.choose(pool, np.broadcast_arrays(pool, *prices)[1:])
+
+    chosen: T = by_part(of_own, *map(price, job.pools))
     return chosen
-
-
-def _chosen(pool: IntArray, of_pools: Sequence[Any]) -> Any:
-    first = of_pools[0]
-    if isinstance(first, str):
-        return first
-    if isinstance(first, tuple):
-        return tuple(_chosen(pool, parts) for parts in zip(*of_pools, strict=True))
-    if isinstance(first, Mapping):
-        return {key: _chosen(pool, [each[key] for each in of_pools]) for key in first}
-    if is_dataclass(first) and not isinstance(first, type):
-        parts = {f.name: _chosen(pool, [getattr(each, f.name) for each in of_pools]) for f in fields(first)}
-        return replace(first, **parts)
-    return np.choose(pool, [np.broadcast_to(each, np.shape(pool)) for each in of_pools])
 
 
 @once

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -179,7 +179,7 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
 
     Each pass has two all-reduces; with sequence parallelism it has two all-gathers and two reduce-scatters, which move
     the same bytes. Parallel attention needs half as many collectives, and cross-attention adds one of each kind per
-    pass.
+    pass. Engines that keep the rank's part of the inputs gather them again in the backward pass.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2; Chowdhery et al.,
     PaLM (2022), section 2 for parallel attention.
@@ -187,7 +187,15 @@ def tensor_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]
     blocks = 1.0 if job.model.parallel_attention else 2.0
     if job.model.layers or not job.model.ffn_hidden_size:  # a layer may have only one of the two blocks
         blocks = sum_of(num / job.model.num_layers * min(blocks, num_blocks(kind)) for num, kind in job.model.kinds())
-    return _tensor(job, layout, blocks + cross_attention_share(job.model))
+    return _tensor(job, layout, blocks + cross_attention_share(job.model), 1.0 + regathers_inputs(job))
+
+
+def regathers_inputs(job: PoolJob) -> bool:
+    """Whether the backward pass gathers inputs of column-parallel products again, for the gradients of their weights.
+
+    Source: Korthikanti et al. (2022), section 4.2.2; Megatron-LM, tensor_parallel/layers.py (wgrad_compute).
+    """
+    return job.engine.memory.regathers_inputs and not job.training.lora_rank
 
 
 def head_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
@@ -218,10 +226,10 @@ def end_transfers(job: PoolJob, layout: LayerDegrees) -> tuple[Transfer, ...]:
     return _tensor(job, layout, 0.5)
 
 
-def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float) -> tuple[Transfer, ...]:
+def _tensor(job: PoolJob, layout: LayerDegrees, pairs: float, gathers: float = 1.0) -> tuple[Transfer, ...]:
     sequence = np.where(np.equal(layout.sp, 1), pairs, 0.0)
-    both = _both_ways(sequence)
-    times: dict[Kind, Number] = {"all-gather": both, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
+    both, again = _both_ways(sequence), {**_both_ways(sequence), "backward": gathers * sequence}
+    times: dict[Kind, Any] = {"all-gather": again, "reduce-scatter": both, "all-reduce": _both_ways(pairs - sequence)}
     where, num_bytes = _span(layout, layout.tp, 1), _activation_bytes(job, layout)
     of = partial(Transfer, line=LineName.TP_COMM, where=where, num_bytes=num_bytes)
     return tuple(of(kind=kind, times=each) for kind, each in times.items())
@@ -412,7 +420,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     whole = (zero <= 1) | whole_gradients(job, layout)
     # shares, 1 or 0: gradients wait for the last backward pass; weights are gathered once an update, or in every pass
     late, once, each_pass = (np.where(chosen, 1.0, 0.0) for chosen in (whole, (zero == 1) | (zero == 2), zero == 3))
-    layers = np.maximum(stage.num_layers, 1)
+    layers, wait = np.maximum(stage.num_layers, 1), job.engine.communication.rank_wait
     reductions = np.where(zero >= 2, layers, 1)  # calls, of equal parts
     reduces: dict[Moment, Number] = {"backward": reductions * (1.0 - late), "last backward": reductions * late}
 
@@ -435,11 +443,12 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
         grads, weights = job.reduced_bytes * num_params, job.state_bytes.weights * num_params
         of = partial(Transfer, line=LineName.DP_COMM, experts=experts)
         reduced, gathered = grads / reductions, (weights + (zero >= 3) * frozen_bytes) / gatherings
-        return (
+        found = (
             of(kind="reduce-scatter", where=scatter, num_bytes=reduced, times=reduces),
             of(kind="all-reduce", where=replicas, num_bytes=reduced / parts, times=reduces),
             of(kind="all-gather", where=shard, num_bytes=gathered, times=gathers, host_seconds=waits),
         )
+        return tuple(_checked(job, layout, stage, each) for each in found) if wait else found
 
     ranks, stride = layout.dp * layout.cp, layout.ep * layout.etp
     common = of_states(held.common, frozen.common, shard_degree(layout), ranks, layout.tp, experts=False)
@@ -448,6 +457,24 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     copies, padding = np.maximum(1, ranks * layout.tp // stride), expert_padding(job, layout)
     trained, rest = (padding * each.experts for each in (held, frozen))
     return *common, *of_states(trained, rest, expert_shard_degree(layout), copies, stride, experts=True)
+
+
+_BUCKET_BYTES: Final = 25 * 2**20
+"""Gradients that torch's DDP reduces in one call (nn/parallel/distributed.py, bucket_cap_mb)."""
+
+
+def _checked(job: PoolJob, layout: Degrees, stage: Stage, transfer: Transfer) -> Transfer:
+    """A transfer before each call of which the host awaits every rank of its group (`rank_wait`).
+
+    Without ZeRO the calls are DDP's buckets. A matrix that is larger than a bucket is one.
+
+    Source: torch, distributed/c10d/ProcessGroupWrapper.cpp (runCollectiveChecks).
+    """
+    matrices = sum_over_layers(job, layout, stage, lambda experts: len(layer_of(job.model, experts=experts).products))
+    filled = transfer.num_bytes * job.compute_bytes / job.reduced_bytes / _BUCKET_BYTES
+    calls = np.where(np.equal(layout.zero, 0), np.minimum(matrices + 1, filled), 1.0)
+    waits = job.engine.communication.rank_wait * transfer.where.size * calls
+    return replace(transfer, host_seconds=transfer.host_seconds + waits)
 
 
 def _num_tensors(job: PoolJob, layout: Degrees, stage: Stage, *, of_experts: bool) -> Number:

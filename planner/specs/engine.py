@@ -323,8 +323,8 @@ class EngineCommunication(_Explained):
     updated matrices.
     send_messages: number of messages for a stage's output to the next stage, and for the gradient that comes back.
     send_share: share of a link's bandwidth that a send between two pipeline ranks reaches.
-    rank_wait: host time that a tensor-parallel collective needs for each rank of its group, in pipelines over several
-    hosts.
+    rank_wait: host time that a tensor- or data-parallel collective needs for each rank of its group, while torch checks
+    that all ranks call the same (TORCH_DISTRIBUTED_DEBUG=DETAIL).
     scatters_pipeline_sends: without sequence parallelism, each tensor-parallel rank sends only its share; the shares
     are gathered on arrival.
     """

@@ -99,6 +99,15 @@ def test_engines_that_sum_gradients_whole_gather_weights_too(make_job):
     assert float(np.sum(prices.dp.exposed_once)) == busy(prices)  # it hides neither
 
 
+@pytest.mark.parametrize(("zero", "calls"), [(0, 32 * 4 + 1), (1, 2)])
+def test_checked_collectives_await_each_rank_of_their_group(make_job, with_engine, zero, calls):
+    """With ZeRO-1 one sum and one gather; without ZeRO a bucket for each large matrix: 4 in a layer, and the ends."""
+    job, layout, prices = job_and_prices(make_job, f"dp=64,zero={zero},mbs=1")
+    checked = with_engine(job, communication={"rank_wait": 1.0})
+    waited = busy(stage_prices(checked, layout, stages_of(checked, layout))) - busy(prices)
+    assert waited == pytest.approx(64 * calls)
+
+
 def test_what_hides_without_zero_need_not_with_it(make_job):
     _, _, prices = nanotron_prices(make_job, 0)
     assert float(np.sum(prices.dp.exposed_once)) < 0.5 * busy(prices)

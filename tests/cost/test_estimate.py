@@ -306,11 +306,12 @@ def test_a_long_sequence_is_not_spread_over_more_ranks_than_pays(make_job):
 
 
 def test_a_piece_of_an_overlapped_collective_shows(make_job):
+    """Of 10 collectives in a layer 2 gather inputs again as a whole, beside a product (ub_bulk_dgrad), 8 in pieces."""
     job = make_job("llama3-70b", cluster="dgx-h100", engine="megatron-bridge", gpus=256, batch=256)
     for tp in (2, 4, 8):
         line = next(x for x in priced(job, f"tp={tp},pp=4").time if x.name == LineName.TP_COMM)
-        assert line.hidden_seconds <= line.busy_seconds * (1 - 1 / tp)
-        assert line.exposed_seconds >= line.busy_seconds / tp
+        assert line.hidden_seconds <= line.busy_seconds * (1 - 0.8 / tp)
+        assert line.exposed_seconds >= line.busy_seconds * 0.8 / tp
 
 
 def test_sends_hide_only_between_chunks(make_job):

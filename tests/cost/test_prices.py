@@ -149,9 +149,32 @@ def test_a_host_that_waits_for_all_ranks_stretches_both_passes_of_a_layer(make_j
         each["backward_weight"] / (each["backward_input"] + each["backward_weight"]) for each in (long, short)
     ]
     assert of_weights[0] == pytest.approx(of_weights[1], rel=0.25)  # collectives are no part of the products
-    one_host = with_engine(make_job("llama3-8b", gpus=8, batch=64), communication={"rank_wait": 1.0})
-    layout = parse_layout("tp=4,pp=2", num_layers=32, num_devices=8)
-    assert np.all(stage_prices(one_host, layout, stages_of(one_host, layout)).passes.forward < 1.0)
+    one_stage = with_engine(make_job("llama3-8b", gpus=8, batch=64), communication={"rank_wait": 1.0})
+    for text, least in (("tp=8", 8 * 4 * 32), ("dp=8", 0)):
+        layout = parse_layout(text, num_layers=32, num_devices=8)
+        waited = float(np.sum(stage_prices(one_stage, layout, stages_of(one_stage, layout)).passes.forward))
+        assert least <= waited < least + 1.0, text
+
+
+@pytest.mark.parametrize("bandwidth", ["450 GB/s", "2 GB/s"])
+def test_inputs_are_gathered_again_beside_the_gradients_of_inputs(make_job, with_engine, bandwidth):
+    """Two gathers in each of 32 layers: wholly hidden on a fast link, on a slow one by half of the products."""
+    layout = parse_layout("tp=8,sp=1", num_layers=32, num_devices=8)
+    busy, exposed = {}, {}
+    for again in (False, True):
+        job = make_job("llama3-8b", gpus=8, batch=8, settings=(f"nvlink.bandwidth={bandwidth}",))
+        job = with_engine(job, memory={"regathers_inputs": again}, overlap={"weight_gradients": False})
+        prices = stage_prices(job, layout, stages_of(job, layout))
+        busy[again], exposed[again] = (
+            float(np.sum(each)) for each in (prices.tp_comm, prices.tp_comm - prices.tp_hidden)
+        )
+        products = float(np.sum(prices.passes.backward_weight))  # about those of the gradients of inputs
+    more, left = busy[True] - busy[False], exposed[True] - exposed[False]
+    assert more == pytest.approx(busy[False] * 2 * 32 / (8 * 32 + 4), rel=1e-6)
+    if bandwidth == "450 GB/s":
+        assert left == pytest.approx(0, abs=1e-9)
+    else:
+        assert more - left == pytest.approx(products / 2, rel=0.2)
 
 
 def test_recompute_of_a_block_repeats_the_collectives_of_the_layers_that_have_it(make_job):

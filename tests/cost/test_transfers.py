@@ -78,10 +78,11 @@ CASES = {
     "all-reduces": (
         {}, "tp=4,sp=0,mbs=2", {"tp all-reduce 4x1": 2 * (32 * 4 + 2), "dp all-reduce 16x4": 1},
     ),
-    # a pair for each of them (Korthikanti et al., section 4.2.2), half as many again with full recompute
+    # a pair for each of them (Korthikanti et al., section 4.2.2), half as many again with full recompute; the backward
+    # pass gathers the inputs of both blocks again
     "sequence parallel, full recompute": (
         {}, "tp=4,mbs=2,zero=1,recompute=full",
-        {"tp all-gather 4x1": 2 * (32 * 6 + 2), "tp reduce-scatter 4x1": 2 * (32 * 6 + 2),
+        {"tp all-gather 4x1": 2 * (32 * 8 + 2), "tp reduce-scatter 4x1": 2 * (32 * 6 + 2),
          "dp reduce-scatter 16x4": 1, "dp all-gather 16x4": 1},
     ),
     # PaLM (2022), section 2: attention and feed-forward block share their collectives
@@ -109,7 +110,7 @@ CASES = {
     # GShard (2020): there and back, in two passes and once more; 8 layers on each of 4 stages
     "experts": (
         {"model": "mixtral-8x7b"}, "tp=2,pp=4,ep=4,etp=2,zero=1,recompute=full",
-        {"tp all-gather 2x1": 8 * (8 * 6 + 1), "tp reduce-scatter 2x1": 8 * (8 * 6 + 1),
+        {"tp all-gather 2x1": 8 * (8 * 8 + 1), "tp reduce-scatter 2x1": 8 * (8 * 6 + 1),
          "ep all-to-all 4x2": 8 * 8 * 6, "ep all-gather 2x1": 8 * 8 * 3, "ep reduce-scatter 2x1": 8 * 8 * 3,
          "pp send 4x16": 8 * 2, "dp reduce-scatter 8x2": 1, "dp all-gather 8x2": 1,
          "dp reduce-scatter 2x8": 1, "dp all-gather 2x8": 1},
@@ -129,7 +130,7 @@ CASES = {
     "two pools": (
         {"model": "gpt2", "cluster": "mixed-a100-h100"},
         "tp=2,pp=4,dp=2,interleave=3,mbs=8,zero=1,pools=h100/h100/a100/a100",
-        {"tp all-gather 2x1": 4 * (3 * 4 + 1), "tp reduce-scatter 2x1": 4 * (3 * 4 + 1), "pp send 4x4": 4 * 3,
+        {"tp all-gather 2x1": 4 * (3 * 6 + 1), "tp reduce-scatter 2x1": 4 * (3 * 4 + 1), "pp send 4x4": 4 * 3,
          "pp send 4x4 across": 4 * 3, "dp reduce-scatter 2x2": 1, "dp all-gather 2x2": 1,
          "tied all-reduce 2x12 across": 1},
     ),
@@ -191,12 +192,13 @@ def test_volumes_of_the_zero_paper(text, volume):
 def test_volumes_of_megatron(sp):
     """Narayanan et al. (SC 2021), section 3.2: b s h between two stages and 8 b s h (t - 1) / t in a layer.
 
+    With sequence parallelism the inputs of both blocks are gathered once more (Korthikanti et al., section 4.2.2).
     Section 4.1: a rank sends a t-th of it, here in either direction. Section 2.2.2: interleaving sends v times as much.
     """
     job = job_of("gpt2")
     activation = 2 * 4 * 1024 * 768  # 4 sequences in 16 bits
     once, thrice = (layout_of(job, f"tp=4,pp=4,dp=4,mbs=4,sp={sp},interleave={v}") for v in (1, 3))
-    assert sent_bytes(job, once, "tp", stage=1) == 4 * 3 * 8 * activation * 3 / 4
+    assert sent_bytes(job, once, "tp", stage=1) == 4 * 3 * (8 + 2 * sp) * activation * 3 / 4
     gathered = 2 * activation * 3 / 4 * (1 - sp)  # what arrives in parts
     assert sent_bytes(job, once, "pp", stage=1) == 4 * (2 * activation / 4 + gathered)
     assert sent_bytes(job, thrice, "pp", stage=1) == 3 * sent_bytes(job, once, "pp", stage=1)
