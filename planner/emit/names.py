@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from planner.plan import Plan
 
 
-@cache
 def names_beside(module: str) -> Any:
     """The YAML document beside a module; module: the module's file."""
     text = Path(module).with_suffix(".yaml").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.emit.names import names_beside
@@ -169,10 +170,19 @@ def _strange(key: str, given: Given, target: Target, groups: Sequence[str]) -> D
     if str(given.values[key]).lower() == "true" and not matches(key, target.switches):
         return _SWITCH
     name = key.replace("-", "_")
-    names: Any = names_beside(__file__) if groups else {"wrappers": "", "harmless": ""}  # a parser of any option
-    accepted = " ".join([names["wrappers"], *(names["options"][group] for group in groups)]).split()
-    is_known = not {name, name.partition(".")[0]}.isdisjoint(accepted) or re.search(names["harmless"], name)
-    return None if is_known or not re.fullmatch(r"[\w.]+", name) or _misspelt(key, given.understood) else _OF_A_FORK
+    if not groups or not re.fullmatch(r"[\w.]+", name):  # a parser of any option, or no option
+        return None
+    accepted, harmless = _accepted(tuple(groups))
+    is_known = not accepted.isdisjoint({name, name.partition(".")[0]}) or re.search(harmless, name)
+    return None if is_known or _misspelt(key, given.understood) else _OF_A_FORK
+
+
+@cache
+def _accepted(groups: tuple[str, ...]) -> tuple[frozenset[str], str]:
+    """The options of a parser with these groups, and the pattern of those that cost nothing in every parser."""
+    names = names_beside(__file__)
+    accepted = " ".join([names["wrappers"], *(names["options"][group] for group in groups)])
+    return frozenset(accepted.split()), names["harmless"]
 
 
 def left_over(
