@@ -783,6 +783,40 @@ def test_policies_of_openrlhf_have_the_lengths_and_devices_of_its_options(writte
     assert (plan.training.objective, plan.verdict) == ("grpo", "unknown")
 
 
+def test_dotted_options_of_openrlhf_are_those_without_dots(written) -> None:
+    """By hand from OpenRLHF 3c3be623, cli/train_ppo_ray.py: data.max_len holds a prompt and its answer together."""
+    text = (
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B --actor.num_nodes 2 "
+        "--actor.num_gpus_per_node 4 --data.max_len 4096 --rollout.max_new_tokens 1024 --train.micro_batch_size 4 "
+        "--train.batch_size 256 --ds.zero_stage 3 --ds.adam_offload --actor.gradient_checkpointing_enable"
+    )
+    plan = estimate_file(written(text), "dgx-h100")
+    told = (plan.layout.dp, plan.layout.zero, plan.layout.offload, plan.layout.mbs, plan.training.sequence_length)
+    assert (told, plan.training.global_batch_size) == ((8, 3, "optimizer", 4, 4096), 256)
+    assert (plan.layout.recompute[0], plan.training.objective) == ("full", "grpo")
+
+
+@pytest.mark.parametrize(("line", "recompute"), [("", "full"), ("disable_gradient_checkpointing: true", "none")])
+def test_the_trainers_key_does_not_turn_recompute_of_llama_factory_off(line, recompute, written) -> None:
+    """By hand from LLaMA-Factory ff6d4d12, model/model_utils/checkpointing.py; the user may name the model."""
+    text = f"finetuning_type: lora\nlora_rank: 8\ncutoff_len: 512\n{line}\ngradient_checkpointing: false\nbf16: true\n"
+    path = written(f"{text}per_device_train_batch_size: 1\n", "a.yaml")
+    plan = estimate_file(path, "dgx-h100", model="qwen2.5-1.5b", gpus=1)
+    assert plan.layout.recompute[0] == recompute
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
+        ("torchrun --nproc_per_node 8 a.py --query_max_len 512 --passage_max_len 512", "the encodings of both parts"),
+        ("python qlora.py --source_max_len 512 --target_max_len 64", "which the script's own code sets"),
+    ],
+)
+def test_scripts_of_embeddings_and_of_qlora_are_refused(words, needs, written) -> None:
+    with pytest.raises(InputError, match=needs):
+        read_foreign(written(f"{words} {TRAINER}"), num_devices=8)
+
+
 def test_models_with_a_tower_are_priced_under_zero_3_of_deepspeed(written) -> None:
     """A tower has the degrees of its shape alone, which no question about adapters may ask for more."""
     text = "model_name_or_path: x/y\ncutoff_len: 512\nstage: sft\nfinetuning_type: full\ndeepspeed: "

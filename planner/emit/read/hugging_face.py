@@ -199,8 +199,11 @@ _OPENRLHF: Final = re.compile(r"\bopenrlhf\.cli\.train_(\w+)")
 
 def _openrlhf_options(text: str) -> Values:
     """Keys and values of OpenRLHF's supervised fine-tuning, which DeepSpeed runs; other commands name their method."""
-    own = {_NAMES["openrlhf_renamed"].get(key, key): value for key, value in options_of(option_words(text)).items()}
-    if (method := _OPENRLHF.search(text)) and method[1] != "sft":
+    renamed, method = _NAMES["openrlhf_renamed"], _OPENRLHF.search(text)
+    if method and method[1].startswith("ppo"):  # the length of a prompt with its answer
+        renamed = {key: name for key, name in renamed.items() if key != "data.max_len"}
+    own = {renamed.get(key, key): value for key, value in options_of(option_words(text)).items()}
+    if method and method[1] != "sft":
         own[METHOD] = method[1]
     own = {"target_modules": "all-linear", "use_peft": str(own.get("lora_rank", 0)) != "0", **own}
     found = translated({"param_dtype": "bf16", **own}, _NAMES["openrlhf"])

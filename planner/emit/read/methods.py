@@ -182,7 +182,7 @@ def _length(values: Values, length: int, answer: int) -> int:
     answer: the program's default length of an answer, 0 for none.
     """
     prompt, answer = _first(values, _NAMES["prompts"]) or length, _first(values, _NAMES["answers"]) or answer
-    return prompt + answer if prompt and answer else 0
+    return _first(values, _NAMES["wholes"]) or (prompt + answer if prompt and answer else 0)
 
 
 def _first(values: Mapping[str, Value], keys: Sequence[str]) -> int:
