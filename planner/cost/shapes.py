@@ -93,7 +93,10 @@ def spread(price: T, position: NDArray[np.int64]) -> T:
 
 
 def by_part(of_parts: Callable[..., Any], *prices: Any) -> Any:
-    """Prices of one form as one price: `of_parts` joins equal parts of their dataclasses, mappings and tuples."""
+    """Prices of one form as one price: `of_parts` joins equal parts of their dataclasses, mappings and tuples.
+
+    Source: derived here.
+    """
     first = prices[0]
     if isinstance(first, tuple):
         return tuple(by_part(of_parts, *parts) for parts in zip(*prices, strict=True))

@@ -43,6 +43,7 @@ from planner.cost.stage import (
 )
 from planner.layout import head_stage
 from planner.sums import sum_of
+from planner.units import UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -459,7 +460,7 @@ def state_transfers(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Transf
     return *common, *of_states(trained, rest, expert_shard_degree(layout), copies, stride, experts=True)
 
 
-_BUCKET_BYTES: Final = 25 * 2**20
+_BUCKET_BYTES: Final = 25 * UNITS["bytes"]["MiB"]
 """Gradients that torch's DDP reduces in one call (nn/parallel/distributed.py, bucket_cap_mb)."""
 
 
