@@ -61,8 +61,8 @@ TARGETS: tuple[tuple[str, str, float | None, float | None], ...] = (
 )
 
 
-def measure(arguments: str) -> tuple[float, float]:
-    """CPU seconds and peak resident bytes of one run, solver processes included.
+def measure(arguments: str, checkout: Path | None = None) -> tuple[float, float]:
+    """CPU seconds and peak resident bytes of one run of this version or a checkout's, solver processes included.
 
     The run is the only child of a new process. Otherwise the reported peak could be that of an earlier run.
     """
@@ -74,7 +74,7 @@ def measure(arguments: str) -> tuple[float, float]:
     )
     words = ["-c", "import numpy, pydantic"] if arguments == START else ["-m", "planner", *arguments.split()]
     command = [sys.executable, "-c", program, sys.executable, *words]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=checkout)
     seconds, kib = map(float, answer.stdout.split())
     return seconds, kib * KIB
 

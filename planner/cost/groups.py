@@ -126,9 +126,8 @@ def _spread_bandwidth(link: LinkSpec, hosts: Number) -> Number:
     as 2 / hosts, but never below the bandwidth measured over `measured_hosts` hosts. With `measured_hosts` hosts or
     more, the measured bandwidth is used unchanged.
 
-    Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook
-    (tests/published/measurements.csv, hf-ultrascale): 46, 23, 14, 7.2, 3.8 and 1.9 GB/s with pipelines; 50, 33, 27, 28,
-    29 and 26 without.
+    Source: all-reduce over 2 to 64 hosts of one cluster, in the runs of the Ultra-Scale Playbook that did not wait for
+    each rank (tests/published/measurements.csv, hf-ultrascale): 50, 33, 27, 28, 29 and 26 GB/s.
     """
     reached = link.bandwidth * link.efficiency
     if link.measured_bandwidth is None or link.measured_hosts is None:

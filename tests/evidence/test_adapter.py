@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +54,26 @@ def reason_of(**cells: str) -> str:
     found = job_of(run_of(plain | cells))
     assert isinstance(found, Unsupported), found
     return found.reason
+
+
+# --- what a run measured of its own network ---------------------------------------------------------------------
+
+
+def test_the_wait_for_each_rank_is_the_slope_of_the_runs_own_all_reduce() -> None:
+    """nanotron times an all-reduce of 2^28 numbers of 4 bytes; NumPy's line through these times needs no step time."""
+    times: dict[int, list[float]] = {}
+    for run in RUNS:
+        measured = re.search(r"all-reduce measured in the run ([\d.]+) GB/s over its nodes", run.interconnect)
+        if measured and run.gpus and run.gpus >= 64:  # with fewer ranks the transfer takes longer than the wait
+            found = job_of(run)
+            wait = found.job.engine.communication.rank_wait if isinstance(found, Setup) else 0.0
+            if wait:
+                assert wait == pytest.approx(300e-6)
+                seconds = 2 * (run.gpus - 1) / run.gpus * 2**30 / (float(measured[1]) * 1e9)
+                times.setdefault(run.gpus, []).append(seconds)
+    ranks, seconds_of_call = zip(*((ranks, each) for ranks, found in times.items() for each in found), strict=True)
+    assert len(ranks) > 200
+    assert np.polyfit(ranks, seconds_of_call, 1)[0] == pytest.approx(300e-6, rel=0.03)
 
 
 # --- every published row ----------------------------------------------------------------------------------------
