@@ -26,7 +26,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import yaml
@@ -298,18 +298,16 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
     return f"{words}; a plan takes at most {most:.3f} of a row that fits", table
 
 
+def sized(model: str, cluster: str, engine: str, nodes: int, length: int, batch: int, **others: Any) -> Job:
+    """The job of a shipped model on hosts of a shipped cluster."""
+    others |= {"nodes": nodes, "sequence_length": length, "global_batch_size": batch}
+    return load_job(model=model, cluster=cluster, engine=engine, **others)
+
+
 def both_answers() -> None:
     """Print the minimum and the plan of these jobs, the length of the list, and the layout with published runs."""
     for name, model, cluster, engine, nodes, length, batch, *precision in TEN:
-        job = load_job(
-            model=model,
-            cluster=cluster,
-            engine=engine,
-            nodes=nodes,
-            sequence_length=length,
-            global_batch_size=batch,
-            precision=precision[0] if precision else None,
-        )
+        job = sized(model, cluster, engine, nodes, length, batch, precision=precision[0] if precision else None)
         plan = planned(job, (), top=3).plan
         if plan is None or plan.minimum is None:
             print(f"{name}: no plan")
@@ -340,16 +338,8 @@ def balances() -> None:
     """Print the step of DeepSeek-V3 on 2,048 H800 against the balance, with and without ends as pieces."""
     for precision in ("fp8", "bf16"):
         for ends in ("true", "false"):
-            job = load_job(
-                model="deepseek-v3",
-                cluster="hgx-h800",
-                engine="megatron",
-                nodes=256,
-                sequence_length=4096,
-                global_batch_size=15360,
-                precision=precision,
-                settings=(f"engine.pipeline.places_ends={ends}",),
-            )
+            others = {"precision": precision, "settings": (f"engine.pipeline.places_ends={ends}",)}
+            job = sized("deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360, **others)
             plan = planned(job, ()).plan
             assert plan is not None
             assert plan.minimum is not None
@@ -365,14 +355,7 @@ def published_pipelines() -> dict[str, float]:
     plans: dict[str, tuple[Job, float]] = {}
     for name, each in yaml.safe_load(PIPELINES.read_text(encoding="utf-8")).items():
         if each["model"] not in plans:
-            job = load_job(
-                model=each["model"],
-                cluster="dgx-h100",
-                engine="megatron",
-                nodes=128,
-                sequence_length=4096,
-                global_batch_size=4096,
-            )
+            job = sized(each["model"], "dgx-h100", "megatron", 128, 4096, 4096)
             plan = planned(job, ()).plan
             assert plan is not None
             plans[each["model"]] = job, plan.step_seconds
