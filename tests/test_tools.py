@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from project_tools import load_tool
 
+from planner.layout_text import parse_layout
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -185,6 +187,15 @@ def test_the_page_has_the_plans_that_the_tool_prints(capsys: pytest.CaptureFixtu
             (values, seconds), (found, exact) = parts(cell), parts(line)
             assert values <= found
             assert seconds == pytest.approx(exact, rel=0.005)
+
+
+def test_a_step_is_divided_by_that_of_equal_stages() -> None:
+    tool = load_tool("plans")
+    job = tool.sized("llama3-8b", "dgx-h100", "megatron", 1, 8192, 32)
+    at = (parse_layout(f"tp=2,{text}", num_layers=32, num_devices=8) for text in ("pp=1", "pp=2", "pp=4"))
+    alone, halves, quarters = (tool.above_balance(job, layout) for layout in at)
+    assert alone == pytest.approx(1)
+    assert 1 < halves < quarters  # the loss is longer beside a quarter of the layers
 
 
 # --- mutants ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     python tools/plans.py [TABLE] [--source NAME ...] [--every N]
     python tools/plans.py --ten
     python tools/plans.py --beaten [--every N]
+    python tools/plans.py --published
 
 Each job of the table is planned once, whatever layouts its rows ran. The report has
 
@@ -13,7 +14,8 @@ Each job of the table is planned once, whatever layouts its rows ran. The report
 - for rows that the maker of the program or device tuned, the forecast of their layout compared with the plan's.
 
 `--beaten` counts the plans that are slower than a layout of their list, a runner-up or the minimum, and better than it
-in no key.
+in no key. `--published` sets the plan and the minimum of DeepSeek-V3 on 2,048 H800 beside a step with equal stages, and
+plans beside published layouts: those of pipeline_layouts.yaml, and those of the table's rows that ran DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -24,20 +26,25 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from planner.cost.band import axes_of, features_of
 from planner.cost.estimate import estimate, memory_of_stages
+from planner.cost.microbatch import num_microbatches
+from planner.cost.prices import layout_prices
+from planner.cost.schedule import step_seconds
 from planner.errors import InputError
 from planner.evidence.rows.jobs import Unsupported, job_of
 from planner.evidence.rows.runs import read_runs
 from planner.plan_parts import WITHIN
 from planner.search import recommendation
 from planner.search.footprint import NothingFits
+from planner.search.given import given_layout
 from planner.search.near_ties import runner_up
 from planner.search.ranking import keys_of
 from planner.search.search import search
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 TABLE: Final = Path(__file__).parents[1] / "tests" / "published" / "measurements.csv"
+PIPELINES: Final = TABLE.parent / "pipeline_layouts.yaml"
 VENDORS: Final = (
     "megatron-bridge",
     "dgxc",
@@ -267,6 +275,7 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
     """How many of the vendors' layouts are as good as the plan by this cost model, and a table of the other layouts."""
     table = Table("row", "its layout", "plan", "its price", title="vendors' layouts that are dearer", show_lines=True)
     num_near = num_far = num_rows = 0
+    most = 0.0
     for each in found:
         for run, setup in each.rows if each.plan is not None else ():
             if run.source_set not in VENDORS:
@@ -275,6 +284,7 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
             assert plan is not None
             priced, own = estimate(each.job, setup.layout), estimate(each.job, plan.layout)
             num_rows += 1
+            most = max(most, own.step_seconds / priced.step_seconds if priced.fits else 0.0)
             num_far += priced.step_seconds > own.step_seconds * (1 + FAR)
             if priced.step_seconds <= own.step_seconds * (1 + NEAR):
                 num_near += 1
@@ -284,21 +294,20 @@ def vendors(found: Sequence[Planned]) -> tuple[str, Table]:
             table.add_row(f"{run.id} {each.name}", *layouts, why)
     near, far = (f" ({num / num_rows:.0%})" if num_rows else "" for num in (num_near, num_far))
     words = f"vendors' rows whose layout is at most {NEAR:.0%} dearer than the plan: {num_near} of {num_rows}{near}"
-    return f"{words}; more than {FAR:.0%} dearer: {num_far}{far}", table
+    words = f"{words}; more than {FAR:.0%} dearer: {num_far}{far}"
+    return f"{words}; a plan takes at most {most:.3f} of a row that fits", table
+
+
+def sized(model: str, cluster: str, engine: str, nodes: int, length: int, batch: int, **others: Any) -> Job:
+    """The job of a shipped model on hosts of a shipped cluster."""
+    others |= {"nodes": nodes, "sequence_length": length, "global_batch_size": batch}
+    return load_job(model=model, cluster=cluster, engine=engine, **others)
 
 
 def both_answers() -> None:
     """Print the minimum and the plan of these jobs, the length of the list, and the layout with published runs."""
     for name, model, cluster, engine, nodes, length, batch, *precision in TEN:
-        job = load_job(
-            model=model,
-            cluster=cluster,
-            engine=engine,
-            nodes=nodes,
-            sequence_length=length,
-            global_batch_size=batch,
-            precision=precision[0] if precision else None,
-        )
+        job = sized(model, cluster, engine, nodes, length, batch, precision=precision[0] if precision else None)
         plan = planned(job, (), top=3).plan
         if plan is None or plan.minimum is None:
             print(f"{name}: no plan")
@@ -315,6 +324,48 @@ def both_answers() -> None:
             print(f"  runs     {short_layout(other.layout)}: {other.step_seconds:.4g} s, {runs}")
 
 
+def above_balance(job: Job, layout: Layout) -> float:
+    """The step of a layout divided by its step if all stages took their mean: same work, bubble and tail.
+
+    Source: planner.cost.schedule.step_seconds.
+    """
+    priced, m = estimate(job, layout), float(num_microbatches(job, layout))
+    mean = float(np.mean(layout_prices(job, layout).microbatch_seconds))
+    return priced.step_seconds / float(step_seconds(m, layout.interleave, mean, mean * layout.pp, priced.tail_seconds))
+
+
+def balances() -> None:
+    """Print the step of DeepSeek-V3 on 2,048 H800 against the balance, with and without ends as pieces."""
+    for precision in ("fp8", "bf16"):
+        for ends in ("true", "false"):
+            others = {"precision": precision, "settings": (f"engine.pipeline.places_ends={ends}",)}
+            job = sized("deepseek-v3", "hgx-h800", "megatron", 256, 4096, 15360, **others)
+            plan = planned(job, ()).plan
+            assert plan is not None
+            assert plan.minimum is not None
+            print(f"DeepSeek-V3, 2,048 H800, {precision}, ends are pieces: {ends}")
+            for name, layout in (("minimum", plan.minimum.layout), ("plan", plan.layout)):
+                step = f"{estimate(job, layout).step_seconds:.2f} s, {above_balance(job, layout):.3f} of its balance"
+                print(f"  {name:8} {step}: {short_layout(layout)}")
+
+
+def published_pipelines() -> dict[str, float]:
+    """The plan's step divided by the published layout's, for each layout of PIPELINES on 1,024 H100."""
+    ratios: dict[str, float] = {}
+    plans: dict[str, tuple[Job, float]] = {}
+    for name, each in yaml.safe_load(PIPELINES.read_text(encoding="utf-8")).items():
+        if each["model"] not in plans:
+            job = sized(each["model"], "dgx-h100", "megatron", 128, 4096, 4096)
+            plan = planned(job, ()).plan
+            assert plan is not None
+            plans[each["model"]] = job, plan.step_seconds
+        job, seconds = plans[each["model"]]
+        layout, _ = given_layout(job, f"{each['degrees']},{each['places']}")
+        ratios[name] = seconds / estimate(job, layout).step_seconds
+        print(f"{each['model']}, {name}: the plan takes {ratios[name]:.3f} of {short_layout(layout)}")
+    return ratios
+
+
 def main() -> None:
     """Plan every job and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -323,11 +374,19 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th job")
     parser.add_argument("--ten", action="store_true", help="the jobs of docs/how-it-decides.md alone")
     parser.add_argument("--beaten", action="store_true", help="count plans that are slower and in no key better")
+    parser.add_argument("--published", action="store_true", help="DeepSeek-V3's balance, and published layouts")
     given = parser.parse_args()
     if given.ten:
         both_answers()
         return
     runs = [run for run in read_runs(given.table) if not given.source or run.source_set in given.source]
+    if given.published:
+        balances()
+        published_pipelines()
+        runs = [run for run in runs if run.model == "DeepSeek-V3"]
+        line, _ = vendors([planned(*each) for each in distinct_jobs(runs)])
+        print(line)
+        return
     jobs = distinct_jobs(runs)[:: given.every]
     if given.beaten:
         answers = [beaten_by(*each) for each in jobs]

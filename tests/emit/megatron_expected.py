@@ -106,6 +106,7 @@ def _training(plan: Plan) -> dict[str, Any]:
     half = training.precision == "fp16"
     graphs = {"none": "none", "layers": "transformer_engine", "step": "full_iteration"}[training.cuda_graphs]
     odd = plan.model.mla is not None or plan.model.attention_sinks
+    discarded = {"layernorm", "moe_act"} & {*layout.recompute[0].split("+")}
     return {
         "global_batch_size": training.global_batch_size,
         "seq_length": training.sequence_length,
@@ -113,6 +114,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "fp16": half,
         "fp8": "hybrid" if training.precision == "fp8" else None,
         "fp4": "e2m1" if training.precision == "fp4" else None,
+        "fp8_recipe": "tensorwise" if training.precision == "fp8" and discarded else "delayed",
         "fp8_param_gather": training.precision == "fp8" and layout.zero > 0,
         "optimizer": {"adamw": "adam", "sgd": "sgd", "muon": "muon"}[training.optimizer],
         "use_precision_aware_optimizer": moments != "fp32" or layout.offload in ("optimizer", "both"),

@@ -239,11 +239,11 @@ def _read_attention(given: Given) -> Mapping[str, Any]:
 
 
 def _modules_in_graphs(plan: Plan) -> Values:
-    """The modules of a layer with fixed sizes, which CUDA graphs can hold."""
+    """The modules of a layer that CUDA graphs can hold, as transformer_config.py has it: those with fixed sizes."""
     moe = plan.model.moe
     experts = ("moe_router", "moe_preprocess") if moe else ()
     mlp = ("mlp",) if moe is None or moe.num_dense_layers or moe.layer_frequency > 1 else ()
-    return {"cuda_graph_modules": ("attn", *experts, *mlp)}
+    return {"cuda_graph_modules": ("attn", *experts, *(() if plan.training.expert_overlap else mlp))}
 
 
 def _read_graphs(given: Given) -> Mapping[str, Any]:

@@ -33,10 +33,12 @@ def arguments_module(checkout: str) -> Any:
     torch.cuda.get_device_capability = lambda *_, **__: (9, 0)  # type: ignore[assignment]
     sys.path.insert(0, checkout)
     warnings.simplefilter("ignore")
+    from megatron.core.transformer import transformer_config  # type: ignore[import-not-found]
     from megatron.training import arguments  # type: ignore[import-not-found]
 
     arguments.get_device_arch_version = lambda: 9
-    arguments.is_te_min_version = lambda *_, **__: True
+    for module in (arguments, transformer_config):
+        module.is_te_min_version = lambda *_, **__: True
     return arguments
 
 
