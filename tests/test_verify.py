@@ -216,6 +216,7 @@ def test_steps_of_torchtitan_are_counted(console, tmp_path, pins):
         ("qwen3-8b", 8, "none", 4096),  # norms of queries and keys
         ("qwen3-30b-a3b", 32, "full", 4096),  # experts
         ("llama3-8b", 8, "full", 512),  # the head's gradient is the largest
+        ("mixtral-8x7b", 2, "full", 2048),  # of two layers one is gathered ahead or reduced, never both
         ("mixtral-8x7b", 16, "full", 2048),  # more ranks than experts: all send as much as the fullest
         ("llama3-8b", 16, "full", 512),  # two replicas, whose sums are kept
     ],
@@ -225,12 +226,13 @@ def test_the_ledger_of_fsdp_is_what_transformers_hold(console, tmp_path, model, 
         pytest.importorskip(needed)
     pins = [
         "tp=1",
+        "ep=1",
         "mbs=1",
         "zero=3",
         f"recompute={recompute}",
         f"hsdp={2 if (model, gpus) == ('llama3-8b', 16) else 1}",
     ]
-    settings = ["model.num_layers=8"] if model == "mixtral-8x7b" else []
+    settings = [f"model.num_layers={2 if gpus == 2 else 8}"] if model == "mixtral-8x7b" else []
     options = {"gpus": gpus, "global_batch": 2 * gpus, "seq_len": sequence, "engine": "fsdp", "pin": pins}
     options["settings"] = settings
     path = tmp_path / "plan.json"
@@ -251,6 +253,7 @@ def test_steps_that_no_cpu_can_run_are_refused_one_by_one(console, tmp_path):
     [
         ("deepspeed", ("dp=2", "pp=2", "zero=1"), "tell each other shapes"),
         ("torchtitan", ("dp=2", "pp=2"), "since 2.14"),
+        ("fsdp", ("dp=2", "tp=2"), "while it loads it"),
     ],
 )
 def test_layouts_that_a_program_cannot_count_are_refused_with_the_reason(console, tmp_path, engine, pins, why):

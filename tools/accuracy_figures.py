@@ -254,7 +254,8 @@ def _memory(held: HeldOut) -> list[Figure]:
     told = defaultdict(list)
     for row in held.rows:
         if row.memory_error is not None:
-            told[row.run.mem_class or "not stated"].append(1 + row.memory_error)
+            for kind in ("all counters", row.run.mem_class or "not stated"):
+                told[kind].append(1 + row.memory_error)
     aims = {"allocated": "mean 3", "device": "mean 8", "reserved": "mean 25"}
     return [
         Figure(
@@ -270,6 +271,8 @@ def _memory(held: HeldOut) -> list[Figure]:
 def _memory_bands(held: HeldOut) -> list[Figure]:
     """The share of runs inside the band from other families, and verdicts on known outcomes."""
     runs, families = memory_runs(held.rows), {row.run.source_set: row.run.family for row in held.rows}
+    apart = {row.run.source_set for row in held.rows if row.run.fit}
+    unsure: dict[str, list[bool]] = {"ran": [], "ran, in a fit": [], "ran, in no fit": []}
     inside: dict[str, list[bool]] = defaultdict(list)
     chances: list[tuple[float, bool]] = []
     widths: list[float] = []
@@ -281,7 +284,11 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
                 continue
             told = MemoryDistribution(location=found.location, scale=found.scale)
             if run.counter == "needed" and run.kind != "exact":
-                chances.append((float(told.chance(math.exp(run.log))), run.kind == "above"))
+                chance = float(told.chance(math.exp(run.log)))
+                chances.append((chance, run.kind == "above"))
+                if run.kind == "below":
+                    for name in ("ran", "ran, in no fit" if run.source in apart else "ran, in a fit"):
+                        unsure[name].append(UNLIKELY <= chance < FITS)
             elif run.counter != "needed":
                 inside[family].append(told.quantile(0.1) <= math.exp(run.log) <= told.quantile(0.9))
                 widths.append(told.quantile(0.9) / told.quantile(0.1))
@@ -294,6 +301,11 @@ def _memory_bands(held: HeldOut) -> list[Figure]:
         Figure(f"memory band: inside, mean over {len(inside)} families", len(every), f"{mean:.0%}", "77 to 84 %"),
         Figure("memory band: median high / low", len(every), f"{np.median(widths):.2f}"),
         *_reliability(chances),
+        *(
+            Figure(f"{name}: told it may not fit", len(own), _share(own), "<= 12 %")
+            for name, own in unsure.items()
+            if own
+        ),
     ]
 
 

@@ -131,8 +131,7 @@ def _transients(job: PoolJob, layout: Layout, stage: Stage, stored: float) -> di
 
     stored: bytes of the activations at the peak.
     """
-    formulas = (transient_bytes(job, layout, stage, stored), lasting_buffer_bytes(job, layout))
-    total, lasting = map(float, formulas)
+    total, lasting = float(transient_bytes(job, layout, stage, stored)), float(lasting_buffer_bytes(job, layout))
     update = 0.0 if offloads_optimizer(layout) else float(update_bytes(job, layout, stage)) - stored
     loss, layer = (float(of(job, layout, stage)) for of in (loss_bytes, layer_backward_bytes))
     if update >= total - lasting:

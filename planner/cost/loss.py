@@ -27,8 +27,7 @@ def tokens_at_once(job: PoolJob, layout: LayerDegrees) -> Number:
     """
     tokens = tokens_per_microbatch(job, layout)
     if job.loss == "chunked":
-        fixed = job.engine.memory.loss_chunk_tokens
-        return np.minimum(tokens, fixed) if fixed else np.ceil(tokens / job.training.loss_chunks)
+        return np.minimum(tokens, job.engine.memory.loss_chunk_tokens or np.ceil(tokens / job.training.loss_chunks))
     if job.loss == "fused-linear":
         wider = np.ceil(num_outputs(job.model) / job.model.hidden_size)
         return np.minimum(tokens, 2.0 ** np.ceil(np.log2(np.ceil(tokens / wider))))
@@ -52,7 +51,7 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     A single kernel writes the gradient over the logits. A chunked or fused linear loss holds the gradient of the hidden
     states before the backward pass begins. torchtitan keeps this gradient in fp32, together with copies of the parts,
     and Liger-Kernel keeps it in the compute precision. Log-probabilities take as many tensors as their objective says.
-    Separate operators that cap logits keep the tanh. Logits that no loss reads have an fp32 copy, and no gradient.
+    Separate operators that cap logits keep the tanh. Logits that no loss reads have no gradient; of 16 bits, a copy.
 
     Source: engine profile, bytes per logit; specs/objectives.yaml, value-head; transformers, Gemma2ForCausalLM
     (`planner verify` counts it); torchtitan, components/loss.py (GradAccumulator); Liger-Kernel,
@@ -66,14 +65,12 @@ def logits_bytes(job: PoolJob, layout: LayerDegrees) -> Number:
     if not job.training.method.reads_logits:
         per_logit = 6.0 if job.compute_bytes == 2 else 4.0  # 16 bits and their copy
     elif job.loss in ("fused", "fused-linear"):
-        per_logit = job.compute_bytes
-        per_logit = per_logit * (job.engine.memory.fused_logits_bytes / 2 if job.loss == "fused" else 1.0)
+        per_logit = job.compute_bytes * (job.engine.memory.fused_logits_bytes / 2 if job.loss == "fused" else 1.0)
     elif job.model.caps_logits and not job.engine.memory.norm_kernel:
         per_logit = per_logit + job.compute_bytes
     found = per_logit * num_logits(job, layout)
     ahead = {"chunked": 4.0 + job.compute_bytes, "fused-linear": job.compute_bytes}.get(job.loss, 0.0)
-    tokens = tokens_per_microbatch(job, layout)
-    return found + ahead * tokens * job.model.hidden_size if ahead else found
+    return found + ahead * tokens_per_microbatch(job, layout) * job.model.hidden_size if ahead else found
 
 
 def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
@@ -87,7 +84,7 @@ def bytes_moved_per_logit(job: PoolJob) -> tuple[float, float]:
     ops/cross_entropy.py; Transformer Engine, pytorch/cross_entropy.py.
     """
     if not job.training.method.reads_logits:
-        return 6.0, 0.0  # reads 16 bits and writes the copy
+        return (6.0 if job.compute_bytes == 2 else 0.0), 0.0  # reads 16 bits and writes the copy; of fp32 there is none
     if job.loss == "fused":
         return 3.0 * job.compute_bytes, 2.0 * job.compute_bytes
     return (3.0 * job.compute_bytes, 0.0) if job.loss == "fused-linear" else (16.0, 12.0)

@@ -53,10 +53,8 @@ def loss_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     head = job.state_bytes.weights * head_params_on_device(job.model, job.engine, layout)
     piped = np.greater(layout.pp, 1)
     if layout.schedule == "gpipe":
-        m = num_microbatches(job, layout)
-        return holds_head(layout, stage) * (np.where(piped, m, 1) * one + head)
-    before = np.where(piped & (layout.schedule == "1f1b"), one, 0.0)
-    return holds_head(layout, stage) * (one + np.maximum(before, head))
+        return holds_head(layout, stage) * (np.where(piped, num_microbatches(job, layout), 1) * one + head)
+    return holds_head(layout, stage) * (one + np.maximum(np.where(piped & (layout.schedule == "1f1b"), one, 0.0), head))
 
 
 def _outputs_of_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -68,9 +66,8 @@ def _outputs_of_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     if job.training.method.reads_logits or norm_is_one_kernel(job):
         return 0.0
-    again = by_policy(layout, stage, lambda policy: float(policy == FULL))
-    width = job.compute_bytes * job.model.hidden_size
-    return width * tokens_per_microbatch(job, layout) * stage.num_layers * (1.0 - again)
+    stored = stage.num_layers * by_policy(layout, stage, lambda policy: float(policy != FULL))
+    return job.compute_bytes * job.model.hidden_size * tokens_per_microbatch(job, layout) * stored
 
 
 def recompute_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
@@ -97,8 +94,8 @@ def transient_bytes(job: PoolJob, layout: Degrees, stage: Stage, stored: Number)
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_state.py (the root is not resharded).
     """
     engine, weights = job.engine, job.state_bytes.weights
-    ends = end_params(job, layout, stage)
-    ends = ends - np.equal(stage.index, 0) * vision_params(job.model)  # a tower's layers are separate units
+    # a tower's layers are separate units
+    ends = end_params(job, layout, stage) - np.equal(stage.index, 0) * vision_params(job.model)
     head = holds_head(layout, stage) * head_params_on_device(job.model, engine, layout)
     gathered = np.greater_equal(layout.zero, 3) * weights * (ends if engine.memory.keeps_ends_gathered else head)
     kept = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
@@ -157,17 +154,20 @@ def _peak_with_separate_ends(
     gathered = np.greater_equal(layout.zero, 3) * job.state_bytes.weights
     whole = whole_gradients(job, layout) | (job.training.lora_rank > 0)  # frozen ends have no gradients
     waits, copied = np.where(whole, 0.0, job.state_bytes.weights), np.where(whole, 0.0, job.reduced_bytes)
-    shard = np.where(whole, 0.0, job.reduced_bytes + job.state_bytes.grads) / shard_degree(layout)  # summed, then fp32
+    widened = job.state_bytes.grads * (job.state_bytes.grads > job.reduced_bytes)  # a sum in fp32 needs no other
+    shard = np.where(whole, 0.0, job.reduced_bytes + widened) / shard_degree(layout)
     # one rank gathers without a buffer and not ahead; on several, foreach_reduce's loop refers to the last gradient
     several = np.greater(shard_degree(layout), 1)
     held = waits * several
     largest = largest_layer(job, layout, stage)
     gathered_layer, copied_layer = _gathered_bytes_per_param(job, layout) * largest, copied * largest
+    # a layer's own reduction, when its weights and tensors are free: on one rank its result is as large as its copy
+    own = (copied + shard) * largest + _gathered_ahead(job, layout, stage) - stored / np.maximum(stage.num_layers, 1)
     graded = job.training.method.reads_logits
     from_loss = (job.loss == "whole") * graded * job.compute_bytes * num_logits(job, layout)
     forward = loss - from_loss * holds_head(layout, stage)
     if job.model.tied_embeddings:
-        layer = layer + (gathered + waits) * ends
+        layer = np.maximum(layer, own) + (gathered + waits) * ends
         last = np.maximum((gathered + 3 * waits) * ends + copied_layer, (held + copied + shard) * ends)
         moments: tuple[Number, ...] = (loss + gathered * ends, forward + gathered * ends + gathered_layer, layer)
     else:
@@ -177,8 +177,9 @@ def _peak_with_separate_ends(
         if job.loss == "chunked":
             reduced = (gathered + 2 * copied + shard) * head
         last = (held + copied + shard) * (ends - head)
-        layer = layer + graded * np.maximum(copied * head - copied_layer, 0.0)
-        moments = (loss + gathered * head, forward + (1 + several) * gathered * head, graded * reduced, layer)
+        layer = layer + graded * np.maximum(copied * head - _copy_beside(job, layout, stage), 0.0)
+        own = own + gathered * (ends - head) * (several & np.less(stage.num_layers, 2))  # the embedding is ahead
+        moments = (loss + gathered * head, forward + (1 + several) * gathered * head, graded * reduced, layer, own)
     summed = job.reduced_bytes * shard_of(job, layout, trained_params(job, layout, stage))
     kept = np.where(whole_gradients(job, layout), 0.0, np.greater(layout.hsdp, 1) * summed)
     at_end = np.maximum(last, layer + kept) - stored
@@ -214,22 +215,43 @@ def layer_backward_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """
     inner = largest_of_layers(job, layout, stage, lambda kind: inner_gradient_bytes(job, layout, experts=kind))
     trained = largest_of_layers(job, layout, stage, lambda kind: trained_layer_params(job, layout, experts=kind).total)
-    sizes = (trained, largest_layer(job, layout, stage, trained=True))
-    waiting, copied = (np.minimum(each, job.engine.memory.reduced_params) for each in sizes)
+    waiting, copy = np.minimum(trained, job.engine.memory.reduced_params), _copy_beside(job, layout, stage)
     if job.engine.memory.bucket_buffers:  # they are the copies, and each gradient is moved to them
         own, matrix = ~np.asarray(_shards_gradients(layout)), _largest_matrix(job, layout, stage)
-        waiting, copied = np.where(own, waiting, np.minimum(waiting, matrix)), own * copied
-    waits = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting + job.reduced_bytes * copied)
-    reduced = waits + inner
+        waiting, copy = np.where(own, waiting, np.minimum(waiting, matrix)), own * copy
+    reduced = np.where(whole_gradients(job, layout), 0.0, job.state_bytes.weights * waiting) + copy + inner
     if job.engine.memory.gradients_apart:
         reduced = _gradients_of_layer(job, layout, stage)
-    moved = (
-        gathered_layers(job, layout, stage) + reduced + _score_gradients(job, layout) + _dequantized_bytes(job, layout)
-    )
+    moved = gathered_layers(job, layout, stage) + reduced + _score_gradients(job, layout)
     # attention's gradients come after those of the feed-forward block, whose inner tensors (gate, up, their activation
     # and product) and two gradients are freed by then: three times the bytes of the gradients
-    moved = moved + np.maximum(0.0, _gathered_context(job, layout) - 3.0 * inner)
+    moved = moved + _dequantized_bytes(job, layout) + np.maximum(0.0, _gathered_context(job, layout) - 3.0 * inner)
     return recompute_bytes(job, layout, stage) + moved
+
+
+@once
+def _copy_beside(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the layer before's gradients that are being reduced, beside what a layer's backward pass gathers ahead.
+
+    Under ZeRO-3 the backward pass of the last layer has no layer before it, and that of the first gathers nothing
+    ahead. So a single layer has neither, and of two layers the copy counts as far as it exceeds the weights.
+
+    Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (_backward_prefetch, post_backward);
+    `planner verify` counts it.
+    """
+    size = np.minimum(largest_layer(job, layout, stage, trained=True), job.engine.memory.reduced_params)
+    copy = np.where(whole_gradients(job, layout), 0.0, job.reduced_bytes * size)
+    if job.engine.memory.bucket_buffers:
+        return copy
+    has_before = np.greater(stage.num_layers, 1) | np.less(layout.zero, 3)
+    return np.maximum(copy * has_before - _gathered_ahead(job, layout, stage) * np.less(stage.num_layers, 3), 0.0)
+
+
+def _gathered_ahead(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
+    """Bytes of the weights that ZeRO-3 prefetches on several ranks, for the layer after the present one."""
+    ahead = np.minimum(largest_layer(job, layout, stage), job.engine.memory.prefetched_params)
+    several = np.greater(stage.num_layers, 1) * np.greater(shard_degree(layout), 1)
+    return _gathered_bytes_per_param(job, layout) * ahead * several
 
 
 @once
@@ -239,10 +261,8 @@ def gathered_layers(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     Source: torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (forward and backward prefetch;
     unshard does nothing on one rank).
     """
-    layer = largest_layer(job, layout, stage)
-    ahead = np.minimum(layer, job.engine.memory.prefetched_params) * np.clip(stage.num_layers - 1, 0, 1)
-    ahead = ahead * np.greater(shard_degree(layout), 1)
-    return _gathered_bytes_per_param(job, layout) * (np.minimum(1, stage.num_layers) * layer + ahead)
+    present = _gathered_bytes_per_param(job, layout) * np.minimum(1, stage.num_layers)
+    return present * largest_layer(job, layout, stage) + _gathered_ahead(job, layout, stage)
 
 
 def _live_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> tuple[Number, Number]:
@@ -324,9 +344,8 @@ def lasting_buffer_bytes(job: PoolJob, layout: Degrees) -> Number:
 
     Source: DeepSpeed, runtime/zero/stage3.py (_setup_for_real_optimizer); `planner verify` counts it.
     """
-    if not job.engine.memory.bucket_buffers:
-        return 0.0
-    return np.greater_equal(layout.zero, 3) * job.state_bytes.weights * job.engine.memory.gradient_bucket
+    size = job.state_bytes.weights * job.engine.memory.gradient_bucket * (job.engine.memory.bucket_buffers > 0)
+    return np.greater_equal(layout.zero, 3) * size
 
 
 def _shards_gradients(layout: Degrees) -> Flag:
@@ -414,8 +433,7 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
         # bytes of one layer: (stages,), or (layouts, stages) of a search
         terms = {term.name: term.num_bytes for term in activation_terms(job, layout, experts=experts)}
         inner = sum_of(size for name, size in terms.items() if name.endswith(" inner")) / 2
-        last = states.weights * _last_matrix(job, layout, experts=experts)
-        first = inner + terms["layer input"] + last
+        first = inner + terms["layer input"] + states.weights * _last_matrix(job, layout, experts=experts)
         before = states.grads * held * np.greater(stage.num_layers, 1) * reduces
         end = np.where(summed_in_place, 0.0, states.weights * held) + before - everything
         return np.maximum(first + np.maximum(before - kept, 0.0), end)

@@ -13,6 +13,7 @@ import yaml
 from planner.api import estimate_layout, plan_job
 from planner.cost.flops import attention_flops_per_token, chunk_flops, model_flops_per_step
 from planner.cost.ledger import LineName
+from planner.cost.loss import bytes_moved_per_logit, logits_bytes, num_logits
 from planner.layout_text import parse_layout
 from planner.sums import sum_of
 
@@ -109,6 +110,7 @@ COUNTED = {
     ("reward", "lora-fsdp2-none"): 5.017,
     ("reward", "full-zero2-none"): 18.364,
     ("reward", "full-zero3-full"): 16.376,
+    ("reward", "lora-zero2-none"): 7.559,  # peft trains the head (SEQ_CLS), whose gradient comes first
     ("reward", "lora-zero3-none"): 7.461,
     ("value-head", "full-one-none"): 32.296,
     ("value-head", "lora-one-none"): 10.718,
@@ -137,6 +139,16 @@ def test_reward_models_take_the_bytes_of_the_real_modules(objective, case, price
     held = sum_of(each for name, each in lines.items() if name != LineName.RUNTIME)
     near = 0.02 if objective == "value-head" and where != "zero3" else 0.05  # 0.02: with the outputs of all layers
     assert held == pytest.approx(COUNTED[objective, case] * 1e9, rel=near)
+
+
+@pytest.mark.parametrize(("precision", "moved", "held"), [("bf16", 6.0, 6.0), ("fp32", 0.0, 4.0)])
+def test_logits_that_no_loss_reads_are_copied_to_fp32_unless_they_are(precision, moved, held, make_job):
+    """TRL 0.24, models/modeling_value_head.py: `if lm_logits.dtype != torch.float32: lm_logits = lm_logits.float()`."""
+    settings = ("training.objective=value-head", f"training.precision={precision}")
+    job = make_job("llama3-8b", engine="fsdp", gpus=1, batch=4, settings=settings)
+    layout = parse_layout("zero=0,mbs=1", num_layers=32, num_devices=1)
+    assert bytes_moved_per_logit(job) == (moved, 0.0)
+    assert float(logits_bytes(job, layout)) == held * num_logits(job, layout)
 
 
 def test_the_weights_of_the_reference_are_on_every_device_unless_zero_3_shards_them(priced):
