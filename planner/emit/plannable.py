@@ -91,12 +91,15 @@ def whole_hosts(job: Job, pinned: Collection[str]) -> int:
     if len(job.cluster.pools) > 1 or {*AXES} & {*pinned}:
         return 0
     size = job.cluster.pools[0].devices_per_host
-    uneven = targets and all(_faults(job, each, dp=size + 1) and not _faults(job, each, dp=size) for each in targets)
-    return size if uneven else 0
+    able = [each for each in targets if not _faults(job, each, dp=size)]
+    return size if able and all(_faults(job, each, dp=size + 1) for each in able) else 0
 
 
 def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
-    """Faults that a program reports for the smallest layout with the degrees `more`, for this model and training."""
+    """Faults that a program reports for the smallest layout with the degrees `more`, for this model and training.
+
+    Without a stage of ZeRO in `more`, ZeRO-1 is tried, and ZeRO-0 if ZeRO-1 has faults.
+    """
     stages = 2 if "pp" in more else 1
     zeros = (job.engine.pipeline if "pp" in more else job.engine.can).zero_stages
     layout = Layout(
@@ -104,7 +107,7 @@ def _faults(job: Job, target: Any, **more: Any) -> list[tuple[str, str]]:
         layers_per_stage=even_split(job.model.num_layers, stages, 1),
         **{"zero": 1 if 1 in zeros else max(zeros, default=0), **more},
     )
-    probe: Any = SimpleNamespace(
-        model=job.model, training=job.training, engine=job.engine, cluster=job.cluster, layout=layout
-    )
-    return [fault for each in target.refuse if (fault := each.fault(probe))]
+    given = {each: getattr(job, each) for each in ("model", "training", "engine", "cluster")}
+    probe: Any = SimpleNamespace(**given, layout=layout)
+    faults = [fault for each in target.refuse if (fault := each.fault(probe))]
+    return [] if faults and "zero" not in more and 0 in zeros and not _faults(job, target, **more, zero=0) else faults

@@ -202,7 +202,7 @@ class EngineMemory(_Explained):
     communicator_memory: memory for each mesh axis above 1, in addition to the device's reserved_memory.
     """
 
-    states: dict[Literal["fp32", "mixed"], StateBytes] = Field(min_length=2)
+    states: dict[Literal["fp32", "mixed", "pure-bf16"], StateBytes] = Field(min_length=2)
     whole_gradients: Literal["lasting", "piped", "accumulated"]
     pipeline_sums: float = Field(default=0, ge=0)
     shards_alone: bool = True

@@ -73,10 +73,10 @@ class Job:
 
     @property
     def state_bytes(self) -> StateBytes:
-        """Bytes per parameter, by the memory recipe of the training document."""
-        if self.training.memory_recipe != "engine":
-            return NAMED_RECIPES[self.training.memory_recipe]
-        return self.engine.memory.states["fp32" if self.training.precision == "fp32" else "mixed"]
+        """Bytes per parameter, by the memory recipe of the training document; an engine may keep more in pure-bf16."""
+        recipe, kept = self.training.memory_recipe, self.engine.memory.states
+        named = (kept.get("pure-bf16") if recipe == "pure-bf16" else None) or NAMED_RECIPES.get(recipe)
+        return named or kept["fp32" if self.training.precision == "fp32" else "mixed"]
 
     @property
     def loss(self) -> Loss:

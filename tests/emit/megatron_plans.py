@@ -49,7 +49,7 @@ LAYOUTS: tuple[Case, ...] = (
     ("llama3-8b", 1, "tp=4,zero=1", ("training.memory_recipe=precision-aware-fp32",)),
     ("llama3-8b", 1, "tp=4,zero=1", ("training.memory_recipe=precision-aware",)),
     ("llama3-8b", 1, "tp=4,zero=1", ("training.memory_recipe=fp8-moments",)),
-    ("llama3-8b", 1, "tp=4,zero=1", ("training.optimizer=sgd",)),
+    ("llama3-8b", 1, "tp=4,zero=0", ("training.optimizer=sgd",)),
     ("llama3-8b", 1, "tp=4,zero=1", ("training.optimizer=muon",)),
     ("llama3-8b", 1, "tp=4,zero=1", ("training.attention=unfused",)),
     ("llama3-8b", 1, "tp=4,zero=1", ("training.cuda_graphs=layers",)),

@@ -126,6 +126,23 @@ def test_what_no_program_can_be_told_is_left_out_of_the_search(engine, model, le
     assert whole_hosts(job, ("tp",)) == 0
 
 
+@pytest.mark.parametrize(
+    ("setting", "left_out", "hosts"),
+    [
+        ("training.optimizer=sgd", ("zero>=1",), 8),
+        ("training.precision=fp32", ("offload=optimizer",), 8),
+        ("training.dropout=0.1", (), 8),  # ms-swift has none, and the others refuse hosts that are partly idle
+    ],
+)
+def test_what_megatron_lm_has_for_some_trainings_is_left_out_of_others(setting, left_out, hosts):
+    job = load_job(
+        model="llama3-8b", cluster="dgx-h100", nodes=2, engine="megatron", global_batch_size=64, sequence_length=1024,
+        settings=(setting,),
+    )  # fmt: skip
+    check_plannable(job)
+    assert (unplannable(job, ()), whole_hosts(job, ())) == (left_out, hosts)
+
+
 @pytest.mark.parametrize("setting", ["training.loss=fused-linear", "training.lora_rank=16"])
 def test_what_pipelines_and_cut_matrices_have_not_is_planned_without_them(setting):
     job = load_job(

@@ -141,5 +141,9 @@ def stand_in() -> None:
         setattr(cuda, f"{name}Tensor", _typed(kind))
     empty = torch.empty  # backward passes inside others run without the mode
     torch.empty = lambda *sizes, device=None, **options: empty(*sizes, device=_here(device), **options)
+    new_empty = torch.Tensor.new_empty
+    torch.Tensor.new_empty = lambda self, *sizes, device=None, **options: new_empty(
+        self, *sizes, device=_here(device), **options
+    )
     _over_gloo()
     OnTheCPU().__enter__()

@@ -82,7 +82,10 @@ def placed(parameter: torch.Tensor) -> str:
 
 
 SUMS = ("all_grad_tensors", "averaged_gradients", "fp32_groups_gradients_flat", "grad_partitions_flat_buffer")
-MASTERS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
+MASTERS = (
+    *("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat"),
+    *("fp32_groups_flat", "fp32_groups"),
+)
 """Where DeepSpeed's optimizers keep gradients and master weights: tensors, lists or dictionaries."""
 
 
@@ -230,7 +233,7 @@ def observe(job: dict[str, Any]) -> Seen:
 
 
 def reference(job: dict[str, Any]) -> Seen:
-    """Losses of one process on the rows of each step; the optimizer is torch's plain AdamW."""
+    """Losses of one process on the rows of each step; the optimizer is torch's plain AdamW, or SGD."""
     sys.path.insert(0, ".")
     import train
 
@@ -247,6 +250,8 @@ def reference(job: dict[str, Any]) -> Seen:
     ]
     betas = (settings["adam_beta1"], settings["adam_beta2"])
     optimizer = torch.optim.AdamW(groups, settings["learning_rate"], betas, settings["adam_epsilon"], foreach=False)
+    if settings["optim"] == "sgd":
+        optimizer = torch.optim.SGD(groups, settings["learning_rate"], momentum=0.9)
     for rows in job["rows"]:
         loss = loss_of(torch.tensor(rows))
         loss.backward()

@@ -107,7 +107,8 @@ def value_of(name: str, weight: torch.Tensor) -> torch.Tensor:
     cut, size = (weight.partition_dim, size) if getattr(weight, "tensor_model_parallel", False) else (0, 1)
     shape = [length * (size if axis == cut else 1) for axis, length in enumerate(weight.shape)]
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.02
-    halves = whole.chunk(2, 0) if "linear_fc1" in name else (whole,)  # gate and up are cut one by one
+    is_gated = "linear_fc1" in name and megatron.training.get_args().swiglu
+    halves = whole.chunk(2, 0) if is_gated else (whole,)  # gate and up are cut one by one
     return torch.cat([half.chunk(size, cut)[rank if size > 1 else 0] for half in halves], 0)
 
 

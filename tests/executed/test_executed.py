@@ -63,8 +63,10 @@ def test_a_run_is_the_plans(case, tmp_path, ask, start):
     ranks = ask(case.program, job)
     steps = rows_of_steps(plan, ranks)
     if case.program == "megatron":  # the same program on one rank
-        alone = replace(case, layout=f"zero=0,mbs={plan.layout.mbs}", settings=())
-        job, key = job_of(alone, plan_of(alone, tmp_path), tmp_path / "alone", start), f"{case.model} {plan.layout.mbs}"
+        same = tuple(each for each in case.settings if "optimizer" in each)
+        alone = replace(case, layout=f"zero=0,mbs={plan.layout.mbs}", settings=same)
+        job = job_of(alone, plan_of(alone, tmp_path), tmp_path / "alone", start)
+        key = f"{case.model} {plan.layout.mbs} {same}"
     else:
         key = f"torch {case.model}" * is_ours
         job |= {"world": 1} | ({"reference": True, "steps": STEPS} if is_ours else {"rows": steps})

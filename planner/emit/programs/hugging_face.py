@@ -123,8 +123,9 @@ def _model_fault(plan: Plan) -> tuple[str, str] | None:
         why = f"training.dropout is {plan.training.dropout:g}, which {kind} has not"
         return why, "plan with --set training.dropout=0"
     if plan.training.attention == "flash" and FLASH.get(kind, "sdpa") is None:
-        why = f"training.attention is flash, which {kind} has not"
-        return why, "plan with --set training.attention=unfused"
+        return f"training.attention is flash, which {kind} has not", "plan with --set training.attention=unfused"
+    if plan.layout.tp > 1 and plan.engine.name == "deepspeed" and kind == "gpt2":
+        return f"layout.tp is {plan.layout.tp}, and AutoTP does not cut {kind}", "plan again with --pin tp=1"
     of_experts = {*plan.training.lora_targets} & {*EXPERTS, "gate", "up", "down", "all-linear"}
     if plan.training.lora_rank and plan.model.moe is not None and of_experts:
         why = f"training.lora_targets has {', '.join(sorted(of_experts))}, by which PEFT 0.19 finds routed experts too"
@@ -273,12 +274,11 @@ def _num_hosts(given: Given) -> int:
 
 
 def _write_precision(plan: Plan) -> Values:
-    training = plan.training
-    pure = training.memory_recipe == "pure-bf16" or training.lora_rank
-    return {
-        "bf16": training.precision == "bf16" and training.memory_recipe != "pure-bf16",
+    training, pure = plan.training, plan.training.memory_recipe == "pure-bf16"
+    return {  # the Trainer refuses a file of DeepSpeed that has another precision
+        "bf16": training.precision == "bf16" and (not pure or plan.engine.name == "deepspeed"),
         "fp16": training.precision == "fp16",
-        "dtype": {"fp16": "float16"}.get(training.precision, "bfloat16") if pure else "float32",
+        "dtype": {"fp16": "float16"}.get(training.precision, "bfloat16") if pure or training.lora_rank else "float32",
     }
 
 
