@@ -72,7 +72,7 @@ class Reader:
         return has_all(self.signs, _COMMENT.sub("", text))
 
 
-_COMMENT: Final = re.compile(r"^\s*#.*$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^[^\S\n]*#.*$", re.MULTILINE)
 """Matches a line that is a comment in all kinds of files but JSON: what it quotes is no sign of the file's kind."""
 
 
