@@ -19,8 +19,9 @@ HOSTS: Final = "launch.hosts"
 RANKS: Final = "launch.ranks"
 MODEL: Final = "launch.model"
 METHOD: Final = "launch.method"
-"""Keys that a reader adds to the program's keys: number of hosts, ranks per host, name or path of the model, and a
-method of training that the file does not name itself; a reader that prices its method adds an empty one."""
+PROGRAM: Final = "launch.program"
+"""Keys that a reader adds to the program's keys: number of hosts, ranks per host, name or path of the model, a method
+that the file does not name itself (a reader that prices its method adds an empty one), and the script in Python."""
 
 OF_RECIPE: Final = "the recipe's value is not known"
 """Rule for a key that a file leaves to a recipe, which is the program's own code and is never run."""
@@ -71,7 +72,7 @@ class Reader:
         return has_all(self.signs, _COMMENT.sub("", text))
 
 
-_COMMENT: Final = re.compile(r"^\s*#.*$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^[^\S\n]*#.*$", re.MULTILINE)
 """Matches a line that is a comment in all kinds of files but JSON: what it quotes is no sign of the file's kind."""
 
 

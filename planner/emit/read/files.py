@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from planner.emit.names import names_beside
-from planner.emit.read import THE_FILE, has_all
+from planner.emit.read import PROGRAM, THE_FILE, has_all
 from planner.emit.read.conditions import UNSET
 from planner.emit.read.facts import not_set
 from planner.emit.read.launchers import script_of
+from planner.emit.read.methods import of_program
 from planner.emit.read.overrides import recipe_names, recipe_of
 from planner.emit.read.readers import READERS
 from planner.emit.read.slurm import with_srun
@@ -161,6 +162,9 @@ class Run:
                 hint = f"--from {file.shown} says why"
                 mistakes = [Mistake(message="this file cannot be read", where=file.shown, hint=hint)]
             raise InputError(*mistakes) from None
+        own = str(found.pop(PROGRAM, None) or "")
+        places = (each for folder in (*file.path.parents[:2], Path()) if own and isfile(each := folder / own))  # noqa: PTH113
+        found |= next((of_program(program.text) for path in places if (program := readable(path))), {})
         for key, read_named in reader.files.items():
             names = found.pop(key, None) or ()
             for name in reversed(names if isinstance(names, tuple) else (names,)):  # of several, the last wins

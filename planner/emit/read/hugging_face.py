@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import accelerate
 from planner.emit.programs.hugging_face import AT_LOAD, PLAIN, flat
-from planner.emit.read import HOSTS, METHOD, MODEL, RANKS, Reader
+from planner.emit.read import HOSTS, METHOD, MODEL, PROGRAM, RANKS, Reader
 from planner.emit.read.conditions import UNSET
 from planner.emit.read.methods import NAMES
 from planner.emit.read.options import document_of, mapping_of, option_words, options_of, with_ranks
@@ -30,7 +30,7 @@ _NAMES: Final = names_beside(__file__)
 _SWIFT, _AXOLOTL, _FACTORY, _FACTORY_V1 = (
     _NAMES[program] for program in ("ms_swift", "axolotl", "llama_factory", "llama_factory_v1")
 )
-_OF_TRL, _OF_OLD_TRL, _FROM_SCRATCH = (set(_NAMES[each]) for each in ("of_trl", "of_old_trl", "from_scratch"))
+_OF_TRL, _OF_OLD_TRL, _FROM_SCRATCH, _LENGTHS = (set(_NAMES[each]) for each in _NAMES["sets"])
 DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 """The Trainer's values for keys that a file leaves out."""
 
@@ -121,10 +121,12 @@ def _of_run(found: Values) -> Values:
     said = {key: value for key, value in said.items() if value != "auto" or key == "vllm_device"}
     if "weights" in said or {MODEL, "per_device_train_batch_size"}.isdisjoint(said):
         return said
-    start = {} if _OF_TRL.isdisjoint(said) else {"learning_rate": 2e-5}
+    start: dict[str, Value] = {} if _OF_TRL.isdisjoint(said) else {"learning_rate": 2e-5}
     if _BY_TRL in found and _OF_OLD_TRL.isdisjoint(said):
         own = _NAMES["trl"][found[_BY_TRL]]
         start |= {key: value for key, value in own.items() if key != "bf16" or "fp16" not in said}
+    if _LENGTHS.isdisjoint([*said, *start]) and _BY_TRL not in found:
+        start["launch.length"] = "unsaid"
     weights = {"weights": UNKNOWN_WEIGHTS} if _FROM_SCRATCH.isdisjoint(said) else {}
     return {**DEFAULTS, **start, **weights, **_with_weights(said)}
 
@@ -137,6 +139,8 @@ def _trainer_options(text: str) -> Values:
     """Options of the program and of its launcher, and the configuration file that stands alone among the words."""
     words = [each.removesuffix(".commands.launch") for each in option_words(text)]
     found = {**with_ranks(options_of(words), words, text), **(sizes_of(text) if "llamafactory" in text else {})}
+    scripts = (f"{each.replace('.', '/')}.py" if before == "-m" else each for before, each in pairwise(words))
+    found[PROGRAM] = next((each for each in scripts if each.endswith(".py")), None)
     alone = [each for before, each in pairwise(words) if _YAML.fullmatch(each) and not _TAKES.fullmatch(before)]
     if alone:
         found |= {match[1]: match[2] for word in words if (match := _OVERRIDE.fullmatch(word))}

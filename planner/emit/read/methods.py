@@ -48,6 +48,12 @@ def with_method(text: str, values: Values) -> Values:
     return {**values, METHOD: found} if found else values
 
 
+def of_program(text: str) -> Values:
+    """What the script that a command starts does beyond its options; the text is searched, and never run."""
+    found = {name: re.search(f"(?m){sign}", text) for name, sign in _NAMES["of_program"].items()}
+    return {f"program.{name}": match[0].strip() for name, match in found.items() if match}
+
+
 def check_method(values: Values, ignored: Sequence[str]) -> None:
     """Refuse methods without a price.
 
