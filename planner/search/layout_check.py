@@ -17,6 +17,7 @@ import numpy as np
 
 from planner.cost.estimate import estimate
 from planner.cost.segments import with_segment
+from planner.cost.stage import pattern_of
 from planner.layout import Layout, divisors, even_stages, format_layout
 from planner.search.decision import rank_of
 from planner.search.optimum.candidate import Disagreement
@@ -158,8 +159,10 @@ def _is_searched(space: Space, layout: Layout) -> bool:
     """Whether rules and pins allow the layout in a search."""
     constraints, policies = space.constraints, set(layout.recompute)
     is_pinned = constraints.value_of("recompute")
+    leading = pattern_of(space.job).leading if layout.schedule == "interleaved" else 0  # the rule `leading_layers`
     return bool(
         not constraints.lists
+        and layout.layers_per_stage[0] >= leading
         and constraints.allows_ends(layout.num_chunks, layout.mtp_before)
         and constraints.fills_hosts(layout.world_size)
         and constraints.allowed(layout)

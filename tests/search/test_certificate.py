@@ -433,6 +433,20 @@ def test_drawn_layouts_have_ends_apart_and_several_policies():
     assert sum(len(set(each.recompute)) > 1 for each in drawn if each) > 5
 
 
+def test_layouts_without_all_dense_layers_in_the_first_chunk_are_not_drawn():
+    """The rule `leading_layers` says that the search leaves them out; chunks of three layers hold all of them."""
+    job = load_job(
+        model="deepseek-v3", cluster="gb200-nvl72", gpus=64, engine="megatron", sequence_length=4096,
+        global_batch_size=512, settings=("model.num_layers=8",),
+    )  # fmt: skip
+    searched = {}
+    for split in ("3/2/2/1", "4*2"):
+        keys = f"pp=2,dp=32,ep=32,zero=1,interleave=2,layers_per_stage={split}"
+        layout = parse_layout(keys, num_layers=8, num_devices=64)
+        searched[split] = layout_check._is_searched(Space(job, Constraints()), layout)
+    assert searched == {"3/2/2/1": True, "4*2": False}
+
+
 def test_a_minimum_that_no_rule_allows_is_noticed(monkeypatch, small_pipeline):
     monkeypatch.setattr(layout_check, "broken_rules", lambda *_, **__: ("no chunk may be empty",))
     monkeypatch.setattr(bound_check, "check_bounds", lambda *_, **__: 0)
