@@ -242,9 +242,9 @@ def test_the_ledger_of_fsdp_is_what_transformers_hold(console, tmp_path, model, 
 
 def test_steps_that_no_cpu_can_run_are_refused_one_by_one(console, tmp_path):
     pytest.importorskip("torch")
-    settings = ["training.loss=fused", "training.optimizer=adafactor"]
+    settings = ["training.loss=fused", "training.optimizer=adamw-8bit"]
     plan = plan_from_file(make(console, tmp_path / "plan.json", engine="fsdp", settings=settings))
-    with pytest.raises(InputError, match=r"training.optimizer is adafactor(.|\n)*training.loss is fused"):
+    with pytest.raises(InputError, match=r"training.optimizer is adamw-8bit(.|\n)*training.loss is fused"):
         _PROGRAMS["accelerate"].write(plan, tmp_path)
 
 

@@ -247,6 +247,7 @@ def _copy_beside(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     return np.maximum(copy * has_before - _gathered_ahead(job, layout, stage) * np.less(stage.num_layers, 3), 0.0)
 
 
+@once
 def _gathered_ahead(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     """Bytes of the weights that ZeRO-3 prefetches on several ranks, for the layer after the present one."""
     ahead = np.minimum(largest_layer(job, layout, stage), job.engine.memory.prefetched_params)
@@ -419,13 +420,14 @@ def _gradients_of_layer(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     The first possible peak is in the feed-forward block, with gradients of the block's inner tensors (two for each
     released tensor), of the layer's output, and of the last matrix. The second possible peak is at the layer's end,
     with gradients of all weights in the compute precision, after the layer's kept tensors are freed. Unless gradients
-    are kept whole, the previous layer's gradients are being reduced in fp32 at the same time.
+    are kept whole, the previous layer's gradients are being reduced in fp32 at the same time. On one rank without a
+    pipeline their sum is copied all the same, in the last microbatch.
 
     Source: derived here; counted in the trainer's own step by tests/trainer/test_memory_at_scale.py.
     """
     states, whole = job.state_bytes, whole_gradients(job, layout)
     summed_in_place = whole & (states.weights >= states.grads)
-    reduces = ~np.asarray(whole)
+    reduces = ~np.asarray(whole) | (np.equal(layout.pp, 1) & np.equal(shard_degree(layout), 1))
 
     def of_layer(experts: bool) -> Number:
         kept, everything = kept_bytes_of_layer(job, layout, stage, experts=experts)

@@ -150,6 +150,8 @@ def test_states_of_a_recipe_never_grow_with_the_zero_stage(make_job, recipe, dp,
     for zero in range(4):
         layout = parse_layout(f"pp={pp},dp={dp},zero={zero}", num_layers=32, num_devices=64)
         totals.append(sum(float(b) for b in state_bytes_per_param(job, layout)))
+    if recipe == "pure-bf16":  # from ZeRO-1 on, DeepSpeed clones its shard of such weights
+        totals = totals[1:]
     assert totals == sorted(totals, reverse=True)
     assert dp > 1 or len(set(totals)) == 1
 

@@ -28,6 +28,7 @@ def ratio(tool, model, layers, sequence, layout, rank, precision="bf16"):
         ("mpt-3b", 4, 2048, "dp=1,mbs=1,recompute=full", 0),
         ("llama3-8b", 4, 4096, "pp=4,mbs=2", 1),
         ("mixtral-8x7b", 2, 4096, "dp=8,ep=8,zero=1,mbs=1", 0),
+        ("mixtral-8x7b", 2, 4096, "dp=1,mbs=1,recompute=full", 0),  # a layer's sum is copied on one rank, too
         ("llama3-8b", 4, 4096, "pp=2,interleave=2,schedule=zbv,mbs=1,recompute=full", 1),  # each layer once again
         pytest.param("llama3-8b", 2, 4096, "dp=8,zero=3,mbs=2", 0, marks=pytest.mark.slow),
         pytest.param("llama3-8b", 2, 4096, "dp=1,mbs=1", 0, marks=pytest.mark.slow),
