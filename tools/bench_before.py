@@ -1,9 +1,9 @@
 """Compare the CPU seconds of the plans of docs/performance.md with those of an earlier version.
 
-`python tools/bench_before.py CHECKOUT [--repeats N] [--without WORD ...]` runs each command of `bench.py` that plans
-with this version and with the one in CHECKOUT in turn. It prints the medians of the ratios and their geometric mean.
-Run it from the root of this version. The two may search different spaces: layouts that the earlier version did not know
-cost time in this one.
+`python tools/bench_before.py CHECKOUT` runs each command of `bench.py` that plans with this version and with the one in
+CHECKOUT in turn. It prints the medians of the ratios and their geometric mean. Run it from the root of this version.
+The two may search different spaces: layouts that the earlier version did not know cost time in this one. `--both` and
+`--now` add options, such as pins, to the commands of both versions and of this one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--without", nargs="*", default=["llama3-8b"], metavar="WORD", help="commands to leave out")
+    parser.add_argument("--both", default="", metavar="OPTIONS")
+    parser.add_argument("--now", default="", metavar="OPTIONS")
     arguments = parser.parse_args()
-    folders = (Path.cwd(), arguments.checkout.resolve())
+    folders = {Path.cwd(): f"{arguments.both} {arguments.now}", arguments.checkout.resolve(): arguments.both}
     for folder in folders:
         compileall.compile_dir(folder / "planner", quiet=1)
     table = Table("command", "before, CPU s", "now, CPU s", "times as fast", caption=machine())
@@ -33,7 +35,8 @@ def main() -> None:
     for command, *_ in TARGETS:
         if not command.startswith("plan ") or any(word in command for word in arguments.without):
             continue
-        runs = [[measure(command, folder)[0] for folder in folders] for _ in range(arguments.repeats)]
+        each = [(f"{command} {options}", folder) for folder, options in folders.items()]
+        runs = [[measure(*words)[0] for words in each] for _ in range(arguments.repeats)]
         ratios.append(statistics.median(before / now for now, before in runs))
         now, before = (statistics.median(times) for times in zip(*runs, strict=True))
         table.add_row(command, f"{before:.2f}", f"{now:.2f}", f"{ratios[-1]:.2f}")
