@@ -185,7 +185,7 @@ def _idle_reason(found: Found, window: Window, layout: Layout, optimum: Layout) 
     if num_used == found.most_devices:
         return f"no layout that the rules allow uses more than {num_used:,}"
     if num_used < optimum.world_size:
-        return f"the minimum uses {optimum.world_size:,}, and is at most {100 * window.within:.3g}% better"
+        return f"the minimum uses {optimum.world_size:,}, and gains at most {100 * window.within:.3g}%"
     in_time, budget = math.isfinite(objective.longest_step_seconds), math.isfinite(objective.most_device_seconds)
     reasons = {
         "cost": "with them a token costs more",

@@ -66,7 +66,7 @@ def _fake_world(num_ranks: int, rank: int, mode: FakeTensorMode) -> AbstractCont
         mock.patch.object(BaseModel, "init_weights", faked(BaseModel.init_weights)),
         mock.patch.object(Decoder, "get_attention_masks", return_value=None),
         mock.patch.object(FlexAttention, "forward", _attention),
-        mock.patch.object(RMSNorm, "forward", lambda norm, x: FusedNorm.apply(x, norm.weight)),  # type: ignore[no-untyped-call]
+        mock.patch.object(RMSNorm, "forward", lambda self, x: FusedNorm.apply(x, self.weight)),  # type: ignore[no-untyped-call]
         mock.patch.object(activation_checkpoint, "_get_default_save_ops", return_value=saved | kept),
     )
 
