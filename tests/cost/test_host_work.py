@@ -260,7 +260,7 @@ def test_five_steps_of_one_job_with_and_without_three_levers(case):
 
 @pytest.mark.parametrize(("dispatcher", "most"), [("alltoall", 0.2), ("hybridep", 0.23)])
 def test_overlap_gains_what_was_measured(dispatcher, most):
-    """The aim is 20 %. With hybridep the gain is told 22.7 % too low, and its two steps take 8 and 11 % longer than told."""
+    """The aim is 20 %. With hybridep the gain is told 22.7 % too low; its steps take 8 and 11 % longer than told."""
     measured, told = (
         step((dispatcher, "none", False)) - step((dispatcher, "none", True))
         for step in (STEPS.__getitem__, lambda case: step_of(*case))
