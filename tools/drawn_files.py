@@ -69,7 +69,7 @@ def _matching(clones: Path, folder: dict[str, Any]) -> list[str]:
     return [path for path in listed if re.fullmatch(folder["paths"], path) and not re.search(without, path)]
 
 
-_USERS: Final = {5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth"}
+_USERS: Final = {5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth", 10: "tenth"}
 _DRAWS: Final = (1, 2, 3, 4, *_USERS)
 _MANY: Final = 4
 """Folders with more files than this have one more in the third and the fourth draw."""
