@@ -4,7 +4,8 @@
 with a clone of each repository, `OWNER+NAME/.git` or `OWNER+NAME/repo` (bare).
 `python tools/drawn_files.py count CLONES` reads each file of tests/emit/drawn/answers.yaml, whose layouts were written
 by hand before any of them was read by the planner, and prints what differs and the four counts; a number behind CLONES
-counts one draw alone.
+counts one draw alone. `whole` behind the number reads each file where it lies in its repository, so that programs that
+a script starts and files that it names are found.
 
 Files are written to a temporary folder, with the other files of the run that a row names, and never run.
 """
@@ -12,11 +13,14 @@ Files are written to a temporary folder, with the other files of the run that a 
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections import Counter
+from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +35,25 @@ DRAWN = Path(__file__).parent.parent / "tests" / "emit" / "drawn"
 
 def git(clones: Path, repository: str, *words: str) -> str:
     """The output of a command of git in a clone."""
+    return _git(clones, repository, *words).decode()
+
+
+def _git(clones: Path, repository: str, *words: str) -> bytes:
     place = clones / repository.replace("/", "+")
     places = (place / ".git", place / "repo" / ".git", place / "repo")
     found = next(each for each in places if each.exists())
     words = ("git", "--git-dir", str(found), *words)
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(words, capture_output=True, check=True).stdout
+
+
+def _unpacked(row: dict[str, Any], clones: Path, folder: str) -> None:
+    """Programs and settings of a row's repository, in a folder; blobs that a clone lacks have no size."""
+    listed = git(clones, row["repository"], "ls-tree", "-r", "-l", row["commit"]).splitlines()
+    sized = (line.split("\t", 1) for line in listed if re.match(r"100\d+ blob \w+ +\d+\t", line))
+    names = [name for _, name in sized if name.endswith((".py", ".sh", ".yaml", ".yml", ".json", ".toml"))]
+    packed = _git(clones, row["repository"], "archive", row["commit"], "--", *names)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
 
 
 def drawn(clones: Path) -> list[tuple[str, str, str]]:
@@ -69,7 +87,7 @@ def _matching(clones: Path, folder: dict[str, Any]) -> list[str]:
     return [path for path in listed if re.fullmatch(folder["paths"], path) and not re.search(without, path)]
 
 
-_USERS: Final = {5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth"}
+_USERS: Final = {5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth", 10: "tenth"}
 _DRAWS: Final = (1, 2, 3, 4, *_USERS)
 _MANY: Final = 4
 """Folders with more files than this have one more in the third and the fourth draw."""
@@ -79,10 +97,12 @@ def _rank(seed: int, repository: str, path: str) -> str:
     return hashlib.sha256(f"{seed}:{repository}:{path}".encode()).hexdigest()
 
 
-def _read(row: dict[str, Any], clones: Path) -> tuple[str, dict[str, Any], str]:
+def _read(row: dict[str, Any], clones: Path, *, whole: bool = False) -> tuple[str, dict[str, Any], str]:
     """What became of a file (priced, refused, crashed), what was read, and the words of a refusal."""
     given = dict(row.get("given", {}))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder) if whole else nullcontext():
+        if whole:
+            _unpacked(row, clones, folder)
         paths = []
         for path in (row["path"], *row.get("files", ())):
             paths.append(Path(folder) / path)
@@ -103,9 +123,9 @@ def _read(row: dict[str, Any], clones: Path) -> tuple[str, dict[str, Any], str]:
     return "priced", told | {"lora": plan.training.lora_rank or 0, "verdict": plan.verdict}, plan.verdict
 
 
-def judged(row: dict[str, Any], clones: Path) -> tuple[str, str]:
+def judged(row: dict[str, Any], clones: Path, *, whole: bool = False) -> tuple[str, str]:
     """A word for how a file was read, and what differs from the answer by hand."""
-    outcome, told, said = _read(row, clones)
+    outcome, told, said = _read(row, clones, whole=whole)
     wanted = row["answer"]
     if outcome == "crashed":
         return "wrong", said
@@ -135,7 +155,7 @@ def main() -> None:
     for row in rows:
         if sys.argv[3:] and str(row.get("draw", 1)) != sys.argv[3]:
             continue
-        word, said = judged(row, clones)
+        word, said = judged(row, clones, whole="whole" in sys.argv)
         has_layout, of = not isinstance(row["answer"], str), counts[row.get("draw", 1)]
         of.update({word: 1, "with a layout": has_layout, "priced of these": has_layout and "refused" not in word})
         print(f"{word}: {row['repository']} {row['path']}\n    {said[:400]}", flush=True)

@@ -23,7 +23,7 @@ DRAWN = Path(__file__).parent / "drawn"
 
 def test_every_drawn_file_has_one_answer_and_comes_from_a_listed_folder() -> None:
     listed = yaml.safe_load((DRAWN / "folders.yaml").read_text())
-    names = enumerate(("fifth", "sixth", "seventh", "eighth", "ninth"), 5)
+    names = enumerate(("fifth", "sixth", "seventh", "eighth", "ninth", "tenth"), 5)
     draws, of_users = listed["draws"], {number: listed[name] for number, name in names}
     owners = [{each["repository"] for each in folders} for folders in (draws, *of_users.values())]
     assert sum(map(len, owners)) == len(set.union(*owners))  # no draw has a repository of another
