@@ -175,7 +175,7 @@ def _adapter_terms(job: PoolJob, layout: Degrees, *, experts: bool) -> Iterator[
         rows, batch = rows_of(job, layout, product)
         width = 1.0 * job.training.lora_rank
         if job.training.lora_dropout and not product.count:  # PEFT has none beside routed experts
-            width = width + (1 + 1 / job.compute_bytes) * product.sides(layout)[0]
+            width = width + (1 + job.engine.memory.dropout_masks / job.compute_bytes) * product.sides(layout)[0]
         num_bytes = job.compute_bytes * width * product.share * rows * batch
         yield ActivationTerm(name="adapters", num_bytes=num_bytes, dropped=dict.fromkeys(product.modules, 1.0))
     memory, quantised = job.engine.memory, job.training.frozen_weights != "16-bit"
@@ -216,7 +216,7 @@ def _inner_bytes(job: PoolJob, last: float) -> float:
     Source: Transformer Engine, pytorch/module/linear.py: the second product's input is saved in 8 bits; DeepSeek-V3
     (2024), section 3.3.3, also keeps the inputs of the activation function in 8 bits.
     """
-    others = _narrow(job) if job.engine.memory.fp8_gates else 1.0
+    others = 0.5 if job.engine.memory.fp8_gates and job.training.precision in ("fp8", "fp4") else 1.0
     return job.compute_bytes * ((_inner_tensors(job, last) - last) * others + last * _narrow(job))
 
 
@@ -537,5 +537,4 @@ def sent_bytes(job: PoolJob, layout: Degrees, stage: Stage) -> Number:
     if not job.engine.memory.keeps_stage_outputs:
         return 0.0
     (one,) = layer_activation_bytes(job, layout, policies=(FULL,))
-    sent = one * layout.interleave
-    return np.where(np.less(stage.index, layout.pp - 1), sent, 0.0)
+    return np.where(np.less(stage.index, layout.pp - 1), one * layout.interleave, 0.0)

@@ -368,19 +368,19 @@ def _operators(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> Iterator
 def _adapter_seconds(job: PoolJob, layout: LayerDegrees, *, experts: bool) -> PassSeconds:
     """Seconds of a layer's adapters: two products, to rank r and back, and one addition for each adapted matrix.
 
-    With dropout each adapter has an input of its own: a pass reads and writes its elements, and a mask of a byte each.
+    With dropout each adapter has an input of its own: a pass reads and writes its elements, and their mask.
 
     Source: Hu et al., LoRA (2021), section 4.1; 6 bytes are moved for each element of the addition; peft,
     tuners/lora/layer.py (Linear; ParamWrapper, beside routed experts, has no dropout).
     """
-    rank, total = job.training.lora_rank, PassSeconds()
+    rank, masks, total = job.training.lora_rank, job.engine.memory.dropout_masks, PassSeconds()
     for product, outputs in adapted_matrices(job.model, job.training, experts=experts):
         (rows, batch), (fan_in, fan_out) = rows_of(job, layout, product), product.sides(layout, outputs)
         one = linear_seconds(job, rows, fan_in, rank, batch, precision=job.core_precision)
         one += linear_seconds(job, rows, rank, fan_out, batch, precision=job.core_precision)
         one += PassSeconds(forward=memory_bound_seconds(job, 6.0 * rows * batch * fan_out))
         if job.training.lora_dropout and not product.count:
-            dropped = memory_bound_seconds(job, (2.0 * job.compute_bytes + 1.0) * rows * fan_in)
+            dropped = memory_bound_seconds(job, (2.0 * job.compute_bytes + masks) * rows * fan_in)
             one += PassSeconds(forward=dropped, backward_input=dropped)
         total += one * product.share
     return total

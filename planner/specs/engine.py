@@ -164,7 +164,8 @@ class EngineMemory(_Explained):
     before latent attention and experts stand alone.
     keeps_expert_outputs: the outputs of experts are kept for the gradient of the router's weights.
     fp8_activations: in fp8 training, inputs of products are kept in 8 bits.
-    fp8_gates: in fp8 training, inputs of the activation function are also kept in 8 bits.
+    fp8_gates: in fp8 and fp4 training, inputs of the activation function are also kept, in 8 bits.
+    dropout_masks: bytes kept for each element that an adapter's dropout reads; torch's mask has one, one of bits 1/8.
     fp8_weight_bytes: in fp8 training without ZeRO, bytes per weight of a layer for an 8-bit copy and its transpose,
     beside the 16-bit weight; with ZeRO the 8-bit copies replace the 16-bit weight.
     fp8_frozen_bytes: in fp8 training, bytes per frozen weight of a layer beside adapters, half of them in fp4; 0 if
@@ -224,6 +225,7 @@ class EngineMemory(_Explained):
     keeps_expert_outputs: bool = True
     fp8_activations: bool = False
     fp8_gates: bool = False
+    dropout_masks: float = Field(default=1.0, ge=0)
     fp8_weight_bytes: float = Field(default=0, ge=0)
     fp8_frozen_bytes: float = Field(default=0, ge=0)
     quantised_ends: float = Field(default=2.0, gt=0)

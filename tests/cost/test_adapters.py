@@ -259,6 +259,21 @@ def test_dropout_gives_each_adapter_an_input_and_a_mask_of_its_own(make_job):
     )
     few, dropped_few = map(kept_by_layers, queries)
     assert dropped_few - few == layers * tokens * (3 - 2) * h
+    bits = lora(16, "[query]", "training.lora_dropout=0.1", "engine.memory.dropout_masks=0.125")
+    of_bits = kept_by_layers(make_job("mistral-7b", settings=bits, **sizes))
+    assert dropped_few - of_bits == layers * tokens * (1 - 1 / 8) * h
+
+
+def test_the_activation_functions_input_has_8_bits_in_fp4_too(make_job):
+    """Megatron-LM, fusions/fused_bias_swiglu.py: with activation_func_fp8_input_store it is kept as float8_e4m3fn."""
+
+    def kept(precision, gates):
+        settings = lora(8, "[query]", f"engine.memory.fp8_gates={str(gates).lower()}")
+        sizes = {"gpus": 1, "batch": 1, "sequence": 2048, "engine": "megatron", "precision": precision}
+        return kept_by_layers(make_job("llama2-7b", "dgx-b200", settings=settings, **sizes), "dp=1")
+
+    found = {precision: kept(precision, False) - kept(precision, True) for precision in ("bf16", "fp8", "fp4")}
+    assert found == {"bf16": 0.0, **dict.fromkeys(("fp8", "fp4"), 32 * 2048 * 2 * 11008)}
 
 
 def test_products_of_quantised_weights_may_keep_their_inputs(make_job):

@@ -538,9 +538,22 @@ def test_mlperf_s_adapters_are_those_of_its_train_py_and_its_submitters_switches
     training = {key: setup.job.training for key, setup in setups.items()}
     assert {(each.lora_rank, each.lora_targets) for each in training.values()} == {(16, ("query", "output"))}
     assert (training["N2748"].lora_dropout, training["N2695"].lora_dropout) == (0.1, 0.0)  # tp of 1, and of 4
-    gates = {key: setups[key].job.engine.memory.fp8_gates for key in ("N2748", "N2750", "N2695", "N2849")}
-    assert gates == {"N2748": True, "N2750": True, "N2695": False, "N2849": False}
-    assert [setups[key].layout.recompute for key in ("N2750", "N2748")] == [("full:21",), ("none",)]
+    gates = {key: setups[key].job.engine.memory.fp8_gates for key in ("N2748", "N2750", "N2695", "N2849", "N2860")}
+    assert gates == {"N2748": True, "N2750": True, "N2695": False, "N2849": False, "N2860": True}
+    layers = {key: setups[key].layout.recompute for key in ("N2745", "N2750", "N2748")}
+    assert layers == {"N2745": ("full:21",), "N2750": ("full:21",), "N2748": ("none",)}
+    # Transformer Engine's dropout since v5.1; AMD's program, that of v5.0, and tensor-parallel ranks have torch's
+    masks = {key: setups[key].job.engine.memory.dropout_masks for key in ("N2885", "N2849", "N2748", "N2797", "N2807")}
+    assert masks == {"N2885": 0.125, "N2849": 0.125, "N2748": 1.0, "N2797": 1.0, "N2807": 1.0}
+    assert setups["N2885"].job.attention_precision == "fp8"
+
+
+def test_recipes_of_whole_graphs_overlap_the_exchanges_of_experts() -> None:
+    """perf_recipes/qwen/common.py, _enable_hybridep_full_iteration_mxfp8: the recipe of a card's weak scaling."""
+    runs = [each for each in RUNS if each.source_set == "mbridge-cards-scale"]
+    setups = [setup for each in runs if not isinstance(setup := job_of(each), Unsupported)]
+    assert len(setups) == len(runs) == 4
+    assert {setup.job.training.expert_overlap for setup in setups} == {True}
 
 
 def test_a_loop_over_experts_is_read_from_words() -> None:
