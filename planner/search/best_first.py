@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from planner.search.space.space import Space
 
 _FIRST_PARTITIONS = 64  # partitions in the first block or part; each further one has `_GROWTH` times as many
-_MOST_PARTITIONS = 1024
+_MOST_PARTITIONS = 4096
 _MOST_TIMED = 4096  # partitions of a part, with microbatch and interleave
 _GROWTH = 8  # with 2, the search for GPT-3 on 1,024 devices takes 1.3 times as long (4 alternating runs)
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
