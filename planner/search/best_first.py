@@ -20,6 +20,7 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.cost.stage import pattern_of
 from planner.search.bounds.even_splits import even_split_seconds
+from planner.search.bounds.of_layers import forget_shapes
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
 from planner.search.bounds.of_steps import least_seconds_of_any_policy, replicas_bound_seconds
@@ -74,6 +75,7 @@ def best_first(
     Raises:
         InputError: no legal configuration exists under the constraints.
     """
+    forget_shapes()
     search = _Search(space, best, has_incumbent)
     found, waiting = search.found, list[Bounded]()
     try:
