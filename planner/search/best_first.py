@@ -20,6 +20,7 @@ import numpy as np
 from planner.cost.schedule import EXECUTED
 from planner.cost.stage import pattern_of
 from planner.search.bounds.even_splits import even_split_seconds
+from planner.search.bounds.of_layers import forget_shapes
 from planner.search.bounds.of_memory import may_fit
 from planner.search.bounds.of_pools import PoolBounds, placed, promising_placements
 from planner.search.bounds.of_steps import least_seconds_of_any_policy, replicas_bound_seconds
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from planner.search.space.space import Space
 
 _FIRST_PARTITIONS = 64  # partitions in the first block or part; each further one has `_GROWTH` times as many
-_MOST_PARTITIONS = 1024
+_MOST_PARTITIONS = 4096
 _MOST_TIMED = 4096  # partitions of a part, with microbatch and interleave
 _GROWTH = 8  # with 2, the search for GPT-3 on 1,024 devices takes 1.3 times as long (4 alternating runs)
 _EVEN_SPLITS = 64  # configurations of a part whose even split is tried
@@ -74,6 +75,7 @@ def best_first(
     Raises:
         InputError: no legal configuration exists under the constraints.
     """
+    forget_shapes()
     search = _Search(space, best, has_incumbent)
     found, waiting = search.found, list[Bounded]()
     try:

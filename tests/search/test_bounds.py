@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from planner.api import plan_job
-from planner.cost.prices import stage_fits
+from planner.cost.prices import stage_fits, stage_parts
+from planner.cost.shapes import by_part
 from planner.cost.stage import stage_of
-from planner.search.bounds.of_layers import layers_of_slowest
+from planner.search.bounds.of_layers import forget_shapes, layer_shapes, layers_of_slowest
 from planner.search.bounds.of_memory import capacities_of_stages
 from planner.search.bounds.of_steps import lower_bound_seconds
 from planner.search.near import candidates_of
@@ -37,6 +38,15 @@ def test_the_slowest_stage_takes_what_the_best_split_gives_it(num_ends: int) -> 
         told = layers_of_slowest(num_layers, np.array([num_stages]), [np.array([end]) for end in ends])
         least = least_of_all_splits(num_layers, [*ends, *[0.0] * (num_stages - num_ends)])
         assert told[0] == pytest.approx(least, abs=1e-9), (num_layers, num_stages, ends)
+
+
+def test_shapes_priced_block_by_block_have_the_prices_of_all_at_once() -> None:
+    job = load_job(model="deepseek-v3", cluster="gb200-nvl72", engine="megatron", gpus=144, global_batch_size=96)
+    (pool,), degrees = job.pools, next(iter(Space(job).blocks(with_replicas=False)))
+    forget_shapes()
+    for rows in (slice(0, 600, 3), slice(0, 600, 2), slice(300, 301), slice(None)):
+        part = degrees.take(rows)
+        by_part(np.testing.assert_array_equal, layer_shapes(pool, part).of_each(), stage_parts(pool, part))
 
 
 def test_offloaded_activations_cost_least_where_they_are_recomputed() -> None:

@@ -11,6 +11,7 @@ from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import interleaving_terms, stage_fits, stage_prices
 from planner.cost.schedule import cycle_seconds, step_seconds
 from planner.cost.stage import pattern_of, stage_of
+from planner.search.bounds.of_layers import layer_shapes
 from planner.search.space.arrays import unrolled
 from planner.search.space.degree_rules import least_of_first_stage
 from planner.search.space.policies import choices_of
@@ -86,7 +87,7 @@ def even_splits(job: PoolJob, degrees: DegreeArrays, policies: PolicyMasks) -> E
     fits = fits & choices.allowed[:, owner] & (layers >= x.interleave) & (x.mtp_before == 0)
     if degrees.schedule == "interleaved":
         fits = fits & can_interleave(job, x, index, layers)
-    prices = stage_prices(job, x, stage)
+    prices = stage_prices(job, x, stage, layer_shapes(job, degrees).of_each(owner))
     fill, slack = interleaving_terms(job, x, stage, prices)
     seconds = np.broadcast_to(prices.microbatch_seconds, shape)
     cheapest = np.where(fits, seconds, np.inf).argmin(axis=0), np.arange(len(owner))

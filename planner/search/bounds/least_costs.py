@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost.compute import PassSeconds
 from planner.cost.prices import stage_prices, step_floor_seconds
-from planner.cost.shapes import distinct_rows, spread
+from planner.cost.shapes import distinct_rows
 from planner.cost.traffic import data_parallel_seconds
 from planner.search.bounds.of_layers import (
     INSIDE,
@@ -87,7 +87,8 @@ def least_costs(
     counts_alike = _counts_alike(job)
     choices = choices_of(degrees, policies)
     stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=choices.policy)
-    prices = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
+    parts = shapes.of_each()
+    prices = stage_prices(job, degrees, stage, parts)
     send = prices.pp_comm - prices.pp_hidden
     each = prices.microbatch_seconds - send
     hiding = prices  # if only some layers recompute, a smaller stage may recompute all its layers, and so hide more
@@ -95,7 +96,7 @@ def least_costs(
         codes, which = np.unique(choices.policy, return_inverse=True)
         whole = np.array([whole_policy(code) for code in codes.tolist()])[which.reshape(choices.policy.shape)]
         stage = stage_of_kind(main, index=INSIDE, num_layers=most, policy=whole)
-        hiding = stage_prices(job, degrees, stage, spread(shapes.parts, shapes.position))
+        hiding = stage_prices(job, degrees, stage, parts)
     once = hiding.tail_seconds
     others, ends, last = _small_prices(job, shapes, policies, choices)
     if any_replicas or len(others) or not counts_alike:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from planner.cost.ledger import LineName
 from planner.cost.microbatch import num_microbatches
 from planner.cost.prices import stage_parts, step_floor_seconds
 from planner.cost.schedule import EXECUTED, steady_count, step_seconds
-from planner.cost.shapes import LAYER_KEYS
+from planner.cost.shapes import LAYER_KEYS, by_part, spread
 from planner.cost.stage import LayerKind, Stage, kinds_of_model, pattern_of, stage_of, timed_kinds
 from planner.layout import divisors
 from planner.search.space.arrays import TIE
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.cost.prices import StageParts
-    from planner.numbers import Flag, Number
+    from planner.numbers import Flag, Number, Rows
     from planner.search.space.configurations import DegreeArrays
     from planner.specs.job import Job, PoolJob
 
@@ -148,12 +148,9 @@ def layer_loads(job: PoolJob, degrees: DegreeArrays) -> dict[LayerKind, NDArray[
     kinds = kinds_main_first(job)
     if len(kinds) == 1:
         return {kinds[0]: np.ones(len(degrees), dtype=np.int64)}
-    least = np.stack(
-        [
-            np.broadcast_to(each, (len(degrees),))
-            for each in _least_layer_seconds(job, stage_parts(job, degrees), hides=hides_exchanges(job, degrees))
-        ]
-    )
+    shapes = layer_shapes(job, degrees)
+    each = _least_layer_seconds(job, shapes.parts, hides=hides_exchanges(job, degrees))
+    least = np.stack([np.broadcast_to(seconds, (len(shapes.degrees),)) for seconds in each])[:, shapes.position]
     loads = np.rint(_LOADS_PER_LAYER * least / least.min(axis=0)).astype(np.int64)
     return dict(zip(kinds, loads, strict=True))
 
@@ -260,11 +257,50 @@ class LayerShapes(NamedTuple):
     position: NDArray[np.int64]
     parts: StageParts
 
+    def of_each(self, rows: Rows = slice(None)) -> StageParts:
+        """The prices of the configurations at `rows`."""
+        return spread(self.parts, self.position[rows])
+
+
+class _Priced:
+    """The layer shapes of a job that were priced so far; a block of configurations shares most of them with others."""
+
+    def __init__(self, job: PoolJob) -> None:
+        self.job = job
+        self._rows: dict[tuple[int, ...], int] = {}  # of each shape
+        self._parts: StageParts | None = None
+
+    def parts(self, distinct: DegreeArrays) -> StageParts:
+        """The prices of these shapes, each priced when it is first asked for."""
+        shapes = list(zip(*(getattr(distinct, key).tolist() for key in LAYER_KEYS), strict=True))
+        new = [position for position, shape in enumerate(shapes) if shape not in self._rows]
+        if new or self._parts is None:
+            known, more = len(self._rows), stage_parts(self.job, distinct.take(np.array(new, dtype=np.int64)))
+            self._rows |= {shapes[position]: known + number for number, position in enumerate(new)}
+            sizes = known, len(new)
+            self._parts = by_part(partial(_end_to_end, sizes), self._parts, more) if self._parts else more
+        return spread(self._parts, np.array([self._rows[shape] for shape in shapes], dtype=np.int64))
+
+
+def _end_to_end(sizes: tuple[int, int], known: Number, more: Number) -> Number:
+    """Prices of known and of further shapes in one array; a number that all shapes share stays a number."""
+    if np.ndim(known) == np.ndim(more) == 0 and known == more:
+        return known
+    return np.concatenate([np.broadcast_to(each, (n,)) for each, n in zip((known, more), sizes, strict=True)])
+
+
+_PRICED: dict[int, _Priced] = {}  # by the identity of the job, which the value keeps alive
+
+
+def forget_shapes() -> None:
+    """Forget the prices of earlier searches, so that a search depends on none of them, not even in its time."""
+    _PRICED.clear()
+
 
 def layer_shapes(job: PoolJob, degrees: DegreeArrays) -> LayerShapes:
-    """The layer shapes of these configurations, each priced once."""
+    """The layer shapes of these configurations, each priced once in a search."""
     distinct, position = degrees.distinct(*LAYER_KEYS)
-    return LayerShapes(distinct, position, stage_parts(job, distinct))
+    return LayerShapes(distinct, position, _PRICED.setdefault(id(job), _Priced(job)).parts(distinct))
 
 
 def most_layers(

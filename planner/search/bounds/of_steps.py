@@ -12,7 +12,13 @@ from planner.cost.schedule import steady_count, step_seconds
 from planner.cost.stage import stage_of
 from planner.layout import offloads_activations
 from planner.search.bounds.least_costs import least_costs, least_transfer
-from planner.search.bounds.of_layers import kinds_main_first, layers_of_slowest, leading_layers, num_main_layers
+from planner.search.bounds.of_layers import (
+    kinds_main_first,
+    layer_shapes,
+    layers_of_slowest,
+    leading_layers,
+    num_main_layers,
+)
 from planner.search.bounds.of_memory import capacities_of_stages, held_in_time
 from planner.search.space.degree_rules import least_of_first_stage, searched_ends
 from planner.search.space.policies import choices_of
@@ -139,7 +145,7 @@ def single_stage_seconds(
     """The exact step time of configurations without a pipeline: their only stage holds all layers."""
     choices = choices_of(degrees, policies)
     stage = stage_of(job, index=np.zeros_like(degrees.pp), num_layers=job.model.num_layers, policy=choices.policy)
-    prices = stage_prices(job, degrees, stage)
+    prices = stage_prices(job, degrees, stage, layer_shapes(job, degrees).of_each())
     seconds = num_microbatches(job, degrees) * prices.microbatch_seconds + prices.tail_seconds
     if any_replicas:
         traffic = num_microbatches(job, degrees) * prices.dp.exposed.total + prices.dp.exposed_once

@@ -13,7 +13,7 @@ from planner.cost.schedule import EXECUTED, steady_count
 from planner.cost.stage import Pattern, Stage, pattern_of, stage_of, with_borders
 from planner.layout import Layout, balanced_chunks, of_chunks
 from planner.search.bounds.even_splits import can_interleave
-from planner.search.bounds.of_layers import layer_loads, most_layers
+from planner.search.bounds.of_layers import layer_loads, layer_shapes, most_layers
 from planner.search.optimum.candidate import Candidate
 from planner.search.space.arrays import unrolled
 from planner.search.space.degree_rules import searched_ends
@@ -143,7 +143,7 @@ def _stages(
     shape = {"index": index[rows], "num_layers": layers[rows], "policy": policy[rows], "first": start}
     stage = stage_of(job, **shape, layout=degrees.take(owner), last_chunk=last)
     columns = _in_pools(job, degrees, _Columns(owner, stage, start, last, np.zeros_like(owner)))
-    fits = _priced(job, degrees, columns, lambda *each: (stage_fits(*each),))[0]
+    fits = _priced(job, degrees, columns, _stage_fits)[0]
     return columns.take(fits.astype(bool))
 
 
@@ -217,11 +217,11 @@ def _priced(
     job: Job,
     degrees: DegreeArrays,
     columns: _Columns,
-    prices: Callable[[PoolJob, DegreeArrays, Stage], tuple[Number, ...]],
+    prices: Callable[[PoolJob, DegreeArrays, _Columns], tuple[Number, ...]],
 ) -> tuple[NDArray[np.float64], ...]:
     """The prices of each column, computed with the job on the pool of its stage."""
     if len(job.pools) == 1:
-        found = prices(job.pools[0], degrees.take(columns.owner), columns.stage)
+        found = prices(job.pools[0], degrees, columns)
         return tuple(np.broadcast_to(each, columns.owner.shape) for each in found)
     if not len(columns.owner):
         return (np.zeros(0),) * 4
@@ -233,11 +233,16 @@ def _priced(
     return tuple(np.concatenate(parts)[back] for parts in zip(*of_pools, strict=True))
 
 
-def _stage_seconds(job: PoolJob, degrees: DegreeArrays, stage: Stage) -> tuple[Number, ...]:
+def _stage_fits(job: PoolJob, degrees: DegreeArrays, columns: _Columns) -> tuple[Flag]:
+    return (stage_fits(job, degrees.take(columns.owner), columns.stage),)
+
+
+def _stage_seconds(job: PoolJob, degrees: DegreeArrays, columns: _Columns) -> tuple[Number, ...]:
     """Seconds of a stage: one microbatch, its share of filling and draining, the last chunk's slack, and the tail."""
-    prices = stage_prices(job, degrees, stage)
-    fill, slack = interleaving_terms(job, degrees, stage, prices)
-    return prices.microbatch_seconds, fill / degrees.interleave, slack, prices.tail_seconds
+    x, stage = degrees.take(columns.owner), columns.stage
+    prices = stage_prices(job, x, stage, layer_shapes(job, degrees).of_each(columns.owner))
+    fill, slack = interleaving_terms(job, x, stage, prices)
+    return prices.microbatch_seconds, fill / x.interleave, slack, prices.tail_seconds
 
 
 def _candidates(job: Job, degrees: DegreeArrays, columns: _Columns) -> Iterator[Candidate]:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -227,8 +228,9 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> l
 
     upper_bound: one number, or one for each candidate.
 
-    Dominated columns are dropped first. Each round bounds the remaining columns, until a round drops none. No optimum
-    within the upper bound is lost. A candidate without a choice within the upper bound keeps no column.
+    Dominated columns are dropped first. Each round bounds the columns of the candidates that lost some in the round
+    before. No optimum within the upper bound is lost. A candidate without a choice within the upper bound keeps no
+    column.
 
     Gain (`prune`): the search takes 0.48 s instead of 0.95 s for GPT-3 on 1,024 devices, and 1.43 s instead of 1.81 s
     for DeepSeek-V3 on 11,000.
@@ -236,17 +238,17 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> l
     masks = [~dominated(candidate) for candidate in candidates]
     alive = list(range(len(candidates)))
     limits = np.minimum(upper_bound, [each.longest_seconds for each in candidates]) * (1 + SLACK)
-    changed = True
-    while changed:
+    while alive:
         bounds = lower_bounds([candidates[index].keep(masks[index]) for index in alive])
-        changed = False
+        changed = []
         for position, index in enumerate(alive):
             whole, seconds = float(bounds.candidate[position]), bounds.columns[position]
             limit = float(limits[index])
             useful = (seconds < np.inf) & (seconds <= limit) & (whole < np.inf and whole <= limit)
-            changed |= not useful.all()
             masks[index][masks[index]] = useful
-        alive = [index for index in alive if masks[index].any()]
+            if useful.any() and not useful.all():
+                changed.append(index)
+        alive = changed
     return masks
 
 
@@ -258,66 +260,66 @@ def greedy_choice(candidate: Candidate, index: int = 0) -> Choice | None:
     of all passes; None if the heuristic finds no choice, even though one may exist.
     """
     best: Choice | None = None
-    starts: list[int] | None = None
+    starts: IntArray | None = None
     for _ in range(1 if candidate.pattern.num_states == 1 else 3):
         layers = _greedy_layers(candidate, starts)
         if layers is None:
             break
-        starts = [int(candidate.pattern.state(sum(layers[:stage]))) for stage in range(candidate.num_stages)]
-        chosen = _fastest_with(candidate, layers)
+        before, starts = starts, candidate.pattern.state(np.cumsum(layers) - layers)
+        chosen = _fastest_with(candidate, layers, starts)
         if chosen is not None and candidate.is_choice(chosen):
             seconds = candidate.step_seconds(chosen)
             if best is None or seconds < best.objective_seconds:
                 best = Choice(candidate=index, columns=tuple(chosen), objective_seconds=seconds)
+        if before is not None and np.array_equal(before, starts):
+            break  # the next pass would be the same
     return best
 
 
-def _greedy_layers(candidate: Candidate, starts: list[int] | None) -> list[int] | None:
+def _greedy_layers(candidate: Candidate, starts: IntArray | None) -> IntArray | None:
     """Layers of each stage, found greedily with the columns that begin in these states (None: in any)."""
     options = _fastest_options(candidate, starts)
     if not all(options):
         return None
-    at = [0] * candidate.num_stages
-    left = candidate.num_layers - sum(int(candidate.layers[columns[0]]) for columns in options)
-    waiting = [(candidate.seconds[columns[1]], stage) for stage, columns in enumerate(options) if len(columns) > 1]
+    at, seconds = [0] * candidate.num_stages, candidate.seconds.tolist()
+    counts = [candidate.layers[columns].tolist() for columns in options]
+    left = candidate.num_layers - sum(each[0] for each in counts)
+    waiting = [(seconds[columns[1]], stage) for stage, columns in enumerate(options) if len(columns) > 1]
     heapq.heapify(waiting)
     while left > 0 and waiting:
         _, stage = heapq.heappop(waiting)
-        columns = options[stage]
-        more = int(candidate.layers[columns[at[stage] + 1]] - candidate.layers[columns[at[stage]]])
+        columns, here = options[stage], at[stage]
+        more = counts[stage][here + 1] - counts[stage][here]
         if more > left:
             continue
         left -= more
         at[stage] += 1
-        if at[stage] + 1 < len(columns):
-            heapq.heappush(waiting, (candidate.seconds[columns[at[stage] + 1]], stage))
+        if here + 2 < len(columns):
+            heapq.heappush(waiting, (seconds[columns[here + 2]], stage))
     if left != 0:
         return None
-    return [int(candidate.layers[columns[position]]) for columns, position in zip(options, at, strict=True)]
+    return np.array([each[position] for each, position in zip(counts, at, strict=True)])
 
 
-def _fastest_with(candidate: Candidate, layers: Sequence[int]) -> list[int] | None:
-    """The fastest column of each stage with these layers and the right start; None if a stage has no such column."""
-    chosen, before = [], 0
-    for stage, count in enumerate(layers):
-        here = (candidate.stage == stage) & (candidate.layers == count)
-        columns = np.flatnonzero(here & (candidate.start == candidate.pattern.state(before)))
-        if not len(columns):
-            return None
-        chosen.append(int(columns[np.lexsort((candidate.tail_seconds[columns], candidate.seconds[columns]))[0]]))
-        before += count
-    return chosen
+def _fastest_with(candidate: Candidate, layers: IntArray, starts: IntArray) -> list[int] | None:
+    """The fastest column of each stage with these layers and this start; None if a stage has no such column."""
+    stage = candidate.stage
+    columns = np.flatnonzero((candidate.layers == layers[stage]) & (candidate.start == starts[stage]))
+    columns = columns[np.lexsort((candidate.tail_seconds[columns], candidate.seconds[columns], stage[columns]))]
+    stages, first = np.unique(stage[columns], return_index=True)
+    return columns[first].tolist() if len(stages) == candidate.num_stages else None
 
 
-def _fastest_options(candidate: Candidate, starts: list[int] | None) -> list[list[int]]:
+def _fastest_options(candidate: Candidate, starts: IntArray | None) -> list[list[int]]:
     """For each stage the fastest column of each layer count that begins in its state, fewest layers first."""
     order = np.lexsort((candidate.tail_seconds, candidate.seconds, candidate.layers, candidate.stage))
     if starts is not None:
-        order = order[candidate.start[order] == np.array(starts)[candidate.stage[order]]]
+        order = order[candidate.start[order] == starts[candidate.stage[order]]]
     key = candidate.stage[order] * (candidate.num_layers + 1) + candidate.layers[order]
     fastest = order[np.append(True, np.diff(key) != 0)[: len(order)]]
-    ends = np.searchsorted(candidate.stage[fastest], np.arange(1, candidate.num_stages))
-    return [part.tolist() for part in np.split(fastest, ends)]
+    ends = np.searchsorted(candidate.stage[fastest], np.arange(candidate.num_stages + 1)).tolist()
+    columns = fastest.tolist()
+    return [columns[first:last] for first, last in pairwise(ends)]
 
 
 def incumbent(candidates: Sequence[Candidate], lower: FloatArray) -> Choice | None:

@@ -64,7 +64,11 @@ class DegreeArrays:
         """The configurations at `index` (a mask, positions, a slice, or one position, which gives plain integers)."""
         if isinstance(index, (int, np.integer)):
             return self._map(lambda values: int(values[index]))
-        return self._map(lambda values: values[index])
+        if isinstance(index, slice):
+            return self._map(lambda values: values[index])
+        rows = np.asarray(index)
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows  # once for all degrees
+        return self._map(lambda values: values.take(rows))
 
     def at_once(self) -> DegreeArrays:
         """One configuration of plain integers as arrays of length one."""

@@ -18,6 +18,7 @@ from planner.cost.recompute import absent_modules, idle_modules, modules_of
 from planner.cost.schedule import EXECUTED
 from planner.cost.segments import has_choice
 from planner.layout import chunks_per_stage, divisors, offloads_activations
+from planner.search.space.arrays import unrolled
 from planner.search.space.configurations import OWN, DegreeArrays, can_be_smaller, expert_options, with_ones
 from planner.search.space.constraints import Constraints
 from planner.search.space.degree_rules import searched_ends, sequence_parallel
@@ -53,7 +54,6 @@ _ORDER: Final = (
 """Keys in the order in which configurations get their values."""
 
 _BLOCK: Final = 256  # partitions at a time
-_PLACE: Final = 1 << 12  # more chunks than a stage has
 
 
 class Space:
@@ -129,10 +129,12 @@ class Space:
         if schedule != "interleaved":
             x = self._cross(x, "interleave", [chunks_per_stage(schedule)])
         else:
-            options = {pp: self._interleaves(pp) for pp in sorted(set(x.pp.tolist()))}
-            x = self._cross(x, "interleave", sorted(set(chain.from_iterable(options.values()))))
-            wanted = [pp * _PLACE + v for pp, values in options.items() for v in values]
-            x = x.take(np.isin(x.pp * _PLACE + x.interleave, wanted))
+            deepest = int(x.pp.max(initial=0))
+            options = [self.constraints.left_of("interleave", self._interleaves(pp)) for pp in range(1, deepest + 1)]
+            count = np.array([0, *map(len, options)])
+            row, number, _ = unrolled(count[x.pp])
+            x, number = x.take(row), number + (np.cumsum(count) - count)[x.pp[row]]
+            x = x.having("interleave", np.array([*chain.from_iterable(options)], dtype=np.int64)[number])
         return self._obeying(x, refused, "interleave", "schedule")
 
     def experts(self, timed: DegreeArrays, refused: Refusals | None = None) -> DegreeArrays:
