@@ -113,8 +113,7 @@ def even_split_seconds(job: PoolJob, degrees: DegreeArrays, policies: PolicyMask
 
     The even split is a legal assignment, so its step time is an upper bound of the configuration's optimum.
 
-    Gain (`first-assignments`): the search takes 0.53 s instead of 4.35 s for GPT-3 on 1,024 devices, and 1.36 s instead
-    of over 15 s for DeepSeek-V3 on 11,000.
+    Gain (`first-assignments`): 4.35 -> 0.53 s for GPT-3 on 1,024 devices, over 15 -> 1.36 for DeepSeek-V3 on 11,000.
     """
     split = even_splits(job, degrees, policies)
     m, v = num_microbatches(job, degrees), degrees.interleave

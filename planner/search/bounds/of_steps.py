@@ -57,8 +57,7 @@ def lower_bound_seconds(
     layers. Configurations whose bound stays within the cutoff get a second bound, with the recompute that their memory
     requires.
 
-    Gain (`step`): the search takes 0.46 s instead of 7.41 s for GPT-3 on 1,024 devices, and 1.46 s instead of over 15 s
-    for DeepSeek-V3 on 11,000.
+    Gain (`step`): 7.41 -> 0.46 s for GPT-3 on 1,024 devices, over 15 -> 1.46 for DeepSeek-V3 on 11,000.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -91,8 +90,7 @@ def replicas_bound_seconds(
     the traffic, so the prices are computed once. They hold for each of the configurations (`lower_bound_seconds`), and
     so does the traffic (`least_transfer`), which only the longest tail contains. Without a pipeline the bound is 0.
 
-    Gain (`replicas`, once on a busy machine): the search takes 16.6 s instead of 24.6 s for DeepSeek-V3 on 100,000
-    devices.
+    Gain (`replicas`, once on a busy machine): 24.6 -> 16.6 s for DeepSeek-V3 on 100,000 devices.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -118,8 +116,7 @@ def least_seconds_of_any_policy(job: PoolJob, degrees: DegreeArrays, cutoff_seco
     policy, because recompute hides at most as many seconds of traffic as it adds in computing. The bound is 0 if
     activations are offloaded, because recompute then spares copies to the host.
 
-    Gain (`any-policy`): the search takes 2.2 s instead of 2.7 s for DeepSeek-V3 on 2,048 devices with five policies
-    (busy machine).
+    Gain (`any-policy`, busy machine): 2.7 -> 2.2 s for DeepSeek-V3 on 2,048 devices with five policies.
 
     Source: derived here; tested to stay below the exact optimum.
     """
@@ -159,8 +156,7 @@ def _bound_by_memory(
 ) -> NDArray[np.float64]:
     """The bound with each stage limited to its capacity; infinite if the step certainly exceeds the cutoff.
 
-    Gain (`memory-phase`): the search takes 0.68 s instead of 1.98 s for GPT-3 on 1,024 devices. DeepSeek-V3 on 11,000
-    devices gains nothing (1.38 s and 1.43 s).
+    Gain (`memory-phase`): 1.98 -> 0.68 s for GPT-3 on 1,024 devices; none for DeepSeek-V3 on 11,000.
     """
     capacities = capacities_of_stages(job, degrees, policies)
     forced = _forced_seconds(job, degrees, costs, capacities)
@@ -188,7 +184,7 @@ def _least_slowest(job: PoolJob, degrees: DegreeArrays, costs: LeastCosts, force
     (`layers_of_slowest`). The first prices all layers like the fastest kind, and the second prices only the layers of
     the main kinds.
 
-    Gain (`whole-layers`): the search takes 7.3 s instead of 8.5 s for DeepSeek-V3 on 100,000 devices (busy machine).
+    Gain (`whole-layers`, busy machine): 8.5 -> 7.3 s for DeepSeek-V3 on 100,000 devices.
     """
     layer, main = costs.layer.min(axis=(0, 1)), costs.main.min(axis=0)
     alone = searched_ends(job) > 0  # the last chunk may hold the loss without a layer

@@ -219,8 +219,7 @@ def columns_within(candidates: Sequence[Candidate], upper_bound: float) -> dict[
     Candidates without such columns are left out. The function is separate from `pruning.prune`, which the dynamic
     program uses, so that a mistake in one of the two shows as a disagreement.
 
-    Gain (`columns`): the search takes 0.52 s instead of 0.67 s for GPT-3 on 1,024 devices, and 1.59 s instead of 2.51 s
-    for DeepSeek-V3 on 11,000.
+    Gain (`columns`): 0.67 -> 0.52 s for GPT-3 on 1,024 devices, 2.51 -> 1.59 for DeepSeek-V3 on 11,000.
     """
     limits = [min(upper_bound, each.longest_seconds) * (1 + SLACK) for each in candidates]
     columns = {index: np.arange(each.num_columns) for index, each in enumerate(candidates) if each.num_columns}

@@ -232,8 +232,7 @@ def prune(candidates: Sequence[Candidate], upper_bound: float | FloatArray) -> l
     before. No optimum within the upper bound is lost. A candidate without a choice within the upper bound keeps no
     column.
 
-    Gain (`prune`): the search takes 0.48 s instead of 0.95 s for GPT-3 on 1,024 devices, and 1.43 s instead of 1.81 s
-    for DeepSeek-V3 on 11,000.
+    Gain (`prune`): 0.95 -> 0.48 s for GPT-3 on 1,024 devices, 1.81 -> 1.43 for DeepSeek-V3 on 11,000.
     """
     masks = [~dominated(candidate) for candidate in candidates]
     alive = list(range(len(candidates)))
