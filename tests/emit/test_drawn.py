@@ -892,3 +892,36 @@ def test_files_of_nemo_rl_that_only_inherit_are_known_by_what_they_inherit(writt
         own = written(f"{start}\ndata:\n  dataset_name: x\n", "a.yaml")
         found = read_foreign([own, base], model="llama3-8b")
         assert (found.layout["mbs"], found.num_devices) == ("1", 8)
+
+
+TRAINED = "train.py --model_name_or_path Qwen/Qwen3-0.6B --max_length 64 --bf16 --per_device_train_batch_size 2"
+
+
+@pytest.mark.parametrize("launcher", ["accelerate launch --multi_gpu --num_processes 4", "torchrun --nproc_per_node 4"])
+def test_a_plain_python_beside_a_launcher_does_not_train(launcher, written) -> None:
+    """The data's program has more options than the training, which a launcher starts with four ranks."""
+    data = "CUDA_VISIBLE_DEVICES=0 python data.py --a 1 --b 2 --c 3 --d 4 --e 5 --f 6 --g 7 --per_device_batch_size 9\n"
+    plan = estimate_file(written(f"{data}{launcher} {TRAINED}"), "dgx-h100")
+    assert (plan.layout.dp, plan.layout.mbs) == (4, 2)
+
+
+def test_workers_of_ray_are_the_devices_of_llama_factory(written) -> None:
+    """By hand from LLaMA-Factory 00577a85, hparams/training_args.py and train/trainer_utils.py (ScalingConfig)."""
+    text = "finetuning_type: lora\ncutoff_len: 512\nper_device_train_batch_size: 2\nbf16: true\nray_num_workers: 4\n"
+    assert estimate_file(written(text, "a.yaml"), "dgx-h100", model="qwen2.5-1.5b").layout.dp == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "command", "dp"),
+    [
+        ('W="-i worker-0:0,1"\n', "deepspeed $W pretrain_gpt.py --deepspeed", 2),
+        ("", "deepspeed -i worker-0:2,3,5,7 pretrain_gpt.py --deepspeed --num-experts 1", 4),
+        ("export CUDA_VISIBLE_DEVICES=1\n", "/a/bin/python pretrain_gpt.py", 1),
+        ("", "python pretrain_gpt.py", 1),
+        ("export RANK=$SLURM_PROCID\n", "python pretrain_gpt.py", 8),
+    ],
+)
+def test_megatron_without_a_number_of_ranks_has_the_devices_that_it_is_shown(before, command, dp, written) -> None:
+    """DeepSpeed 0.19.8, launcher/runner.py (-i); a process alone is one rank, unless Slurm starts it for each."""
+    text = f"{before}{command} {RUN} --micro-batch-size 1 --global-batch-size 8 --max-position-embeddings 64"
+    assert estimate_file(written(text), "dgx-h100", gpus=None if dp < 8 else 8).layout.dp == dp

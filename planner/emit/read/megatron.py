@@ -9,7 +9,7 @@ from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
 from planner.emit.read import OF_RECIPE, Reader
 from planner.emit.read.conditions import UNSET, whole_number
-from planner.emit.read.options import option_words, options_of
+from planner.emit.read.options import option_words, options_of, with_ranks
 from planner.specs.training import UNKNOWN_WEIGHTS
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 def _values(text: str) -> Values:
     words = option_words(text)
     found = translated(options_of(words), _NAMES["old"])
+    if not re.search(_NAMES["placed"], text):
+        found = with_ranks(found, words, text)
     if others := [word for word in words if _OTHER_SCRIPT.search(word)]:
         found["launch.script"] = others[-1]
     kind = found.get("tokenizer_type") or ("GPT2BPETokenizer" if found.get("merge_file") else None)

@@ -26,6 +26,8 @@ _OVERRIDE: Final = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL
 def option_words(text: str) -> list[str]:
     """Words of the command with the most options, else of the first that names a file.
 
+    Beside a command that a launcher starts, `python program.py` makes data, tokens or an evaluation.
+
     A line that starts with an option continues the previous command. What `echo` prints is no command, because scripts
     print a command before they run it.
 
@@ -41,14 +43,18 @@ def option_words(text: str) -> list[str]:
             found.append(words)
     if (count := len({*filter(None, map(_sizes, found))})) > 1:
         raise InputError(f"the script starts {count} trainings of other sizes", hint="--from a script with one of them")
+    train = [words for words in found if any(_num_options(words))]
+    if any(_LAUNCHER.fullmatch(word) for words in train for word in words[:4]):
+        found = [words for words in found if not _PLAIN.match(" ".join(words))]
     return max(found, key=_num_options, default=[])
 
 
 _BRACES: Final = re.compile(r"""(?<!\S)([^\s'"$`{}]*)\{([\w.-]+(?:,[\w.-]+)+)\}([^\s'"$`{}]*)(?!\S)""")
 """Matches a word with `{a,b}`, which a shell writes as one word for each part."""
 
-_NO_TRAINING: Final = re.compile(NAMES["no_training"])
-"""Matches commands, their parts, scripts and modules that train nothing."""
+_LAUNCHER, _PLAIN, _NO_TRAINING, _SHOWN, _OF_ONE = (
+    re.compile(NAMES[key]) for key in ("launched", "plain", "no_training", "shown", "of_one")
+)
 
 
 def _num_options(words: list[str]) -> tuple[int, bool]:
@@ -114,14 +120,6 @@ def options_of(words: Sequence[str]) -> dict[str, Value]:
         told = True if not values else values[0] if len(values) == 1 else tuple(values)
         found[NAMES["launcher"].get(key, key)] = told
     return found
-
-
-_SHOWN: Final = re.compile(r"""(?m)^[^#\n]*(?:VISIBLE_DEVICES=|--include[= ])(?:[^@\s]*[:"'])?(\d[\d,]*)(?!\S*[@$])""")
-"""Matches the devices that a script shows to its programs, or names for DeepSpeed on one host."""
-_OF_ONE: Final = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|swift)")
-"""Matches programs that start one rank unless they are told a number; LLaMA-Factory and DeepSpeed start one for each
-device that they see. Source: torch 2.13, distributed/run.py; ms-swift 3602360a, cli/main.py; LLaMA-Factory ff6d4d12,
-launcher.py; DeepSpeed 0.19.8, launcher/runner.py."""
 
 
 def with_ranks(found: Mapping[str, Value], words: Sequence[str], text: str) -> dict[str, Value]:

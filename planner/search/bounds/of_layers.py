@@ -275,12 +275,11 @@ class _Priced:
         if new or self._parts is None:
             known, more = len(self._rows), stage_parts(self.job, distinct.take(np.array(new, dtype=np.int64)))
             self._rows |= {shapes[position]: known + number for number, position in enumerate(new)}
-            sizes = known, len(new)
-            self._parts = by_part(partial(_end_to_end, sizes), self._parts, more) if self._parts else more
+            self._parts = by_part(partial(_joined, (known, len(new))), self._parts, more) if self._parts else more
         return spread(self._parts, np.array([self._rows[shape] for shape in shapes], dtype=np.int64))
 
 
-def _end_to_end(sizes: tuple[int, int], known: Number, more: Number) -> Number:
+def _joined(sizes: tuple[int, int], known: Number, more: Number) -> Number:
     """Prices of known and of further shapes in one array; a number that all shapes share stays a number."""
     if np.ndim(known) == np.ndim(more) == 0 and known == more:
         return known

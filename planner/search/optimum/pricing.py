@@ -143,7 +143,7 @@ def _stages(
     shape = {"index": index[rows], "num_layers": layers[rows], "policy": policy[rows], "first": start}
     stage = stage_of(job, **shape, layout=degrees.take(owner), last_chunk=last)
     columns = _in_pools(job, degrees, _Columns(owner, stage, start, last, np.zeros_like(owner)))
-    fits = _priced(job, degrees, columns, _stage_fits)[0]
+    fits = _priced(job, degrees, columns, lambda pool, x, own: (stage_fits(pool, x.take(own.owner), own.stage),))[0]
     return columns.take(fits.astype(bool))
 
 
@@ -231,10 +231,6 @@ def _priced(
     ]
     back = np.argsort(np.concatenate(rows))
     return tuple(np.concatenate(parts)[back] for parts in zip(*of_pools, strict=True))
-
-
-def _stage_fits(job: PoolJob, degrees: DegreeArrays, columns: _Columns) -> tuple[Flag]:
-    return (stage_fits(job, degrees.take(columns.owner), columns.stage),)
 
 
 def _stage_seconds(job: PoolJob, degrees: DegreeArrays, columns: _Columns) -> tuple[Number, ...]:
