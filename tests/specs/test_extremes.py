@@ -39,7 +39,12 @@ SLOW = [pytest.param(path, ENDS, marks=pytest.mark.slow) for path in FIELDS]
 
 @pytest.mark.parametrize(
     ("path", "numbers"),
-    [("cluster.failures.device_mtbf", ("1e-9", "1e9")), ("training.checkpoint_interval", ("1e-20", "1e20")), *SLOW],
+    [
+        ("cluster.failures.device_mtbf", ("1e-9", "1e9")),
+        ("training.checkpoint_interval", ("1e-20", "1e20")),
+        ("training.deadline", ("1e24",)),
+        *SLOW,
+    ],
 )
 def test_values_at_the_ends(path: str, numbers: tuple[str, ...]) -> None:
     for number in numbers:

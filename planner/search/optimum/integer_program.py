@@ -137,10 +137,11 @@ class JointProgram:
         self.problem.setObjective(weighted_sum(terms))
 
     def _meet_the_deadline(self, c: int) -> None:
-        longest = self._candidates[c].longest_seconds
-        if np.isfinite(longest):
-            (w, known), *others = self._step_time(c)
-            self._add([(w, known - longest / self.unit_seconds), *others], le, f"deadline_{c}")
+        each, (w, known), *others = self._candidates[c], *self._step_time(c)
+        slowest = each.seconds.max() + each.slack_seconds.max()
+        most = each.constant_seconds + each.steady_count * slowest + each.tail_seconds.max() + each.pass_seconds.sum()
+        if each.longest_seconds < most:  # a deadline of 1e24 s is beyond a solver's numbers, and changes nothing
+            self._add([(w, known - each.longest_seconds / self.unit_seconds), *others], le, f"deadline_{c}")
 
     def _step_time(self, c: int) -> Terms:
         """Terms of a candidate's step time in units, with the term of w_c first. The sum is 0 for an unchosen one."""
