@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from planner.emit.names import names_beside, translated
 from planner.emit.programs import megatron
-from planner.emit.read import OF_RECIPE, Reader
+from planner.emit.read import OF_RECIPE, RANKS, Reader
 from planner.emit.read.conditions import UNSET, whole_number
 from planner.emit.read.options import option_words, options_of, with_ranks
 from planner.specs.training import UNKNOWN_WEIGHTS
@@ -23,7 +23,7 @@ DEFAULTS: Final[dict[str, Value]] = _NAMES["defaults"]
 def _values(text: str) -> Values:
     words = option_words(text)
     found = translated(options_of(words), _NAMES["old"])
-    if not re.search(_NAMES["placed"], text):
+    if RANKS not in found and not re.search(_NAMES["placed"], text):
         found = with_ranks(found, words, text)
     if others := [word for word in words if _OTHER_SCRIPT.search(word)]:
         found["launch.script"] = others[-1]
