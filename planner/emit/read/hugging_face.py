@@ -254,7 +254,7 @@ def _of_factory(found: Values) -> Values:
         own.setdefault("additional_target", "embedding and head")  # model/adapter.py, resize_vocab
     if own["finetuning_type"] != "full" and own.keys().isdisjoint(_PRECISIONS):
         own["dtype"] = "bfloat16"  # as the weights of today's models are saved
-    return {PLAIN: True, **translated(own, _FACTORY)}
+    return {PLAIN: True, **translated(own, _FACTORY), **({"launch.ray": True} if "ray_num_workers" in own else {})}
 
 
 def _factory_v1_values(text: str) -> Values:
